@@ -1,0 +1,98 @@
+"""Prints the CustomResourceDefinition: ``python -m ddpjob.api.crd > manifests/crd.yaml``.
+
+A test holds manifests/crd.yaml and the chart's copy equal to what this prints.
+"""
+
+import sys
+from typing import Any
+
+import yaml
+
+from ddpjob.api import names
+from ddpjob.api.schema import structural
+from ddpjob.api.spec import NAME_RULE, DDPJobSpec
+from ddpjob.api.status import DDPJobStatus
+
+DESCRIPTION = (
+    "DDPJob runs one PyTorch data-parallel training: numNodes pods, each with nprocPerNode processes, restarted as "
+    "a group from rank 0's last checkpoint until it succeeds or the restart budget is spent."
+)
+
+
+def _column(name: str, path: str, kind: str = "string", *, wide: bool = False, description: str = "") -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | ({"priority": 1} if wide else {})
+
+
+COLUMNS = (
+    _column("State", ".status.state", description="The job's state in one word"),
+    _column("Nodes", ".status.nodesReady", description="Running or succeeded pods of those desired"),
+    _column("Progress", ".status.progress.display", description="Finished steps"),
+    _column("Loss", ".status.progress.loss", description="Mean loss of the last reported step"),
+    _column("Restarts", ".status.restarts", "integer", description="Restarts of the group"),
+    _column("Age", ".metadata.creationTimestamp", "date", description="Time since the job was created"),
+    _column("World", ".status.world.worldSize", "integer", wide=True, description="Processes in total"),
+    _column(
+        "Reason",
+        '.status.conditions[?(@.type=="Running")].reason',
+        wide=True,
+        description="Why the job is in this state",
+    ),
+)
+
+
+def openapi() -> dict[str, Any]:
+    """The structural schema of the whole object."""
+    return {
+        "description": DESCRIPTION,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"Always {names.API_VERSION}."},
+            "kind": {"type": "string", "description": f"Always {names.DDPJOBS.kind}."},
+            "metadata": {"type": "object"},
+            "spec": structural(DDPJobSpec.model_json_schema(by_alias=True)),
+            "status": structural(DDPJobStatus.model_json_schema(by_alias=True)),
+        },
+        "x-kubernetes-validations": [NAME_RULE.as_dict()],
+    }
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The CRD as an object, ready to apply."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.DDPJOBS.plural}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.DDPJOBS.kind,
+                "listKind": "DDPJobList",
+                "plural": names.DDPJOBS.plural,
+                "singular": "ddpjob",
+                "shortNames": ["ddp"],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [dict(column) for column in COLUMNS],
+                    "schema": {"openAPIV3Schema": openapi()},
+                }
+            ],
+        },
+    }
+
+
+def as_yaml() -> str:
+    """The CRD as the YAML text that is committed."""
+    text: str = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120, allow_unicode=True)
+    return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_yaml())

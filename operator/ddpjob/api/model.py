@@ -1,0 +1,76 @@
+"""Base of every model of the resource: camelCase on the wire, unknown fields refused, immutable once read."""
+
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+
+class Rule:
+    """One CEL rule of the CRD; the model that carries it checks the same in Python (a test compares verdicts)."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        self.rule = rule
+        self.message = message
+
+    def as_dict(self) -> dict[str, str]:
+        return {"rule": self.rule, "message": self.message}
+
+
+class ApiModel(BaseModel):
+    """A typed object of the resource.
+
+    ``list_keys`` names the key field where lists of this model are keyed lists (``x-kubernetes-list-type: map``).
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,  # the API server coerces nothing either: numNodes "2" is refused by both
+        use_attribute_docstrings=True,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    list_keys: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _keyed_lists_have_unique_keys(self) -> Self:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if not isinstance(value, list) or not value or not isinstance(value[0], ApiModel):
+                continue
+            keys = [tuple(getattr(item, key) for key in type(item).list_keys) for item in value]
+            if value[0].list_keys and len(set(keys)) < len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                raise ValueError(f"{to_camel(name)}: duplicate value {'/'.join(map(str, twice))}")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Carry the CEL rules and list keys along, for ``schema.py`` to place where Kubernetes wants them."""
+        schema = handler.resolve_ref_schema(handler(core))
+        if cls.rules:
+            schema["x-kubernetes-validations"] = [rule.as_dict() for rule in cls.rules]
+        if cls.list_keys:
+            schema["x-list-keys"] = list(cls.list_keys)
+        return schema
+
+    def wire(self) -> dict[str, Any]:
+        """The object as Kubernetes writes it: camelCase, absent where None."""
+        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+class OpenModel(ApiModel):
+    """A piece of a Kubernetes object of which only some fields are declared; the rest passes through untouched.
+
+    Declared fields can be compared by CEL, so they are immutable on a live job; ``specHash`` covers the others.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    def wire(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, mode="json")

@@ -1,0 +1,248 @@
+"""The parts of Kubernetes' own pod API that a DDPJob spec repeats: environment, resources, the pod template.
+
+Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
+"""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from ddpjob.api.model import ApiModel, OpenModel
+
+QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?$"
+ABSOLUTE_PATH = r"^/[^:]*$"
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+# What the API server asks of an environment variable's name since Kubernetes 1.34: printable ASCII but "=".
+ENV_NAME = r"^[ -<>-~]+$"
+
+
+def _quantity(value: int | str) -> int | str:
+    if (isinstance(value, int) and value < 0) or (isinstance(value, str) and not re.fullmatch(QUANTITY, value)):
+        raise ValueError("must be a quantity that is not negative, for example 500m, 4 or 16Gi")
+    return value
+
+
+Quantity = Annotated[
+    int | str,
+    AfterValidator(_quantity),
+    Field(
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "pattern": QUANTITY,
+            "x-kubernetes-validations": [
+                {"rule": "type(self) != int || self >= 0", "message": "must not be negative"},
+            ],
+        }
+    ),
+]
+ShortText = Annotated[str, StringConstraints(max_length=253)]
+LongText = Annotated[str, StringConstraints(max_length=65536)]
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")]
+MountPath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=ABSOLUTE_PATH)]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+class KeySelector(ApiModel):
+    """One key of a ConfigMap or Secret."""
+
+    name: ObjectName
+    """Name of the ConfigMap or Secret, in the job's namespace."""
+    key: ShortText
+    """The key to take."""
+    optional: bool | None = None
+    """Whether the object or its key may be absent."""
+
+
+class FieldSelector(ApiModel):
+    """A field of the pod itself."""
+
+    field_path: ShortText
+    """Path of the field, for example `status.podIP`."""
+    api_version: ShortText | None = None
+    """API version the path is written in; v1 when absent."""
+
+
+class ResourceFieldSelector(ApiModel):
+    """A resource limit or request of a container."""
+
+    resource: ShortText
+    """The resource, for example `limits.memory`."""
+    container_name: ShortText | None = None
+    """The container; required in volumes, optional in environment variables."""
+    divisor: Quantity | None = None
+    """Unit of the value; 1 when absent."""
+
+
+class EnvValueSource(ApiModel):
+    """Where an environment variable's value comes from."""
+
+    config_map_key_ref: KeySelector | None = None
+    """A key of a ConfigMap."""
+    secret_key_ref: KeySelector | None = None
+    """A key of a Secret."""
+    field_ref: FieldSelector | None = None
+    """A field of the pod."""
+    resource_field_ref: ResourceFieldSelector | None = None
+    """A resource limit or request of the container."""
+
+
+class EnvVar(ApiModel):
+    """One environment variable."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=ENV_NAME)]
+    """Name of the variable. The ones that place a process in the job (MASTER_ADDR, NODE_RANK, ...) are the operator's."""
+    value: Annotated[str, StringConstraints(max_length=32768)] | None = None
+    """The value, taken literally but for Kubernetes' own $(VAR) expansion."""
+    value_from: EnvValueSource | None = None
+    """A source of the value, instead of `value`."""
+
+
+class ObjectReference(ApiModel):
+    """A ConfigMap or Secret by name."""
+
+    name: ObjectName
+    """Name of the object, in the job's namespace."""
+    optional: bool | None = None
+    """Whether it may be absent."""
+
+
+class EnvFromSource(ApiModel):
+    """All keys of a ConfigMap or Secret as environment variables."""
+
+    prefix: ShortText | None = None
+    """Put before every key."""
+    config_map_ref: ObjectReference | None = None
+    """The ConfigMap."""
+    secret_ref: ObjectReference | None = None
+    """The Secret."""
+
+
+class LocalReference(ApiModel):
+    """An object of the job's namespace by name."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: ObjectName
+    """Name of the object."""
+
+
+ResourceMap = Annotated[dict[str, Quantity], Field(max_length=32)]
+
+
+class ResourceClaimUse(OpenModel):
+    """A resource claim of the pod that the container uses."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: ShortText
+    """Name of an entry of the template's `resourceClaims`."""
+
+
+class Resources(ApiModel):
+    """Compute resources of the trainer container."""
+
+    limits: ResourceMap | None = None
+    """Upper bounds, for example `{cpu: 4, memory: 16Gi, nvidia.com/gpu: 8}`."""
+    requests: ResourceMap | None = None
+    """What the scheduler reserves; equal to the limits where absent."""
+    claims: Annotated[list[ResourceClaimUse], Field(max_length=32)] | None = None
+    """Resource claims that the container uses."""
+
+
+class TemplateMetadata(OpenModel):
+    """Labels and annotations added to every pod of the job."""
+
+    labels: Annotated[dict[str, ShortText], Field(max_length=64)] | None = None
+    """Labels; those under ddpjob.dev/ are the operator's."""
+    annotations: Annotated[dict[str, LongText], Field(max_length=64)] | None = None
+    """Annotations."""
+
+
+class TemplateContainer(OpenModel):
+    """A container of the template. The one named `trainer` trains; others run beside it."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)]
+    """Name of the container; `trainer` is the one that trains."""
+    image: Image | None = None
+    """Image of the container."""
+    command: Annotated[list[LongText], Field(max_length=256)] | None = None
+    """Entrypoint instead of the image's."""
+    args: Annotated[list[LongText], Field(max_length=256)] | None = None
+    """Arguments of the entrypoint."""
+    env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
+    """Environment variables."""
+    working_dir: MountPath | None = None
+    """Working directory."""
+    resources: Resources | None = None
+    """Compute resources."""
+    image_pull_policy: PullPolicy | None = None
+    """When the image is pulled."""
+
+
+class Toleration(OpenModel):
+    """A taint that the pod tolerates."""
+
+    key: ShortText | None = None
+    """Key of the taint; all keys when absent."""
+    operator: ShortText | None = None
+    """Exists or Equal."""
+    value: ShortText | None = None
+    """Value of the taint."""
+    effect: ShortText | None = None
+    """Effect of the taint; all effects when absent."""
+    toleration_seconds: int | None = None
+    """How long a NoExecute taint is tolerated, in seconds."""
+
+
+class PodResourceClaim(OpenModel):
+    """A resource claim of the pod."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: ShortText
+    """Name by which containers refer to the claim."""
+
+
+class PodTemplateSpec(OpenModel):
+    """A pod spec. Every field of Kubernetes' pod spec may be given; the declared ones are checked here."""
+
+    containers: Annotated[list[TemplateContainer], Field(max_length=32)] | None = None
+    """Containers; `trainer` is merged with the short fields of the job, others run beside it."""
+    init_containers: Annotated[list[TemplateContainer], Field(max_length=32)] | None = None
+    """Containers that run before the trainer."""
+    node_selector: Annotated[dict[str, ShortText], Field(max_length=64)] | None = None
+    """Labels that a node must have."""
+    tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = None
+    """Taints that the pods tolerate, added to the operator's 30 s for lost nodes."""
+    affinity: dict[str, Any] | None = None
+    """Affinity and anti-affinity."""
+    scheduler_name: ShortText | None = None
+    """Scheduler of the pods."""
+    priority_class_name: ShortText | None = None
+    """Priority class of the pods."""
+    runtime_class_name: ShortText | None = None
+    """Runtime class of the pods."""
+    service_account_name: ShortText | None = None
+    """Service account of the pods; its token is not mounted unless `automountServiceAccountToken` says so."""
+    host_network: bool | None = None
+    """Whether the pods use the host's network."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
+    """Seconds between SIGTERM and SIGKILL."""
+    resource_claims: Annotated[list[PodResourceClaim], Field(max_length=32)] | None = None
+    """Resource claims of the pods (dynamic resource allocation); `nprocPerNode` must then be a number."""
+
+
+class PodTemplate(ApiModel):
+    """A pod template: merged over the operator's defaults, under the short fields and under what the operator owns."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the pods."""
+    spec: PodTemplateSpec | None = None
+    """Spec of the pods."""
