@@ -95,7 +95,7 @@ class EnvVar(ApiModel):
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=ENV_NAME)]
-    """Name of the variable. The ones that place a process in the job (MASTER_ADDR, NODE_RANK, ...) are the operator's."""
+    """Name of the variable. MASTER_ADDR, NODE_RANK and their like are the operator's."""
     value: Annotated[str, StringConstraints(max_length=32768)] | None = None
     """The value, taken literally but for Kubernetes' own $(VAR) expansion."""
     value_from: EnvValueSource | None = None

@@ -1,0 +1,63 @@
+"""Merges pod parts as Kubernetes users expect: maps by key, known lists by their key field, the rest replaced.
+
+The precedence of design (defaults < template < short fields < what the operator owns) is the order of the calls.
+Merge keys follow the ``patchMergeKey`` tags of Kubernetes' own types (``kubectl explain pod.spec.containers``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddpjob.engine.actions import Json
+
+# Lists that merge element by element, and the field that names an element.
+MERGE_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "ports": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+}
+# Lists to which the overlay's elements are added.
+APPENDED = frozenset({"tolerations", "envFrom"})
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Json:
+    """``base`` with ``overlay`` laid over it; neither is changed. A null in the overlay keeps the base's value."""
+    merged: Json = dict(base)
+    for key, value in overlay.items():
+        if value is None:
+            continue
+        before = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[key] = merge(before, value) if not _is_other_source(key, before, value) else dict(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            merged[key] = _merge_list(key, before or [], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_list(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[Any]:
+    if key in APPENDED:
+        return [*base, *(item for item in overlay if item not in base)]
+    if key not in MERGE_KEYS:
+        return list(overlay)
+    field = MERGE_KEYS[key]
+    combine: Callable[[Json, Json], Json] = _replace if key in ("env", "volumes") else merge
+    named = {item[field]: item for item in base if field in item}
+    unnamed = [item for item in (*base, *overlay) if field not in item]
+    for item in overlay:
+        if field in item:
+            named[item[field]] = combine(named[item[field]], item) if item[field] in named else item
+    return [*named.values(), *unnamed]
+
+
+def _replace(_: Json, overlay: Json) -> Json:
+    # An env entry or a volume is one source or another: merging {value} with {valueFrom} would be refused.
+    return overlay
+
+
+def _is_other_source(key: str, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return key == "valueFrom" and set(before) != set(value)

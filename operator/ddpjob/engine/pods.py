@@ -1,0 +1,135 @@
+"""A pod as the engine sees it: one state, and what its trainer container said on the way out.
+
+The trainer container decides, not the pod's phase: a sidecar that runs on must not keep a finished job alive.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddpjob.api import names
+from ddpjob.engine.actions import Delete, Json
+
+PodState = Literal["pending", "running", "succeeded", "failed"]
+# Waiting reasons that pass by themselves; every other one is worth a line in the status.
+_ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing", ""})
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One node of one attempt.
+
+    message: of the terminated container (the trainer's own report or its log's tail), else of the pod.
+    report: the trainer's JSON report parsed from it, or an empty dict.
+    waiting: (reason, message) that keeps a pending pod from running, or None where it is just starting.
+    unschedulable: the scheduler's words while no Kubernetes node fits, or None.
+    """
+
+    name: str
+    uid: str
+    attempt: int
+    node_rank: int
+    state: PodState
+    deleting: bool
+    node_name: str | None = None
+    ip: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    message: str = ""
+    report: Json | None = None
+    finished_at: str | None = None
+    waiting: tuple[str, str] | None = None
+    unschedulable: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("succeeded", "failed")
+
+    @property
+    def holds_resources(self) -> bool:
+        """Whether deleting it would stop something."""
+        return not self.ended and not self.deleting
+
+    def deletion(self) -> Delete:
+        return Delete(names.PODS, self.name, self.uid)
+
+
+def pod_view(pod: Mapping[str, Any]) -> PodView:
+    """Read a pod of ours; missing pieces of its status mean "not yet", never an error."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    container = _trainer_status(pod, status)
+    ended = (container.get("state") or {}).get("terminated") or {}
+    message = str(ended.get("message") or status.get("message") or "")
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        attempt=_number(labels.get(names.LABEL_ATTEMPT)),
+        node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
+        state=_state(status, container, ended),
+        deleting="deletionTimestamp" in meta,
+        node_name=(pod.get("spec") or {}).get("nodeName"),
+        ip=status.get("podIP"),
+        exit_code=ended.get("exitCode"),
+        signal=ended.get("signal") or None,
+        reason=str(status.get("reason") or ended.get("reason") or ""),
+        message=message,
+        report=_report(message),
+        finished_at=ended.get("finishedAt"),
+        waiting=_waiting(status, container),
+        unschedulable=_unschedulable(status),
+    )
+
+
+def _trainer_status(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
+    for container in statuses:
+        if container.get("name") == names.TRAINER_CONTAINER:
+            return container
+    return {}
+
+
+def _state(status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]) -> PodState:
+    if ended:
+        return "succeeded" if ended.get("exitCode") == 0 else "failed"
+    # An evicted pod, or one whose kubelet refused it, fails without a container status.
+    match status.get("phase"):
+        case "Failed":
+            return "failed"
+        case "Succeeded":
+            return "succeeded"
+        case _:
+            return "running" if (container.get("state") or {}).get("running") else "pending"
+
+
+def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
+    candidates = [container, *(status.get("initContainerStatuses") or [])]
+    for candidate in candidates:
+        waiting = (candidate.get("state") or {}).get("waiting") or {}
+        if (reason := str(waiting.get("reason") or "")) not in _ORDINARY_WAITING:
+            return reason, str(waiting.get("message") or "")
+    return None
+
+
+def _unschedulable(status: Mapping[str, Any]) -> str | None:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason") or "")
+    return None
+
+
+def _report(message: str) -> Json | None:
+    """The trainer's termination message; other trainers, and truncated ones, have none."""
+    if not message.lstrip().startswith("{"):
+        return None
+    try:
+        report = json.loads(message)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _number(label: str | None) -> int:
+    return int(label) if label and label.isdecimal() else 0

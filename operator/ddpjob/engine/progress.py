@@ -1,0 +1,91 @@
+"""Folds rank 0's report (``GET /progress``, or the termination message) into the status.
+
+The report's shape is the trainer's contract; every field may be absent, because trainers of other makes exist.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.engine.actions import Json
+from ddpjob.engine.clock import timestamp
+
+_STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
+
+
+def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: datetime) -> Json:
+    """``status.progress`` for a report; the heartbeat moves only when the report says something new."""
+    epoch, epochs = _int(report, "epoch"), _int(report, "totalEpochs")
+    step, steps = _int(report, "step"), _int(report, "totalSteps")
+    speed = _float(report, "samplesPerSecond")
+    progress: Json = {
+        "phase": report.get("phase") if isinstance(report.get("phase"), str) else None,
+        "epoch": epoch,
+        "totalEpochs": epochs,
+        "step": step,
+        "totalSteps": steps,
+        "percent": 100 * step // steps if step is not None and steps else None,
+        "loss": _number_text(report, "loss", ".4g"),
+        "accuracy": _number_text(report, "accuracy", ".6f"),
+        "samplesPerSecond": f"{speed:.0f}" if speed is not None else None,
+        "etaSeconds": _int(report, "etaSeconds"),
+    }
+    progress = {key: value for key, value in progress.items() if value is not None}
+    progress["display"] = _display(progress)
+    if "loss" not in progress and "loss" in before and _same_run(progress, before):
+        progress["loss"] = before["loss"]  # phases without a loss (data, evaluate) keep the last one in view
+    unchanged = all(before.get(key) == value for key, value in progress.items())
+    if unchanged and "lastHeartbeatTime" in before:
+        return dict(before)
+    age = _float(report, "ageSeconds") or 0.0
+    progress["lastHeartbeatTime"] = timestamp(now - timedelta(seconds=max(age, 0.0)))
+    return progress
+
+
+def checkpoint_status(report: Mapping[str, Any], before: Mapping[str, Any] | None, now: datetime) -> Json | None:
+    """``status.checkpoint`` for a report, or what stood there before where it names none."""
+    before = dict(before or {})
+    checkpoint = report.get("checkpoint")
+    resumed = report.get("resumedFrom")
+    resumed_step = _int(resumed, "step") if isinstance(resumed, Mapping) else None
+    if not isinstance(checkpoint, Mapping):
+        checkpoint = resumed if resumed_step is not None else None
+    if not isinstance(checkpoint, Mapping):
+        return before or None
+    run, step = _int(checkpoint, "run"), _int(checkpoint, "step")
+    if run is None or step is None:
+        return before or None
+    path = _STEP_FILE.format(run=run, step=step)
+    time = before["time"] if before.get("path") == path else timestamp(now)
+    status: Json = {"path": path, "step": step, "time": time}
+    if resumed_step is not None:
+        status["resumedFromStep"] = resumed_step
+    return status
+
+
+def _display(progress: Mapping[str, Any]) -> str:
+    step, steps = progress.get("step"), progress.get("totalSteps")
+    if step is None:
+        return str(progress.get("phase") or "reporting")
+    if not steps:
+        return f"step {step}"
+    return f"{progress['percent']}% {step}/{steps}"
+
+
+def _same_run(progress: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return bool(progress.get("step", 0) >= before.get("step", 0))
+
+
+def _int(report: Mapping[str, Any], key: str) -> int | None:
+    value = report.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _float(report: Mapping[str, Any], key: str) -> float | None:
+    value = report.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _number_text(report: Mapping[str, Any], key: str, form: str) -> str | None:
+    value = _float(report, key)
+    return None if value is None else format(value, form)
