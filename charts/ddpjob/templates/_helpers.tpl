@@ -1,0 +1,86 @@
+{{/* Beginning of every name: the release's name, with the chart's where the release's does not say it. */}}
+{{- define "ddpjob.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 54 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 54 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Name of the operator's own objects; at most 63 characters. */}}
+{{- define "ddpjob.operatorName" -}}
+{{- include "ddpjob.fullname" . }}-operator
+{{- end }}
+
+{{/* What the Deployment selects by; must never change between versions. */}}
+{{- define "ddpjob.selectorLabels" -}}
+app.kubernetes.io/name: ddpjob
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "ddpjob.labels" -}}
+{{ include "ddpjob.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "ddpjob.image" -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- .Values.image.repository }}{{ ternary "@" ":" (hasPrefix "sha256:" $tag) }}{{ $tag }}
+{{- end }}
+
+{{/* The default repository has no registry in it and belongs to nobody: pulling it would run a stranger's image. */}}
+{{- define "ddpjob.pullPolicy" -}}
+{{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" (eq .Values.image.repository "ddpjob/operator")) -}}
+{{- end }}
+
+{{/* JSON list of the namespaces to serve; empty means all of them. */}}
+{{- define "ddpjob.namespaces" -}}
+{{- if eq .Values.scope "cluster" -}}
+[]
+{{- else -}}
+{{- .Values.namespaces | default (list .Release.Namespace) | toJson -}}
+{{- end -}}
+{{- end }}
+
+{{/* Security contexts that satisfy Pod Security "restricted". */}}
+{{- define "ddpjob.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "ddpjob.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* All that the operator may do. docs/operations.md says what each verb is for; tests/install holds the list. */}}
+{{- define "ddpjob.rules" -}}
+- apiGroups: [ddpjob.dev]
+  resources: [ddpjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [ddpjob.dev]
+  resources: [ddpjobs/status]
+  verbs: [patch]
+- apiGroups: [ddpjob.dev]
+  resources: [ddpjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, delete, get, list, watch]
+- apiGroups: [""]
+  resources: [services, persistentvolumeclaims]
+  verbs: [create, get, list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
