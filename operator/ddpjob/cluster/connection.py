@@ -1,0 +1,153 @@
+"""How to reach the API server: configuration and credentials as the official client reads them.
+
+Every HTTP session to the API server is opened here, the executor's own and the one kopf watches with, so
+that both follow a rotated token, a renewed exec credential or a proxy in the same way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
+
+from ddpjob import __version__
+
+logger = logging.getLogger(__name__)
+
+USER_AGENT = f"ddpjob-operator/{__version__}"
+LOAD_SECONDS = 30.0  # an exec plugin may ask an identity provider
+REFRESH_SECONDS = 60.0
+KEEPALIVE_SECONDS = 60.0  # below the 90 s after which kube-apiserver closes an idle connection
+READ_BUFFER = 2**21  # one watch event may be larger than aiohttp's default buffer
+
+
+class ConfigurationError(Exception):
+    """No usable configuration; the message says where it was looked for."""
+
+
+class Connection:
+    """The API server's address, trust and credentials. Create with ``await Connection.open(...)``.
+
+    Order of sources: an explicit kubeconfig path, KUBECONFIG, the pod's service account, ~/.kube/config.
+    """
+
+    def __init__(self, kubeconfig: str | None, configuration: Configuration) -> None:
+        self._kubeconfig = kubeconfig
+        self._configuration = configuration
+        self._refresher: asyncio.Task[None] | None = None
+        self._renewal = asyncio.Lock()
+        self.generation = 0
+
+    @classmethod
+    async def open(cls, kubeconfig: str | None = None) -> "Connection":
+        """Read the configuration. Raises ``ConfigurationError``."""
+        connection = cls(kubeconfig, Configuration())
+        await connection._load()
+        return connection
+
+    @property
+    def server(self) -> str:
+        """Base URL of the API server, without a trailing slash."""
+        return str(self._configuration.host).rstrip("/")
+
+    @property
+    def tls_server_name(self) -> str | None:
+        """Name to expect in the server's certificate, where it differs from the host."""
+        return self._configuration.tls_server_name
+
+    async def authorization(self) -> str | None:
+        """Value of the Authorization header; the official client's hook re-reads a rotated token."""
+        configuration = self._configuration
+        header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if header is None and configuration.username:
+            header = configuration.get_basic_auth_token()
+        return header
+
+    def session(
+        self, limit: int, *, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
+    ) -> aiohttp.ClientSession:
+        """A new HTTP session of at most ``limit`` connections (0: no limit); the caller closes it."""
+        rest = RESTClientObject(self._configuration)  # builds the SSL context; opens nothing
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=limit, ssl=rest.ssl_context, keepalive_timeout=KEEPALIVE_SECONDS),
+            headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
+            middlewares=(self._authorize, *middlewares),
+            read_bufsize=READ_BUFFER,
+            proxy=self._configuration.proxy,
+            trust_env=True,  # as the official client: HTTPS_PROXY and NO_PROXY count
+        )
+
+    async def renew(self, seen_generation: int) -> None:
+        """Read everything anew after a 401, once for all requests that met it at the same time."""
+        async with self._renewal:
+            if seen_generation == self.generation:
+                await self._load()
+                self.generation += 1
+
+    async def close(self) -> None:
+        """Stop refreshing credentials."""
+        if self._refresher is not None:
+            self._refresher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._refresher
+            self._refresher = None
+
+    async def _authorize(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if header := await self.authorization():
+            request.headers["Authorization"] = header
+        return await handler(request)
+
+    async def _load(self) -> None:
+        configuration = Configuration()
+        path = _kubeconfig_path(self._kubeconfig)
+        await self.close()
+        try:
+            if path is None:
+                kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            else:
+                loader = await asyncio.wait_for(
+                    kubernetes_config.load_kube_config(  # type: ignore[no-untyped-call]
+                        config_file=path, client_configuration=configuration, persist_config=False
+                    ),
+                    LOAD_SECONDS,
+                )
+                self._refresher = asyncio.create_task(self._refresh(loader, configuration))
+        except (kubernetes_config.ConfigException, OSError, TimeoutError, ValueError) as error:
+            raise ConfigurationError(f"cannot read {path or 'the service account'}: {error}") from error
+        self._configuration = configuration
+
+    async def _refresh(self, loader: Any, configuration: Configuration) -> None:
+        """Let the official client renew exec and cloud tokens; a failure is healed by ``renew`` on the next 401."""
+        try:
+            await kubernetes_config.refresh_token(  # type: ignore[no-untyped-call]
+                loader, configuration, interval=REFRESH_SECONDS
+            )
+        except Exception as error:  # plugins and identity providers fail in their own ways
+            logger.debug("credentials are not refreshed in the background: %s", type(error).__name__)
+
+
+def _kubeconfig_path(explicit: str | None) -> str | None:
+    """Where to read the configuration from; None is the pod's service account."""
+    path = explicit or os.environ.get("KUBECONFIG")
+    home = Path("~/.kube/config").expanduser()
+    if path and not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
+        raise ConfigurationError(f"kubeconfig {path} does not exist; correct KUBECONFIG or --kubeconfig")
+    if path:
+        return path
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and Path(SERVICE_TOKEN_FILENAME).exists():
+        return None
+    if home.exists():
+        return str(home)
+    raise ConfigurationError(
+        "no cluster to connect to: not running in a pod with a service account token, KUBECONFIG is not set "
+        f"and {home} does not exist; set KUBECONFIG or pass --kubeconfig"
+    )
