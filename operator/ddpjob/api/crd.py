@@ -88,9 +88,16 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes repeated parts out in full: not every reader of a manifest understands YAML's anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def as_yaml() -> str:
     """The CRD as the YAML text that is committed."""
-    text: str = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120, allow_unicode=True)
+    text: str = yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
 
 
