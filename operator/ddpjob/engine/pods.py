@@ -6,10 +6,12 @@ The trainer container decides, not the pod's phase: a sidecar that runs on must 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Delete, Json
+from ddpjob.engine.clock import moment
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
 # Waiting reasons that pass by themselves; every other one is worth a line in the status.
@@ -24,6 +26,7 @@ class PodView:
     report: the trainer's JSON report parsed from it, or an empty dict.
     waiting: (reason, message) that keeps a pending pod from running, or None where it is just starting.
     unschedulable: the scheduler's words while no Kubernetes node fits, or None.
+    stopped: every container has ended, so the pod holds no resources; ``ended`` speaks of the trainer alone.
     """
 
     name: str
@@ -32,6 +35,7 @@ class PodView:
     node_rank: int
     state: PodState
     deleting: bool
+    stopped: bool
     node_name: str | None = None
     ip: str | None = None
     exit_code: int | None = None
@@ -50,7 +54,7 @@ class PodView:
     @property
     def holds_resources(self) -> bool:
         """Whether deleting it would stop something."""
-        return not self.ended and not self.deleting
+        return not self.stopped and not self.deleting
 
     def deletion(self) -> Delete:
         return Delete(names.PODS, self.name, self.uid)
@@ -68,8 +72,9 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         uid=meta["uid"],
         attempt=_number(labels.get(names.LABEL_ATTEMPT)),
         node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
-        state=_state(status, container, ended),
+        state=_state(meta, status, container, ended),
         deleting="deletionTimestamp" in meta,
+        stopped=status.get("phase") in ("Succeeded", "Failed"),
         node_name=(pod.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),
@@ -91,9 +96,11 @@ def _trainer_status(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
     return {}
 
 
-def _state(status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]) -> PodState:
+def _state(
+    meta: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]
+) -> PodState:
     if ended:
-        return "succeeded" if ended.get("exitCode") == 0 else "failed"
+        return "succeeded" if ended.get("exitCode") == 0 and not _drained(meta, ended) else "failed"
     # An evicted pod, or one whose kubelet refused it, fails without a container status.
     match status.get("phase"):
         case "Failed":
@@ -102,6 +109,15 @@ def _state(status: Mapping[str, Any], container: Mapping[str, Any], ended: Mappi
             return "succeeded"
         case _:
             return "running" if (container.get("state") or {}).get("running") else "pending"
+
+
+def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
+    """Whether the trainer ended after its pod was asked to go: a 0 then means SIGTERM was obeyed, not success."""
+    if "deletionTimestamp" not in meta:
+        return False
+    grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
+    finished = ended.get("finishedAt")
+    return not finished or moment(finished) > moment(meta["deletionTimestamp"]) - grace
 
 
 def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:

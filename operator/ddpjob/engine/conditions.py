@@ -1,0 +1,127 @@
+"""The conditions of a status: every one set from the first visit, each with a reason and words for a person."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ddpjob.api.status import CONDITIONS
+from ddpjob.engine.actions import Json
+from ddpjob.engine.clock import timestamp
+from ddpjob.engine.decide import Decision
+from ddpjob.engine.situation import Situation
+
+_MAX_MESSAGE = 2048
+Aspect = tuple[bool, str, str]
+
+
+def conditions(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> list[Json]:
+    """All conditions after ``decision``; the transition time moves only where the status does."""
+    match decision.kind:
+        case "succeed" | "fail":
+            aspects = _finished(decision)
+        case "suspend":
+            aspects = _suspended(decision.message)
+        case "go_on" if s.job.spec.suspend:
+            aspects = _suspended("spec.suspend is true")
+        case _:
+            aspects = _active(s, decision, nodes)
+    return build(s.before.get("conditions") or (), aspects, s.now)
+
+
+def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Json]:
+    """Conditions in their fixed order from (holds, reason, message) of each."""
+    old = {condition["type"]: condition for condition in before}
+    built = []
+    for name in CONDITIONS:
+        holds, reason, message = aspects.get(name, (False, f"Not{name}", ""))
+        status = "True" if holds else "False"
+        known = old.get(name)
+        since = known["lastTransitionTime"] if known and known["status"] == status else timestamp(now)
+        built.append(
+            {
+                "type": name,
+                "status": status,
+                "reason": reason,
+                "message": message[:_MAX_MESSAGE],
+                "lastTransitionTime": since,
+            }
+        )
+    return built
+
+
+def invalid(message: str) -> dict[str, Aspect]:
+    """For a spec that the CRD let through and the operator refuses (an older CRD, say)."""
+    why = ("InvalidSpec", message)
+    return {"Stalled": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
+
+
+def _finished(decision: Decision) -> dict[str, Aspect]:
+    failed = decision.kind == "fail"
+    why = (decision.reason, decision.message)
+    aspects: dict[str, Aspect] = {
+        "Finished": (True, *why),
+        "Failed": (failed, *why),
+        "Succeeded": (not failed, *why),
+        "Running": (False, *why),
+        "Scheduled": (False, *why),
+        "Stalled": (failed, *why),  # kstatus reads Stalled as Failed
+    }
+    return aspects
+
+
+def _suspended(message: str) -> dict[str, Aspect]:
+    why = ("Suspended", message)
+    return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
+
+
+def _active(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
+    all_run = nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
+    ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
+    reason, message = _obstacle(s, decision) or ("Starting", ready)
+    aspects: dict[str, Aspect] = {
+        "Running": (True, "AllNodesRunning", ready) if all_run else (False, reason, message),
+        "Scheduled": _scheduled(s, decision),
+        "Reconciling": (True, reason, message) if not all_run else (False, "AllNodesRunning", ready),
+    }
+    failure = decision.failure or _last_failure(s)
+    if failure and not all_run and (decision.kind == "restart" or s.condition_is("Restarting", "True")):
+        aspects["Restarting"] = (True, failure["reason"], decision.message or failure["message"])
+    if decision.kind == "hold":
+        aspects["Stalled"] = (True, decision.reason, decision.message)
+    if conflict := next((p for p in s.observed.problems if p.reason == "NameConflict"), None):
+        aspects["Stalled"] = (True, "NameConflict", conflict.message)
+    return aspects
+
+
+def _obstacle(s: Situation, decision: Decision) -> tuple[str, str] | None:
+    """What keeps the attempt from running, the most telling first."""
+    if decision.kind in ("start", "restart", "hold"):
+        return decision.reason, decision.message
+    if s.observed.problems:
+        problem = s.observed.problems[0]
+        return problem.reason, problem.message
+    for pod in s.current.values():
+        if pod.waiting:
+            return pod.waiting[0], f"node_rank {pod.node_rank} ({pod.name}): {pod.waiting[1]}"
+    for pod in s.current.values():
+        if pod.unschedulable is not None:
+            return "Unschedulable", f"node_rank {pod.node_rank} ({pod.name}): {pod.unschedulable}"
+    return None
+
+
+def _scheduled(s: Situation, decision: Decision) -> Aspect:
+    if decision.kind in ("start", "restart"):
+        return False, "PodsNotCreated", "the pods of the new attempt are being created"
+    ranks = range(s.job.spec.num_nodes)
+    waiting = [r for r in ranks if r not in s.succeeded_ranks and not (r in s.current and s.current[r].node_name)]
+    if not waiting:
+        return True, "AllNodesScheduled", "every pod has a Kubernetes node"
+    for rank in waiting:
+        if rank in s.current and (words := s.current[rank].unschedulable) is not None:
+            return False, "Unschedulable", f"node_rank {rank} ({s.current[rank].name}): {words}"
+    return False, "WaitingForScheduler", f"{len(waiting)} of {s.job.spec.num_nodes} pods have no Kubernetes node yet"
+
+
+def _last_failure(s: Situation) -> Json | None:
+    failures = s.before.get("failures") or ()
+    return dict(failures[-1]) if failures else None

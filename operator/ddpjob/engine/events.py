@@ -1,0 +1,52 @@
+"""Events about transitions: what somebody who reads ``kubectl describe`` should learn in order."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddpjob.engine.actions import Note
+from ddpjob.engine.decide import Decision
+from ddpjob.engine.situation import Situation
+
+_MAX_NOTE = 1000
+
+
+def notes(s: Situation, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
+    """Notes on what ``status`` says that the recorded one did not."""
+    match decision.kind:
+        case "start":
+            yield Note("Normal", decision.reason, decision.message)
+        case "restart":
+            yield Note("Warning", "Restarting", decision.message[:_MAX_NOTE])
+        case "fail":
+            yield Note("Warning", "Failed", f"{decision.reason}: {decision.message}"[:_MAX_NOTE])
+        case "succeed":
+            yield Note("Normal", "Succeeded", decision.message)
+        case "suspend":
+            yield Note("Normal", "Suspended", "pods are being stopped; the checkpoints stay")
+    yield from _observations(s, status)
+
+
+def _observations(s: Situation, status: Mapping[str, Any]) -> Iterator[Note]:
+    before = {condition["type"]: condition for condition in s.before.get("conditions") or ()}
+    for condition in status["conditions"]:
+        old = before.get(condition["type"], {})
+        turned_true = condition["status"] == "True" and old.get("status") != "True"
+        if condition["type"] == "Running" and turned_true:
+            yield Note("Normal", "Running", f"attempt {status['attempt']}: {condition['message']}")
+        if condition["type"] == "Running" and condition["status"] == "False":
+            # One note for each new obstacle: an image that cannot be pulled, a pod that fits nowhere.
+            news = condition["reason"] != old.get("reason")
+            if news and condition["reason"] in _obstacles(s):
+                yield Note("Warning", condition["reason"], condition["message"][:_MAX_NOTE])
+        if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
+            yield Note("Warning", condition["reason"], condition["message"][:_MAX_NOTE])
+    step = (status.get("checkpoint") or {}).get("resumedFromStep")
+    if step is not None and step != (s.before.get("checkpoint") or {}).get("resumedFromStep"):
+        yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status['attempt']} continues after step {step}")
+
+
+def _obstacles(s: Situation) -> set[str]:
+    waiting = {pod.waiting[0] for pod in s.current.values() if pod.waiting}
+    problems = {problem.reason for problem in s.observed.problems if problem.reason != "NameConflict"}
+    unschedulable = {"Unschedulable" for pod in s.current.values() if pod.unschedulable is not None}
+    return waiting | unschedulable | problems

@@ -1,0 +1,124 @@
+"""Phase three of a reconcile: one pure function from what is known to what is to be done.
+
+plan = decide what the situation means, put it into a status, list the deletes, creates and events that follow.
+The status is always written first: a crash at any later point leaves the decision readable.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from ddpjob.api import names
+from ddpjob.api.spec import explain, parse_spec
+from ddpjob.engine.actions import Create, Delete, EngineSettings, Json, Note, Plan
+from ddpjob.engine.clock import seconds_between
+from ddpjob.engine.decide import Decision, decide
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
+from ddpjob.engine.events import notes
+from ddpjob.engine.observe import Observed
+from ddpjob.engine.situation import Situation
+from ddpjob.engine.status import invalid_status, new_attempt, next_status
+
+_STALE_RETRY_SECONDS = 1.0
+
+
+def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
+    """What to do about one job.
+
+    Args:
+        body: the DDPJob as the API server gave it.
+        observed: what else is there (``observe``).
+        now: the current time, in UTC.
+        settings: of the operator.
+    """
+    if body["metadata"].get("deletionTimestamp"):
+        return Plan()  # owner references collect everything
+    before = body.get("status") or {}
+    try:
+        job = Job.of(body, parse_spec(body))
+    except ValidationError as error:
+        return _refuse(body, explain(error), now)
+    situation = Situation(job, before, observed, now, settings)
+    if situation.finished:
+        return _after_the_end(situation)
+    if situation.newest_attempt > situation.attempt > 0:
+        # Pods of an attempt that this status does not know: the job we look at is stale, and so would our acts be.
+        return Plan(requeue_after=_STALE_RETRY_SECONDS)
+    decision = decide(situation)
+    if decision.is_final_or_destructive and not observed.live:
+        return Plan(needs_live=True)
+    return _carry_out(situation, decision)
+
+
+def _carry_out(s: Situation, decision: Decision) -> Plan:
+    status = next_status(s, decision)
+    attempt = new_attempt(s, decision)
+    return Plan(
+        status=status if status != s.before else None,
+        urgent=decision.kind not in ("go_on", "hold"),
+        deletes=tuple(_deletes(s, decision, attempt)),
+        creates=_creates(s, decision, attempt),
+        events=tuple(notes(s, decision, status)),
+        requeue_after=_deadline(s) if decision.kind in ("go_on", "start", "restart") else None,
+        poll=_poll(s) if decision.kind in ("go_on", "hold") else None,
+    )
+
+
+def _deletes(s: Situation, decision: Decision, attempt: int) -> Iterable[Delete]:
+    """Stop what must not run; ended pods of the attempt before this one stay, with their logs."""
+    stops_all = decision.kind in ("suspend", "succeed", "fail") or s.job.spec.suspend
+    for pod in s.pods:
+        if pod.deleting:
+            continue
+        outlived = pod.stopped and pod.attempt < attempt - 1
+        if outlived or (pod.holds_resources and (stops_all or pod.attempt < attempt)):
+            yield pod.deletion()
+
+
+def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
+    """Service and claim first: a pod whose claim is not there yet waits for a retry of the scheduler."""
+    begins = decision.kind in ("start", "restart")
+    if decision.kind not in ("start", "restart", "go_on") or s.job.spec.suspend or not attempt:
+        return ()
+    ranks = range(s.job.spec.num_nodes) if begins else s.missing_ranks
+    shared = [desired_service(s.job)] if s.observed.service is None else []
+    claim = desired_claim(s.job)
+    if claim is not None and s.observed.claim is None:
+        shared.append(claim)
+    pods = desired_pods(s.job, attempt, s.settings) if ranks else ()
+    phases = (tuple(shared), tuple(pods[rank] for rank in ranks))
+    return tuple(phase for phase in phases if phase)
+
+
+def _after_the_end(s: Situation) -> Plan:
+    """A finished job: nothing of it runs on, and its time to live may be over."""
+    stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources)
+    ttl = s.job.spec.ttl_seconds_after_finished
+    if ttl is None:
+        return Plan(deletes=stops)
+    left = ttl - seconds_between(s.before["completionTime"], s.now)
+    if left > 0:
+        return Plan(deletes=stops, requeue_after=left)
+    return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+
+
+def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
+    before = body.get("status") or {}
+    generation = int(body["metadata"].get("generation", 1))
+    status = invalid_status(before, generation, lines, now)
+    if status == before:
+        return Plan()
+    return Plan(status=status, urgent=True, events=(Note("Warning", "InvalidSpec", "; ".join(lines)),))
+
+
+def _deadline(s: Situation) -> float | None:
+    limit = s.job.spec.active_deadline_seconds
+    return None if limit is None else max(limit - s.active_seconds, 0.0)
+
+
+def _poll(s: Situation) -> tuple[str, str, int] | None:
+    pod = s.current.get(0)
+    if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
+        return None
+    return pod.name, pod.ip, names.PROGRESS_PORT

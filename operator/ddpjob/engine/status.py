@@ -1,0 +1,126 @@
+"""The status after a decision: everything that one patch records, built anew each time from what is known."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ddpjob.engine.actions import Json
+from ddpjob.engine.clock import timestamp
+from ddpjob.engine.conditions import build, conditions, invalid
+from ddpjob.engine.decide import Decision
+from ddpjob.engine.desired import spec_hash
+from ddpjob.engine.pods import PodView
+from ddpjob.engine.progress import checkpoint_status, progress_status
+from ddpjob.engine.situation import Situation
+
+_KEPT_FAILURES = 5
+
+
+def next_status(s: Situation, decision: Decision) -> Json:
+    """The complete status that follows ``decision``; equal to the recorded one where nothing changed."""
+    begins = decision.kind in ("start", "restart")
+    status: Json = dict(s.before)
+    status["observedGeneration"] = s.job.generation
+    status.setdefault("specHash", spec_hash(s.job.spec))
+    status.setdefault("restarts", 0)
+    status.setdefault("restartsCountedTowardsLimit", 0)
+    status["attempt"] = new_attempt(s, decision)
+    status["succeededRanks"] = [] if begins else sorted(s.succeeded_ranks)
+    nodes = {"desired": s.job.spec.num_nodes, **_no_nodes()} if begins else _count_nodes(s)
+    status["nodes"] = nodes
+    status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
+    status["conditions"] = conditions(s, decision, nodes)
+    status |= _clockwork(s, decision)
+    status |= _failures(s, decision)
+    if not begins:
+        status |= _training(s)
+    if status["attempt"]:
+        status["world"] = _world(s, status["attempt"])
+    status["state"] = _state(status["conditions"])
+    return status
+
+
+def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str], now: Any) -> Json:
+    """For a spec that cannot be parsed: nothing is done about the job, and it says why."""
+    message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition that let it through"
+    status = dict(before) | {"observedGeneration": generation, "state": "Invalid"}
+    status["conditions"] = build(before.get("conditions") or (), invalid(message), now)
+    return status
+
+
+def new_attempt(s: Situation, decision: Decision) -> int:
+    """The attempt that holds after the decision."""
+    if decision.kind in ("start", "restart"):
+        # Pods may be newer than a status that somebody wiped: their names must not be met again.
+        return max(s.attempt, s.newest_attempt) + 1
+    return s.attempt
+
+
+def _no_nodes() -> dict[str, int]:
+    return {"pending": 0, "running": 0, "succeeded": 0, "failed": 0}
+
+
+def _count_nodes(s: Situation) -> dict[str, int]:
+    counts: Counter[str] = Counter(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_ranks)
+    counts["succeeded"] = len(s.succeeded_ranks)
+    return {"desired": s.job.spec.num_nodes} | {state: counts[state] for state in _no_nodes()}
+
+
+def _clockwork(s: Situation, decision: Decision) -> Json:
+    changes: Json = {}
+    if decision.kind == "start" and "startTime" not in s.before:
+        changes["startTime"] = timestamp(s.now)
+    if decision.kind in ("suspend", "succeed", "fail"):
+        changes["activeSeconds"] = int(s.active_seconds)
+    if decision.kind in ("succeed", "fail"):
+        changes["completionTime"] = timestamp(s.now)
+    return changes
+
+
+def _failures(s: Situation, decision: Decision) -> Json:
+    if decision.failure is None:
+        return {}
+    changes: Json = {"failures": [*(s.before.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
+    if decision.kind == "restart":
+        changes["restarts"] = int(s.before.get("restarts") or 0) + 1
+        changes["restartsCountedTowardsLimit"] = int(s.before.get("restartsCountedTowardsLimit") or 0) + 1
+    return changes
+
+
+def _training(s: Situation) -> Json:
+    """Progress and checkpoint, from rank 0's own words: its last answer, or what it said as it ended."""
+    report = _report_of_rank_zero(s)
+    if report is None:
+        return {}
+    changes: Json = {"progress": progress_status(report, s.before.get("progress") or {}, s.now)}
+    if checkpoint := checkpoint_status(report, s.before.get("checkpoint"), s.now):
+        changes["checkpoint"] = checkpoint
+    return changes
+
+
+def _report_of_rank_zero(s: Situation) -> Json | None:
+    pod: PodView | None = s.current.get(0)
+    if pod is None:
+        return None
+    if pod.ended:
+        last = (pod.report or {}).get("progress")
+        if not isinstance(last, dict) or pod.report is None:
+            return None
+        said = {key: pod.report[key] for key in ("accuracy", "checkpoint", "resumedFrom") if pod.report.get(key)}
+        return last | said
+    # A late answer from a pod of an earlier attempt must not be taken for this one's.
+    return s.observed.progress if s.observed.progress_pod == pod.name else None
+
+
+def _world(s: Situation, attempt: int) -> Json:
+    nodes, nproc = s.job.spec.num_nodes, s.job.nproc_per_node
+    address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
+    return {"numNodes": nodes, "nprocPerNode": nproc, "worldSize": nodes * nproc, "masterAddress": address}
+
+
+def _state(conditions_: list[Json]) -> str:
+    holds = {condition["type"] for condition in conditions_ if condition["status"] == "True"}
+    for state in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
+        if state in holds:
+            return state
+    return "Pending"
