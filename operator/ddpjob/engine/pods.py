@@ -108,7 +108,7 @@ def _state(
         case "Succeeded":
             return "succeeded"
         case _:
-            return "running" if (container.get("state") or {}).get("running") else "pending"
+            return "running" if "running" in (container.get("state") or {}) else "pending"
 
 
 def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:

@@ -1,0 +1,129 @@
+"""Builders of the objects that tests speak about: a job, its pods, one life of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.engine.actions import EngineSettings, Plan
+from ddpjob.engine.clock import timestamp
+from ddpjob.engine.observe import Observed, observe
+from ddpjob.engine.plan import plan
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+SETTINGS = EngineSettings()
+UID = "0a1b2c3d-0000-4000-8000-000000000000"
+
+
+def a_job(name: str = "mnist", *, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A DDPJob of two nodes, as the API server would hand it out."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "DDPJob",
+        "metadata": {"name": name, "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"},
+        "spec": {"image": "trainer:1", "numNodes": 2} | spec,
+        "status": status or {},
+    }
+
+
+def running(**more: Any) -> dict[str, Any]:
+    """Pod status while the trainer runs."""
+    state = {"name": "trainer", "state": {"running": {}}}
+    return {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [state]} | more
+
+
+def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "", **more: Any) -> dict[str, Any]:
+    """Pod status after the trainer ended."""
+    reason = reason or ("Completed" if code == 0 else "Error")
+    terminated = {"exitCode": code, "reason": reason, "message": message, "finishedAt": timestamp(at)}
+    state = {"name": "trainer", "state": {"terminated": terminated}}
+    return {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]} | more
+
+
+class World:
+    """A job and the objects its plans made, carried out faithfully and one plan at a time.
+
+    It is no API server: it only keeps what ``plan`` is asked about, so that a test can tell a life in a few lines.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.service: dict[str, Any] | None = None
+        self.claim: dict[str, Any] | None = None
+        self.progress: tuple[dict[str, Any], str] | None = None
+        self.now = NOW
+        self.plans: list[Plan] = []
+        self.deleted_job = False
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.job["status"])
+
+    def condition(self, name: str) -> dict[str, Any]:
+        return next(dict(c) for c in self.status["conditions"] if c["type"] == name)
+
+    def observed(self, *, live: bool) -> Observed:
+        report, pod = self.progress or (None, None)
+        return observe(
+            self.job,
+            list(self.pods.values()),
+            service=self.service,
+            claim=self.claim,
+            progress=report,
+            progress_pod=pod,
+            live=live,
+        )
+
+    def reconcile(self) -> Plan:
+        made = plan(self.job, self.observed(live=False), self.now, SETTINGS)
+        if made.needs_live:
+            made = plan(self.job, self.observed(live=True), self.now, SETTINGS)
+        self.plans.append(made)
+        if made.status is not None:
+            self.job["status"] = made.status
+        for delete in made.deletes:
+            if delete.resource is names.DDPJOBS:
+                self.deleted_job = True
+            else:
+                del self.pods[delete.name]
+        for phase in made.creates:
+            for create in phase:
+                self._create(create.resource.kind, create.name, create.body)
+        return made
+
+    def settle(self) -> int:
+        """Reconcile until nothing is written; the number of reconciles that wrote something."""
+        for count in range(20):
+            if self.reconcile().idle:
+                return count
+        raise AssertionError("the job does not come to rest")
+
+    def run_all(self) -> None:
+        for rank in range(self.job["spec"]["numNodes"]):
+            self.set_pod(rank, running())
+
+    def set_pod(self, rank: int, status: dict[str, Any], *, node: str = "worker") -> dict[str, Any]:
+        pod = self.pod(rank)
+        pod["status"] = status
+        pod["spec"] = pod["spec"] | {"nodeName": node}
+        return pod
+
+    def pod(self, rank: int, attempt: int | None = None) -> dict[str, Any]:
+        name = names.pod_name(self.job["metadata"]["name"], UID, attempt or self.status["attempt"], rank)
+        return self.pods[name]
+
+    def attempts(self) -> list[str]:
+        return sorted({pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in self.pods.values()})
+
+    def forward(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:
+        if kind == "Service":
+            self.service = body
+        elif kind == "PersistentVolumeClaim":
+            self.claim = body
+        else:
+            assert name not in self.pods, f"{name} exists already"
+            meta = body["metadata"] | {"uid": f"uid-of-{name}"}
+            self.pods[name] = body | {"metadata": meta, "status": {"phase": "Pending"}}
