@@ -1,0 +1,65 @@
+"""Where the test cluster's builds are kept, how they are named, and who may write them.
+
+Everything slow (Go binaries, file systems, images) lies in one folder under a name made of the digest of its inputs:
+the same inputs are never built twice, changed inputs never meet an old result, and the folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """The cache's root: ``$DDPJOB_CACHE``, by default ``~/.cache/ddpjob``. Created when absent."""
+    root = Path(os.environ.get("DDPJOB_CACHE") or Path.home() / ".cache" / "ddpjob").absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def digest(*parts: str, files: Iterable[Path] = ()) -> str:
+    """A 16-digit hexadecimal name for these inputs.
+
+    Each part and each file (name, mode and content; the order does not matter) goes in with its length, so that no two different lists
+    of inputs give the same byte stream.
+    """
+    sha = hashlib.sha256()
+
+    def add(data: bytes) -> None:
+        sha.update(len(data).to_bytes(8, "big"))
+        sha.update(data)
+
+    for part in parts:
+        add(part.encode())
+    for path in sorted(files):
+        add(path.name.encode())
+        add(oct(path.stat().st_mode & 0o111).encode())
+        add(path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def source_files(folder: Path) -> list[Path]:
+    """Every file under ``folder`` that can change what is built from it."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the cache's lock ``name``: one process builds, the others wait and then find the result.
+
+    The kernel releases the lock when its holder dies, so a killed run never blocks the next one.
+    """
+    folder = cache_dir() / "locks"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that is busy with {name}", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
