@@ -1,0 +1,72 @@
+"""Runs Helm on the chart of this repository, as a user would, and gives back objects."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kind.toolchain import ToolchainError, binary
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "ddpjob"
+NAMESPACE = "ddpjob-system"
+# Rendering without a cluster must not depend on the version that Helm happens to have been built with.
+KUBE_VERSION = ("--kube-version", "1.34.0")
+
+Object = dict[str, Any]
+
+
+def tool(name: str) -> Path:
+    """A program as the repository pins it, built on first use.
+
+    Skips the calling test where it cannot be built, unless CI is true: there, nothing may be skipped.
+    """
+    try:
+        return binary(name)
+    except ToolchainError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{name} cannot be had here: {error}")
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Helm; the caller looks at the exit status."""
+    return subprocess.run([tool("helm"), *arguments], text=True, capture_output=True, timeout=120, check=False)
+
+
+def template(values: Object | None = None, *, release: str = "ddpjob", hooks: bool = True) -> list[Object]:
+    """The objects that ``helm install`` would send.
+
+    Raises:
+        AssertionError: Helm refused the values; its message is in the error.
+    """
+    options = [*KUBE_VERSION, *_set(values), *([] if hooks else ["--no-hooks"])]
+    done = helm("template", release, str(CHART), "--namespace", NAMESPACE, *options)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def refusal(values: Object) -> str:
+    """What Helm says of values that it refuses.
+
+    Raises:
+        AssertionError: it did not refuse them.
+    """
+    done = helm("template", "ddpjob", str(CHART), *KUBE_VERSION, *_set(values))
+    assert done.returncode != 0, f"accepted {values}"
+    return done.stderr
+
+
+def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
+    """The objects of these kinds, in their order."""
+    return [item for item in objects if item["kind"] in kinds]
+
+
+def _set(values: Object | None) -> list[str]:
+    # Dotted keys, JSON values: --set-json keeps types where --set would guess them.
+    return [part for key, value in (values or {}).items() for part in ("--set-json", f"{key}={json.dumps(value)}")]

@@ -1,0 +1,163 @@
+"""Prints docs/fields.md from the models, so that the reference cannot say what the code does not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.spec import IMMUTABLE, NAME_RULE, DDPJobSpec
+from ddpjob.api.status import DDPJobStatus
+
+Schema = dict[str, Any]
+
+HEAD = f"""\
+# Fields of a DDPJob
+
+<!-- Generated from operator/ddpjob/api by `python -m tests.install.generate`; do not edit. -->
+
+`apiVersion: {names.API_VERSION}`, `kind: {names.DDPJOBS.kind}`, short name `ddp`. The same text is in the cluster:
+`kubectl explain ddpjob.spec`. Unknown fields are refused by `kubectl apply` and, where a client asks for no
+validation, dropped.
+
+- **{NAME_RULE.message}.**
+- *Fixed* fields cannot be added, changed or removed once the job exists: delete the job and apply it again. Its
+  checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time.
+- A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, model in (("spec", DDPJobSpec), ("status", DDPJobStatus)):
+        schema = model.model_json_schema(by_alias=True)
+        parts += [f"## {title}\n", *_sections(schema, title)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _sections(root: Schema, title: str) -> Iterator[str]:
+    defs = root.get("$defs", {})
+    with_limits = title == "spec"
+    changeable = _changeable(root, defs)
+    yield _object(root, defs, with_limits, None)
+    for name in _in_order_of_use(root, defs):
+        yield f"### {name}\n"
+        yield _object(defs[name], defs, with_limits, changeable[name])
+
+
+def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | None) -> str:
+    """One object's text and table. ``changeable`` None: each field by its own name (the spec itself)."""
+    lines = [" ".join(schema.get("description", "").split()), ""]
+    if with_limits:
+        lines += ["| Field | Type | Default | Limits | Live job | Meaning |", "|---|---|---|---|---|---|"]
+    else:
+        lines += ["| Field | Type | Meaning |", "|---|---|---|"]
+    for name, field in schema.get("properties", {}).items():
+        meaning = _cell(_meaning(field, defs))
+        if not with_limits:
+            lines.append(f"| `{name}` | {_type(field)} | {meaning} |")
+            continue
+        fixed = name in IMMUTABLE if changeable is None else not changeable
+        default = _default(name, field, schema)
+        mark = "fixed" if fixed else "changeable"
+        lines.append(f"| `{name}` | {_type(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
+    if schema.get("additionalProperties") is True:
+        lines += ["", "Every other field that Kubernetes defines here may be given as well and is passed on untouched."]
+    rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]]
+    if rules:
+        lines += ["", *(f"- {rule}." for rule in rules)]
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(field: Schema, defs: Schema) -> str:
+    """The field's description; pydantic leaves it to the object's where the two are equal."""
+    reference = _plain(field).get("$ref", "").rsplit("/", 1)[-1]
+    text: str = field.get("description") or defs.get(reference, {}).get("description", "")
+    return text
+
+
+def _plain(field: Schema) -> Schema:
+    """The field without its null alternative."""
+    options = [option for option in field.get("anyOf", ()) if option.get("type") != "null"]
+    if len(options) == 1:
+        merged: Schema = options[0] | {key: value for key, value in field.items() if key != "anyOf"}
+        return merged
+    return field
+
+
+def _type(field: Schema) -> str:
+    field = _plain(field)
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if field.get("x-kubernetes-int-or-string"):
+        words = [f"`{option['const']}`" for option in field["anyOf"] if "const" in option]
+        return f"integer or {words[0]}" if words else "quantity"
+    if "enum" in field or "const" in field:
+        return ", ".join(f"`{word}`" for word in field.get("enum") or [field["const"]])
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"map to {_type(field['additionalProperties'])}"
+    if field.get("format") == "date-time":
+        return "time"
+    return str(field.get("type", "object"))
+
+
+def _default(name: str, field: Schema, schema: Schema) -> str:
+    if name in schema.get("required", ()):
+        return "*required*"
+    default = field.get("default")
+    if default is None:
+        return ""
+    return "" if default == {} else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _limits(field: Schema) -> str:
+    field = _plain(field)
+    words = []
+    if "minimum" in field or "maximum" in field:
+        words.append(f"{field.get('minimum', '')} … {field.get('maximum', '')}")
+    if field.get("maxLength"):
+        words.append(f"≤ {field['maxLength']} characters")
+    if field.get("maxItems") or field.get("maxProperties"):
+        words.append(f"≤ {field.get('maxItems') or field['maxProperties']} entries")
+    quantity = field.get("x-kubernetes-int-or-string") and field.get("pattern")
+    if field.get("pattern") and not quantity:
+        words.append(f"`{_cell(field['pattern'])}`")
+    words += [_cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
+    return "; ".join(words)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _refs(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"].rsplit("/", 1)[-1]
+        for value in node.values():
+            yield from _refs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _refs(value)
+
+
+def _in_order_of_use(root: Schema, defs: Schema) -> list[str]:
+    order: list[str] = []
+    queue = list(_refs(root.get("properties", {})))
+    while queue:
+        name = queue.pop(0)
+        if name not in order:
+            order.append(name)
+            queue += list(_refs(defs[name]))
+    return order
+
+
+def _changeable(root: Schema, defs: Schema) -> dict[str, bool]:
+    """For each object whether it stands under changeable fields of the spec only."""
+    under: dict[str, set[bool]] = {}
+    for name, field in root.get("properties", {}).items():
+        for used in _in_order_of_use({"properties": {name: field}}, defs):
+            under.setdefault(used, set()).add(name not in IMMUTABLE)
+    return {name: marks == {True} for name, marks in under.items()}

@@ -1,0 +1,199 @@
+"""The chart by itself: what Helm accepts, refuses and renders."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.install.chart import CHART, NAMESPACE, helm, of_kind, refusal, template
+
+CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Namespace"}
+
+
+def leaves(values: dict[str, Any], path: str = "") -> list[str]:
+    """Dotted names of what a user can set; an empty or free-form object is one of them."""
+    found = []
+    for key, value in values.items():
+        name = f"{path}{key}"
+        inner = isinstance(value, dict) and value and key != "resources"
+        found += leaves(value, f"{name}.") if inner else [name]
+    return found
+
+
+def operator_pod(**values: Any) -> dict[str, Any]:
+    [deployment] = of_kind(template(values), "Deployment")
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(**values: Any) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in operator_pod(**values)["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("values", [[], ["--set", "scope=namespace,crds.install=false,metrics.enabled=true"]])
+def test_helm_lint_has_nothing_to_say(values: list[str]) -> None:
+    done = helm("lint", "--strict", str(CHART), *values)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+def test_a_user_chooses_among_at_most_25_values_and_each_has_a_comment() -> None:
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    names = leaves(yaml.safe_load(text))
+    assert len(names) <= 25, names
+    for name in names:
+        key = name.rsplit(".", 1)[-1]
+        lines = text.splitlines()
+        at = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        block = lines[:at]
+        while block and not block[-1].strip().startswith("#") and block[-1].strip():
+            block.pop()  # neighbours without a blank line between share the comment above them
+        assert block and block[-1].strip().startswith("#"), f"{name} has no comment"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"imagee": {}}, "imagee"),
+        ({"image.repo": "x"}, "repo"),
+        ({"image.repository": "a b"}, "repository"),
+        ({"image.repository": "registry.example.com/x@sha256:0"}, "repository"),
+        ({"image.tag": "not a tag"}, "tag"),
+        ({"image.pullPolicy": "Sometimes"}, "pullPolicy"),
+        ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
+        ({"fullnameOverride": "Upper"}, "fullnameOverride"),
+        ({"fullnameOverride": "x" * 55}, "fullnameOverride"),
+        ({"scope": "namespaces"}, "scope"),
+        ({"scope": "cluster", "namespaces": ["team-a"]}, "namespaces"),
+        ({"scope": "namespace", "namespaces": ["Team"]}, "namespaces"),
+        ({"scope": "namespace", "namespaces": ["a", "a"]}, "namespaces"),
+        ({"crds.install": "yes"}, "install"),
+        ({"crds.keep": None}, "keep"),
+        ({"userRoles": "no"}, "userRoles"),
+        ({"replicas": 2}, "replicas"),
+        ({"operator.progressIntervalSeconds": 0}, "progressIntervalSeconds"),
+        ({"operator.progressIntervalSeconds": "10"}, "progressIntervalSeconds"),
+        ({"operator.sweepIntervalSeconds": -1}, "sweepIntervalSeconds"),
+        ({"operator.logLevel": "loud"}, "logLevel"),
+        ({"operator.logFormat": "xml"}, "logFormat"),
+        ({"operator.clusterDomain": "under_score"}, "clusterDomain"),
+        ({"operator.maxConcurrentReconciles": 0}, "maxConcurrentReconciles"),
+        ({"operator.maxConcurrentRequests": 1.5}, "maxConcurrentRequests"),
+        ({"resources.limit": {}}, "limit"),
+        ({"nodeSelector": {"gpu": True}}, "nodeSelector"),
+        ({"tolerations": {}}, "tolerations"),
+        ({"metrics.enabled": 1}, "enabled"),
+        ({"metrics.serviceMonitor": True}, "metrics"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_work_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+    message = refusal(values)
+    assert "values don't meet the specifications of the schema" in message
+    assert said in message
+
+
+def test_cluster_scope_serves_all_namespaces_with_one_cluster_role() -> None:
+    objects = template()
+    assert environment()["DDPJOB_OPERATOR_NAMESPACES"] == ""
+    assert not of_kind(objects, "Role", "RoleBinding")
+    [binding] = of_kind(objects, "ClusterRoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "ddpjob-operator", "namespace": NAMESPACE}]
+
+
+@pytest.mark.parametrize(("given", "served"), [([], [NAMESPACE]), (["team-a", "team-b"], ["team-a", "team-b"])])
+def test_namespace_scope_has_a_role_and_a_binding_in_each_namespace(given: list[str], served: list[str]) -> None:
+    values = {"scope": "namespace", "namespaces": given}
+    objects = template(values)
+    assert environment(**values)["DDPJOB_OPERATOR_NAMESPACES"] == ",".join(served)
+    assert [role["metadata"]["namespace"] for role in of_kind(objects, "Role")] == served
+    bindings = of_kind(objects, "RoleBinding")
+    assert [binding["metadata"]["namespace"] for binding in bindings] == served
+    assert all(binding["subjects"][0]["namespace"] == NAMESPACE for binding in bindings)
+    assert not of_kind(objects, "ClusterRoleBinding")
+
+
+def test_namespace_scope_can_do_without_any_cluster_wide_object() -> None:
+    objects = template({"scope": "namespace", "crds.install": False, "userRoles": False})
+    assert not of_kind(objects, *CLUSTER_SCOPED)
+
+
+def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
+    [kept] = of_kind(template(), "CustomResourceDefinition")
+    [dropped] = of_kind(template({"crds.keep": False}), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in dropped["metadata"]
+    assert not of_kind(template({"crds.install": False}), "CustomResourceDefinition")
+
+
+def test_the_default_image_name_which_nobody_owns_is_never_pulled() -> None:
+    default = operator_pod()["containers"][0]
+    mine = operator_pod(**{"image.repository": "registry.example.com/ddpjob/operator"})["containers"][0]
+    forced = operator_pod(**{"image.pullPolicy": "Always"})["containers"][0]
+    assert (default["image"], default["imagePullPolicy"]) == ("ddpjob/operator:0.1.0", "Never")
+    assert mine["image"] == "registry.example.com/ddpjob/operator:0.1.0"
+    assert mine["imagePullPolicy"] == "IfNotPresent"
+    assert forced["imagePullPolicy"] == "Always"
+
+
+def test_an_image_can_be_pinned_by_its_digest() -> None:
+    digest = "sha256:" + "0" * 64
+    pod = operator_pod(**{"image.repository": "registry.example.com/op", "image.tag": digest})
+    assert pod["containers"][0]["image"] == f"registry.example.com/op@{digest}"
+
+
+def test_every_setting_reaches_the_operator_as_the_text_the_user_wrote() -> None:
+    values = {
+        "operator.clusterDomain": "corp.example",
+        "operator.progressIntervalSeconds": 3600,
+        "operator.sweepIntervalSeconds": 30,
+        "operator.logLevel": "debug",
+        "operator.logFormat": "text",
+        "operator.maxConcurrentReconciles": 4,
+        "operator.maxConcurrentRequests": 1000,
+    }
+    env = environment(**values)
+    for name, value in values.items():
+        key = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name.split(".")[1])
+        assert env.pop(f"DDPJOB_OPERATOR_{key}") == str(value)
+    assert env == {"DDPJOB_OPERATOR_NAMESPACES": "", "DDPJOB_OPERATOR_HEALTH_PORT": "8080"}
+
+
+def test_scheduling_values_reach_the_operators_pod() -> None:
+    pod = operator_pod(
+        priorityClassName="system-cluster-critical",
+        nodeSelector={"role": "infra"},
+        tolerations=[{"key": "infra", "operator": "Exists"}],
+        affinity={"nodeAffinity": {}},
+        imagePullSecrets=[{"name": "login"}],
+    )
+    assert pod["priorityClassName"] == "system-cluster-critical"
+    assert pod["nodeSelector"] == {"role": "infra"}
+    assert pod["tolerations"] == [{"key": "infra", "operator": "Exists"}]
+    assert pod["affinity"] == {"nodeAffinity": {}}
+    assert pod["imagePullSecrets"] == [{"name": "login"}]
+
+
+def test_metrics_are_off_and_come_with_service_then_monitor() -> None:
+    kinds = {item["kind"] for item in template(hooks=False)}
+    assert kinds.isdisjoint({"Service", "ServiceMonitor"})
+    assert "Service" in {item["kind"] for item in template({"metrics.enabled": True}, hooks=False)}
+    values = {"metrics.enabled": True, "metrics.serviceMonitor": True, "metrics.serviceMonitorLabels": {"a": "b"}}
+    [monitor] = of_kind(template(values), "ServiceMonitor")
+    [service] = of_kind(template(values, hooks=False), "Service")
+    assert monitor["metadata"]["labels"]["a"] == "b"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [("ddpjob", "ddpjob-operator"), ("prod", "prod-ddpjob-operator"), ("my-ddpjob", "my-ddpjob-operator")],
+)
+def test_names_say_the_release_and_the_chart_once(release: str, name: str) -> None:
+    [deployment] = of_kind(template(release=release), "Deployment")
+    assert deployment["metadata"]["name"] == name
+
+
+def test_the_longest_release_name_still_gives_valid_names() -> None:
+    for item in template(release="r" * 53):
+        assert len(item["metadata"]["name"]) <= 63

@@ -1,0 +1,62 @@
+"""Files that are derived from others say the same as their origin."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob.api.crd import as_yaml, custom_resource_definition
+from tests.install.chart import ROOT, Object, of_kind, template, tool
+from tests.install.fields import reference
+from tests.install.generate import CHART_CRD, CRD, FIELDS, OPERATOR, RBAC, plain_manifests
+
+AGAIN = "is out of date: run `python -m tests.install.generate` and commit the result"
+
+
+def load(path: Path) -> list[Object]:
+    return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
+
+
+@pytest.mark.parametrize("path", [CRD, CHART_CRD], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_copy_of_the_crd_is_what_the_models_print(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == as_yaml(), f"{path.name} {AGAIN}"
+
+
+def test_the_field_reference_is_what_the_models_print() -> None:
+    assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
+
+
+def test_helm_renders_the_crd_unchanged() -> None:
+    [rendered] = of_kind(template(), "CustomResourceDefinition")
+    assert rendered["spec"] == custom_resource_definition()["spec"]
+    assert rendered["metadata"]["name"] == "ddpjobs.ddpjob.dev"
+
+
+def test_the_plain_manifests_install_what_the_chart_installs() -> None:
+    for name, objects in plain_manifests().items():
+        assert load(ROOT / "manifests" / name) == objects, f"manifests/{name} {AGAIN}"
+
+
+def test_the_plain_namespace_enforces_the_restricted_level() -> None:
+    [namespace] = of_kind(load(RBAC), "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_nothing_of_helm_is_left_in_the_plain_manifests() -> None:
+    for path in (RBAC, OPERATOR):
+        text = path.read_text(encoding="utf-8").split("\n", 1)[1]
+        assert "helm" not in text.lower()
+
+
+def test_kustomize_builds_the_same_objects() -> None:
+    done = subprocess.run(
+        [tool("kubectl"), "kustomize", str(ROOT / "manifests")],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    built = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
+    files = {(item["kind"], item["metadata"]["name"]): item for path in (CRD, RBAC, OPERATOR) for item in load(path)}
+    assert built == files

@@ -1,0 +1,79 @@
+"""The rights that the chart gives: exactly these, in both scopes, to the operator and to users."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.install.chart import Object, of_kind, template
+
+OPERATOR = {
+    *(("ddpjob.dev", "ddpjobs", verb) for verb in ("get", "list", "watch", "delete")),
+    ("ddpjob.dev", "ddpjobs/status", "patch"),
+    ("ddpjob.dev", "ddpjobs/finalizers", "update"),
+    *(("", "pods", verb) for verb in ("create", "delete", "get", "list", "watch")),
+    *(("", "services", verb) for verb in ("create", "get", "list")),
+    *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
+    *(("", "events", verb) for verb in ("create", "patch")),
+}
+READ = {
+    *(("ddpjob.dev", "ddpjobs", verb) for verb in ("get", "list", "watch")),
+    ("ddpjob.dev", "ddpjobs/status", "get"),
+}
+WRITE = {("ddpjob.dev", "ddpjobs", verb) for verb in ("create", "delete", "deletecollection", "patch", "update")}
+
+
+def triples(role: Object) -> set[tuple[str, str, str]]:
+    assert all(set(rule) == {"apiGroups", "resources", "verbs"} for rule in role["rules"])
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def named(objects: Iterable[Object], suffix: str) -> Object:
+    [role] = [item for item in objects if item["metadata"]["name"].endswith(suffix)]
+    return role
+
+
+@pytest.mark.parametrize("values", [{}, {"scope": "namespace", "namespaces": ["a", "b"]}], ids=["cluster", "namespace"])
+def test_the_operator_may_do_what_it_does_and_nothing_more(values: dict[str, Any]) -> None:
+    kind = "Role" if values else "ClusterRole"
+    roles = [role for role in of_kind(template(values), kind) if role["metadata"]["name"] == "ddpjob-operator"]
+    assert len(roles) == (2 if values else 1)
+    for role in roles:
+        assert triples(role) == OPERATOR
+    assert len(OPERATOR) == 19
+
+
+def test_nobody_is_given_secrets_wildcards_or_rights_over_rights() -> None:
+    for values in ({}, {"scope": "namespace"}):
+        for role in of_kind(template(values), "Role", "ClusterRole"):
+            for group, resource, verb in triples(role):
+                assert "*" not in (group, resource, verb)
+                assert group in ("", "ddpjob.dev")
+                assert resource.split("/")[0] not in ("secrets", "configmaps", "serviceaccounts", "nodes")
+                assert verb not in ("bind", "escalate", "impersonate")
+
+
+def test_editors_manage_jobs_and_viewers_read_them() -> None:
+    roles = of_kind(template(), "ClusterRole")
+    edit, view = named(roles, "-edit"), named(roles, "-view")
+    assert triples(edit) == READ | WRITE
+    assert triples(view) == READ
+    aggregated = {
+        label.rsplit("-", 1)[-1]
+        for role in (edit, view)
+        for label, value in role["metadata"]["labels"].items()
+        if label.startswith("rbac.authorization.k8s.io/aggregate-to-") and value == "true"
+    }
+    assert aggregated == {"admin", "edit", "view"}
+    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+
+
+def test_user_roles_can_be_left_out() -> None:
+    names = [role["metadata"]["name"] for role in of_kind(template({"userRoles": False}), "ClusterRole")]
+    assert names == ["ddpjob-operator"]
