@@ -382,8 +382,8 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
     [
         (
             {"phase": "Pending", "conditions": [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no gpu"}]},
-            "Scheduled", "Unschedulable", "0/3 nodes: no gpu",
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3: no gpu"}]},
+            "Scheduled", "Unschedulable", "0/3: no gpu",
         ),
         (
             {"phase": "Pending", "containerStatuses": [

@@ -31,13 +31,14 @@ _NPROC_MESSAGE = f"must be auto or a number from 1 to {names.MAX_NPROC_PER_NODE}
 
 
 def _nproc(value: int | str) -> int | str:
-    if isinstance(value, int) and not 1 <= value <= names.MAX_NPROC_PER_NODE:
+    fits = 1 <= value <= names.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"
+    if not fits:
         raise ValueError(_NPROC_MESSAGE)
     return value
 
 
 NprocPerNode = Annotated[
-    int | Literal["auto"],
+    int | str,
     AfterValidator(_nproc),
     Field(
         json_schema_extra={

@@ -3,6 +3,7 @@
 The report's shape is the trainer's contract; every field may be absent, because trainers of other makes exist.
 """
 
+import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from ddpjob.engine.actions import Json
 from ddpjob.engine.clock import timestamp
 
+_MAX_INT = 2**53  # what every JSON reader holds exactly
+_MAX_AGE = 365 * 86_400.0
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
 
@@ -37,8 +40,8 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
     unchanged = all(before.get(key) == value for key, value in progress.items())
     if unchanged and "lastHeartbeatTime" in before:
         return dict(before)
-    age = _float(report, "ageSeconds") or 0.0
-    progress["lastHeartbeatTime"] = timestamp(now - timedelta(seconds=max(age, 0.0)))
+    age = min(max(_float(report, "ageSeconds") or 0.0, 0.0), _MAX_AGE)
+    progress["lastHeartbeatTime"] = timestamp(now - timedelta(seconds=0.0 if math.isnan(age) else age))
     return progress
 
 
@@ -78,12 +81,14 @@ def _same_run(progress: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 def _int(report: Mapping[str, Any], key: str) -> int | None:
     value = report.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT else None
 
 
 def _float(report: Mapping[str, Any], key: str) -> float | None:
     value = report.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if isinstance(value, float) or abs(value) <= _MAX_INT else None
 
 
 def _number_text(report: Mapping[str, Any], key: str, form: str) -> str | None:

@@ -15,7 +15,7 @@ from ddpjob.engine.actions import Json
 
 # What YAML refuses raw, or folds as a line break, inside a double-quoted scalar though JSON leaves it as it is.
 # Everything else stays UTF-8: PyYAML reads an emoji escaped by JSON as two lone surrogates.
-_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

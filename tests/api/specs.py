@@ -1,0 +1,212 @@
+"""Good and bad specs, and edits of a live job: one table for pydantic and for the API server's CEL.
+
+A bad spec names the field and words of the rule that the refusal must carry, whoever speaks it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Spec = dict[str, Any]
+
+CLAIM = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+OK: Spec = {"image": "trainer:1"}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A spec that must be refused, with the field that the message must name.
+
+    cel_only: a rule about metadata, which only the API server sees.
+    says: words that must stand in the API server's message (rules of ours; schema errors have Kubernetes' words).
+    """
+
+    id: str
+    field: str
+    spec: Spec = field(default_factory=lambda: dict(OK))
+    name: str = "job"
+    says: str = ""
+    cel_only: bool = False
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one field on a live job; ``before`` and ``after`` are laid over the minimal spec."""
+
+    id: str
+    field: str
+    before: Spec
+    after: Spec
+
+
+GOOD: dict[str, Spec] = {
+    "image alone": OK,
+    "everything short": OK
+    | {
+        "command": ["torchrun", "train.py"],
+        "args": ["--epochs", "3"],
+        "env": [
+            {"name": "A", "value": "x"},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "D", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu", "divisor": 1}}},
+        ],
+        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "c", "optional": True}}],
+        "workingDir": "/app",
+        "resources": {"limits": {"cpu": 2, "memory": "1Gi", "nvidia.com/gpu": "8"}, "requests": {"cpu": "500m"}},
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "registry"}],
+        "numNodes": 4096,
+        "nprocPerNode": 64,
+        "rendezvous": {"port": 1024, "timeoutSeconds": 10},
+        "sharedMemory": {"sizeLimit": "2Gi"},
+        "podSecurity": {"profile": "Baseline", "runAsUser": 0, "fsGroup": 0},
+        "restartPolicy": {"maxRestarts": 0},
+        "activeDeadlineSeconds": 1,
+        "ttlSecondsAfterFinished": 0,
+        "suspend": True,
+        "checkpoint": {"claimName": "models", "mountPath": "/ckpt", "subPath": "a/b..c"},
+        "data": {"claimName": "mnist", "mountPath": "/mnt/data"},
+    },
+    "claim template": OK | {"checkpoint": {"claimTemplate": CLAIM, "claimRetention": "Delete"}},
+    "template image": {"template": {"spec": {"containers": [{"name": "trainer", "image": "i"}]}}},
+    "template with what we do not know": OK
+    | {
+        "template": {
+            "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["x/y"]},
+            "spec": {
+                "dnsPolicy": "Default",
+                "containers": [{"name": "side", "image": "s", "livenessProbe": {"httpGet": {"port": 1}}}],
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "affinity": {"nodeAffinity": {}},
+            },
+        }
+    },
+    "number with resource claims": OK
+    | {"nprocPerNode": 2, "template": {"spec": {"resourceClaims": [{"name": "g", "resourceClaimName": "x"}]}}},
+    "nproc auto": OK | {"nprocPerNode": "auto"},
+}
+
+BAD: tuple[Bad, ...] = (
+    Bad("zero nodes", "numNodes", OK | {"numNodes": 0}),
+    Bad("100,000 nodes", "numNodes", OK | {"numNodes": 100_000}),
+    Bad("negative nodes", "numNodes", OK | {"numNodes": -1}),
+    Bad("nodes as text", "numNodes", OK | {"numNodes": "2"}),
+    Bad("half a node", "numNodes", OK | {"numNodes": 1.5}),
+    Bad("name of 64 characters", "metadata.name", name="a" * 64, says="at most 45", cel_only=True),
+    Bad("name of 46 characters", "metadata.name", name="a" * 46, says="at most 45", cel_only=True),
+    Bad("name beginning with a digit", "metadata.name", name="1job", says="beginning with a letter", cel_only=True),
+    Bad("name with a dot", "metadata.name", name="a.b", says="beginning with a letter", cel_only=True),
+    Bad("no image", "spec", {"numNodes": 1}, says="image is required"),
+    Bad("image of a sidecar only", "spec", {"template": {"spec": {"containers": [{"name": "x", "image": "i"}]}}},
+        says="image is required"),
+    Bad("empty image", "image", {"image": ""}),
+    Bad("image with spaces", "image", {"image": "my image"}),
+    Bad("image as a list", "image", {"image": ["a"]}),
+    Bad("zero processes", "nprocPerNode", OK | {"nprocPerNode": 0}, says="must be auto or a number"),
+    Bad("65 processes", "nprocPerNode", OK | {"nprocPerNode": 65}, says="must be auto or a number"),
+    Bad("processes: gpu", "nprocPerNode", OK | {"nprocPerNode": "gpu"}, says="must be auto or a number"),
+    Bad("auto with resource claims", "spec", OK | {"template": {"spec": {"resourceClaims": [{"name": "g"}]}}},
+        says="nprocPerNode must be a number"),
+    Bad("port out of range", "rendezvous.port", OK | {"rendezvous": {"port": 65536}}),
+    Bad("port of root", "rendezvous.port", OK | {"rendezvous": {"port": 80}}),
+    Bad("port of progress", "rendezvous", OK | {"rendezvous": {"port": 29501}}, says="port must not be 29501"),
+    Bad("no rendezvous time", "rendezvous.timeoutSeconds", OK | {"rendezvous": {"timeoutSeconds": 0}}),
+    Bad("both claims", "checkpoint", OK | {"checkpoint": {"claimName": "a", "claimTemplate": CLAIM}},
+        says="exactly one of claimName"),
+    Bad("no claim", "checkpoint", OK | {"checkpoint": {"mountPath": "/x"}}, says="exactly one of claimName"),
+    Bad("claim with a bad name", "checkpoint.claimName", OK | {"checkpoint": {"claimName": "A_b"}}),
+    Bad("claim without size", "checkpoint.claimTemplate.spec.resources",
+        OK | {"checkpoint": {"claimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}}),
+    Bad("unknown access mode", "accessModes",
+        OK | {"checkpoint": {"claimTemplate": {"spec": {**CLAIM["spec"], "accessModes": ["Many"]}}}}),
+    Bad("relative mount path", "checkpoint.mountPath",
+        OK | {"checkpoint": {"claimName": "a", "mountPath": "x"}}),
+    Bad("subPath that leaves the volume", "checkpoint",
+        OK | {"checkpoint": {"claimName": "a", "subPath": "a/../../b"}}, says="no '..'"),
+    Bad("absolute subPath", "checkpoint.subPath", OK | {"checkpoint": {"claimName": "a", "subPath": "/a"}}),
+    Bad("one mount path for two volumes", "spec",
+        OK | {"checkpoint": {"claimName": "a", "mountPath": "/v"}, "data": {"claimName": "b", "mountPath": "/v"}},
+        says="mountPath must differ"),
+    Bad("data without a claim", "data.claimName", OK | {"data": {"mountPath": "/d"}}),
+    Bad("negative deadline", "activeDeadlineSeconds", OK | {"activeDeadlineSeconds": -1}),
+    Bad("deadline of zero", "activeDeadlineSeconds", OK | {"activeDeadlineSeconds": 0}),
+    Bad("negative ttl", "ttlSecondsAfterFinished", OK | {"ttlSecondsAfterFinished": -1}),
+    Bad("negative restarts", "restartPolicy.maxRestarts", OK | {"restartPolicy": {"maxRestarts": -1}}),
+    Bad("too many restarts", "restartPolicy.maxRestarts", OK | {"restartPolicy": {"maxRestarts": 1001}}),
+    Bad("root under Restricted", "podSecurity", OK | {"podSecurity": {"runAsUser": 0}}, says="runAsUser 0 is root"),
+    Bad("unknown profile", "podSecurity.profile", OK | {"podSecurity": {"profile": "Privileged"}}),
+    Bad("negative user", "podSecurity.runAsUser", OK | {"podSecurity": {"runAsUser": -1}}),
+    Bad("shared memory in words", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": "much"}}),
+    Bad("negative shared memory", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": -1}}),
+    Bad("limit in words", "resources.limits", OK | {"resources": {"limits": {"cpu": "two"}}}),
+    Bad("variable of the operator", "spec", OK | {"env": [{"name": "MASTER_ADDR", "value": "x"}]},
+        says="env must not set the variables that the operator owns"),
+    Bad("variable twice", "env", OK | {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
+    Bad("value and valueFrom", "spec", OK | {"env": [
+        {"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        says="either value or valueFrom"),
+    Bad("variable without a name", "env", OK | {"env": [{"value": "1"}]}),
+    Bad("variable that is no text", "env", OK | {"env": [{"name": "A", "value": 1}]}),
+    Bad("args as one text", "args", OK | {"args": "--epochs 3"}),
+    Bad("argument that is a number", "args", OK | {"args": ["--epochs", 3]}),
+    Bad("unknown field", "nodes", OK | {"nodes": 2}),
+    Bad("unknown field within", "restartPolicy.retries", OK | {"restartPolicy": {"retries": 2}}),
+    Bad("unknown pull policy", "imagePullPolicy", OK | {"imagePullPolicy": "Sometimes"}),
+    Bad("suspend in words", "suspend", OK | {"suspend": "yes"}),
+    Bad("template container without a name", "template.spec.containers",
+        OK | {"template": {"spec": {"containers": [{"image": "i"}]}}}),
+    Bad("template container twice", "template.spec.containers",
+        OK | {"template": {"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "a", "image": "i"}]}}}),
+)  # fmt: skip
+
+
+def _three(name: str, one: Any, other: Any) -> tuple[Edit, Edit, Edit]:
+    return (
+        Edit(f"{name} added", name, {}, {name: one}),
+        Edit(f"{name} changed", name, {name: one}, {name: other}),
+        Edit(f"{name} removed", name, {name: one}, {}),
+    )
+
+
+def _trainer(**more: Any) -> Spec:
+    return {"spec": {"containers": [{"name": "trainer"} | more]}}
+
+
+ILLEGAL_EDITS: tuple[Edit, ...] = (
+    Edit("image added", "image", {"image": None, "template": _trainer(image="i")},
+         {"image": "j", "template": _trainer(image="i")}),
+    Edit("image changed", "image", {"image": "a"}, {"image": "b"}),
+    Edit("image removed", "image", {"image": "a", "template": _trainer(image="i")},
+         {"image": None, "template": _trainer(image="i")}),
+    *_three("command", ["a"], ["b"]),
+    *_three("args", ["a"], ["a", "b"]),
+    *_three("env", [{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
+    *_three("envFrom", [{"secretRef": {"name": "a"}}], [{"secretRef": {"name": "b"}}]),
+    *_three("workingDir", "/a", "/b"),
+    *_three("resources", {"limits": {"cpu": "1"}}, {"limits": {"cpu": "2"}}),
+    *_three("imagePullPolicy", "Always", "Never"),
+    *_three("imagePullSecrets", [{"name": "a"}], [{"name": "b"}]),
+    *_three("template", {"metadata": {"labels": {"a": "b"}}}, {"metadata": {"labels": {"a": "c"}}}),
+    Edit("template command changed", "template", {"template": _trainer(command=["a"])},
+         {"template": _trainer(command=["b"])}),
+    Edit("template nodeSelector added", "template", {"template": {"spec": {}}},
+         {"template": {"spec": {"nodeSelector": {"a": "b"}}}}),
+    *_three("numNodes", 2, 3),
+    *_three("nprocPerNode", 2, 4),
+    *_three("rendezvous", {"port": 3000}, {"port": 3001}),
+    *_three("sharedMemory", {"sizeLimit": "1Gi"}, {"sizeLimit": "2Gi"}),
+    *_three("podSecurity", {"profile": "Baseline"}, {"profile": "Unset"}),
+    *_three("checkpoint", {"claimName": "a"}, {"claimName": "b"}),
+    Edit("checkpoint claim template for a name", "checkpoint", {"checkpoint": {"claimName": "a"}},
+         {"checkpoint": {"claimTemplate": CLAIM}}),
+    *_three("data", {"claimName": "a"}, {"claimName": "b"}),
+)  # fmt: skip
+
+LEGAL_EDITS: tuple[Edit, ...] = (
+    Edit("suspend", "suspend", {}, {"suspend": True}),
+    Edit("deadline added", "activeDeadlineSeconds", {}, {"activeDeadlineSeconds": 5}),
+    Edit("deadline changed", "activeDeadlineSeconds", {"activeDeadlineSeconds": 5}, {"activeDeadlineSeconds": 6}),
+    Edit("deadline removed", "activeDeadlineSeconds", {"activeDeadlineSeconds": 5}, {}),
+    Edit("ttl added", "ttlSecondsAfterFinished", {}, {"ttlSecondsAfterFinished": 5}),
+    Edit("restarts changed", "restartPolicy", {}, {"restartPolicy": {"maxRestarts": 9}}),
+)

@@ -1,0 +1,62 @@
+"""The printed CRD: structural, described in full, and the same as the committed copy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddpjob.api.crd import as_yaml, openapi
+from ddpjob.api.names import MAX_JOB_NAME, MAX_NODES, pod_name
+from ddpjob.api.spec import IMMUTABLE
+
+ROOT = Path(__file__).parents[2]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+def test_the_committed_crd_is_what_the_models_print() -> None:
+    assert (ROOT / "manifests/crd.yaml").read_text() == as_yaml()
+
+
+def test_every_field_has_a_description() -> None:
+    schema = openapi()
+    bare = [
+        f"{path}.{name}"
+        for path, node in nodes(schema)
+        for name, child in node.get("properties", {}).items()
+        if not child.get("description") and f"{path}.{name}" != ".metadata"
+    ]
+    assert bare == []
+
+
+def test_the_schema_is_structural() -> None:
+    for path, node in nodes(openapi()):
+        assert "$ref" not in node and "title" not in node, path
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+
+
+def test_lists_and_texts_of_the_spec_are_bounded() -> None:
+    """CEL's cost budget is estimated from the maxima; without them a rule is refused."""
+    spec = openapi()["properties"]["spec"]
+    for path, node in nodes(spec):
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+        if node.get("type") == "string" and "enum" not in node:
+            assert "maxLength" in node, path
+
+
+def test_immutability_is_ruled_at_spec_level_for_every_immutable_field() -> None:
+    rules = [rule["rule"] for rule in openapi()["properties"]["spec"]["x-kubernetes-validations"]]
+    for field in IMMUTABLE:
+        assert any(f"has(self.{field}) == has(oldSelf.{field})" in rule for rule in rules), field
+
+
+def test_the_longest_name_gives_a_host_name_of_one_label() -> None:
+    assert len(pod_name("a" * MAX_JOB_NAME, "12345678", 99_999, MAX_NODES - 1)) <= 63

@@ -1,0 +1,237 @@
+"""The objects an attempt needs: what the operator owns, what the user says, in the order of precedence."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.spec import parse_spec
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, spec_hash
+from tests.api.specs import CLAIM
+from tests.builders import SETTINGS, UID, a_job
+
+
+def job_of(**spec: Any) -> Job:
+    body = a_job(**spec)
+    return Job.of(body, parse_spec(body))
+
+
+def pod_of(rank: int = 0, attempt: int = 1, **spec: Any) -> dict[str, Any]:
+    return desired_pods(job_of(**spec), attempt, SETTINGS)[rank].body
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+
+
+def test_every_rank_gets_its_own_name_host_label_and_node_rank_and_nothing_else_differs() -> None:
+    pods = [copy.deepcopy(create.body) for create in desired_pods(job_of(numNodes=3), 2, SETTINGS)]
+    first: dict[str, Any] = {}
+    for rank, pod in enumerate(pods):
+        name = f"mnist-0a1b2-2-{rank}"
+        assert pod["metadata"]["name"] == pod["spec"]["hostname"] == name
+        assert pod["metadata"]["labels"][names.LABEL_NODE_RANK] == str(rank)
+        assert env_of(pod)["NODE_RANK"] == env_of(pod)["PET_NODE_RANK"] == str(rank)
+        pod["metadata"] |= {"name": "", "labels": pod["metadata"]["labels"] | {names.LABEL_NODE_RANK: ""}}
+        pod["spec"]["hostname"] = ""
+        env = pod["spec"]["containers"][0]["env"]
+        pod["spec"]["containers"][0]["env"] = [v for v in env if not v["name"].endswith("NODE_RANK")]
+        first = first or pod
+        assert pod == first
+    assert {env_of(pod)["MASTER_ADDR"] for pod in pods} == {"mnist-0a1b2-2-0.mnist-0a1b2.default.svc.cluster.local"}
+
+
+def test_the_environment_is_the_designs() -> None:
+    pod = pod_of(
+        nprocPerNode=2,
+        rendezvous={"port": 3000, "timeoutSeconds": 60},
+        checkpoint={"claimName": "c", "mountPath": "/ck"},
+        data={"claimName": "d", "mountPath": "/da"},
+    )
+    assert env_of(pod) == {
+        "MASTER_ADDR": "mnist-0a1b2-1-0.mnist-0a1b2.default.svc.cluster.local",
+        "MASTER_PORT": "3000",
+        "NNODES": "2",
+        "NODE_RANK": "0",
+        "NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "mnist-0a1b2-1-0.mnist-0a1b2.default.svc.cluster.local",
+        "PET_MASTER_PORT": "3000",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "0",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MAX_RESTARTS": "0",
+        "PET_RDZV_CONF": "timeout=60",
+        "DDPJOB_NAME": "mnist",
+        "DDPJOB_UID": UID,
+        "DDPJOB_ATTEMPT": "1",
+        "DDPJOB_CHECKPOINT_DIR": "/ck",
+        "DDPJOB_DATA_DIR": "/da",
+        "DDPJOB_PROGRESS_PORT": "29501",
+        "HOME": "/tmp",
+        "USER": "ddpjob",
+    }
+
+
+def test_rank_and_world_size_are_left_to_torchrun() -> None:
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(env_of(pod_of()))
+
+
+def test_the_variables_of_the_operator_come_first_so_that_users_can_refer_to_them() -> None:
+    pod = pod_of(env=[{"name": "SEED", "value": "$(NODE_RANK)"}])
+    order = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
+    assert order.index("NODE_RANK") < order.index("SEED")
+
+
+def test_what_the_operator_owns_outranks_the_template() -> None:
+    trainer = {"name": "trainer", "env": [{"name": "MASTER_ADDR", "value": "evil"}]}
+    metadata = {"labels": {names.LABEL_JOB_UID: "evil", "mine": "yes"}}
+    spec = {"restartPolicy": "Always", "hostname": "evil", "subdomain": "evil", "containers": [trainer]}
+    pod = pod_of(template={"metadata": metadata, "spec": spec})
+    assert env_of(pod)["MASTER_ADDR"] != "evil"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["hostname"] == "mnist-0a1b2-1-0" and pod["spec"]["subdomain"] == "mnist-0a1b2"
+    assert pod["metadata"]["labels"][names.LABEL_JOB_UID] == UID
+    assert pod["metadata"]["labels"]["mine"] == "yes"
+
+
+def test_short_fields_outrank_the_template_and_the_template_the_defaults() -> None:
+    trainer = {"name": "trainer", "image": "template", "args": ["t"], "env": [{"name": "HOME", "value": "/root"}]}
+    pod = pod_of(
+        image="short", template={"spec": {"enableServiceLinks": True, "containers": [trainer], "tolerations": []}}
+    )
+    container = pod["spec"]["containers"][0]
+    assert (container["image"], container["args"]) == ("short", ["t"])
+    assert env_of(pod)["HOME"] == "/root"
+    assert pod["spec"]["enableServiceLinks"] is True
+
+
+def test_a_sidecar_of_the_template_stands_behind_the_trainer() -> None:
+    pod = pod_of(template={"spec": {"containers": [{"name": "side", "image": "s"}]}})
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "side"]
+
+
+def test_a_users_toleration_joins_the_thirty_seconds_for_lost_nodes() -> None:
+    tolerations = pod_of(template={"spec": {"tolerations": [{"key": "gpu"}]}})["spec"]["tolerations"]
+    assert {"key": "gpu"} in tolerations
+    assert [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t] == [30, 30]
+
+
+def test_defaults_prevent_known_pains() -> None:
+    spec = pod_of()["spec"]
+    assert spec["enableServiceLinks"] is False
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert {"name": "ddpjob-shm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    assert {"name": "ddpjob-shm", "mountPath": "/dev/shm"} in spec["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("security", "pod_context", "capabilities"),
+    [
+        (
+            {},
+            {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000,
+             "fsGroupChangePolicy": "OnRootMismatch"},
+            {"drop": ["ALL"]},
+        ),
+        (
+            {"runAsUser": 7, "fsGroup": 8},
+            {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True, "runAsUser": 7, "fsGroup": 8,
+             "fsGroupChangePolicy": "OnRootMismatch"},
+            {"drop": ["ALL"]},
+        ),
+        (
+            {"profile": "Baseline", "runAsUser": 0},
+            {"seccompProfile": {"type": "RuntimeDefault"}, "runAsUser": 0},
+            None,
+        ),
+        ({"profile": "Unset", "runAsUser": 0}, None, None),
+    ],
+)  # fmt: skip
+def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capabilities: Any) -> None:
+    spec = pod_of(podSecurity=security)["spec"]
+    assert spec.get("securityContext") == pod_context
+    assert spec["containers"][0].get("securityContext", {}).get("capabilities") == capabilities
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, 1),
+        ({"nprocPerNode": 3}, 3),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, 8),
+        ({"resources": {"limits": {"amd.com/gpu": "4", "cpu": "64"}}}, 4),
+        (
+            {
+                "template": {
+                    "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
+                }
+            },
+            2,
+        ),
+        ({"resources": {"limits": {"nvidia.com/gpu": "1k"}}}, 1),
+    ],
+)
+def test_auto_is_the_gpu_limit_of_the_trainer_or_one(spec: dict[str, Any], expected: int) -> None:
+    assert job_of(**spec).nproc_per_node == expected
+    assert env_of(pod_of(**spec))["NPROC_PER_NODE"] == str(expected)
+
+
+def test_checkpoint_and_data_are_mounted_where_the_environment_says() -> None:
+    pod = pod_of(checkpoint={"claimName": "c", "subPath": "run/1"}, data={"claimName": "d"})
+    assert {"name": "ddpjob-checkpoint", "mountPath": "/checkpoints", "subPath": "run/1"} in (
+        pod["spec"]["containers"][0]["volumeMounts"]
+    )
+    assert {"name": "ddpjob-data", "mountPath": "/data", "readOnly": True} in (
+        pod["spec"]["containers"][0]["volumeMounts"]
+    )
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == ["c", "d"]
+
+
+def test_a_claim_template_makes_a_claim_that_outlives_the_job() -> None:
+    create = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM}))
+    assert create is not None and create.shared
+    assert create.body["metadata"]["name"] == "mnist-checkpoints"
+    assert "ownerReferences" not in create.body["metadata"]
+    assert create.body["spec"] == CLAIM["spec"]
+
+
+def test_a_claim_goes_with_the_job_where_retention_says_delete() -> None:
+    create = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM, "claimRetention": "Delete"}))
+    assert create is not None
+    assert create.body["metadata"]["ownerReferences"][0]["uid"] == UID
+
+
+def test_no_claim_is_made_for_a_claim_the_user_brings() -> None:
+    assert desired_claim(job_of(checkpoint={"claimName": "mine"})) is None
+    assert desired_claim(job_of()) is None
+
+
+def test_the_service_is_headless_and_answers_before_anything_is_ready() -> None:
+    body = desired_service(job_of(rendezvous={"port": 3000})).body
+    assert body["spec"]["clusterIP"] == "None"
+    assert body["spec"]["publishNotReadyAddresses"] is True
+    assert body["spec"]["selector"] == {names.LABEL_JOB_UID: UID}
+    assert body["spec"]["ports"][0]["port"] == 3000
+
+
+def test_everything_namespaced_is_owned_by_the_job() -> None:
+    job = job_of()
+    for create in (*desired_pods(job, 1, SETTINGS), desired_service(job)):
+        (owner,) = create.body["metadata"]["ownerReferences"]
+        assert owner["uid"] == UID and owner["controller"] is True
+
+
+def test_the_cluster_domain_is_a_setting() -> None:
+    body = desired_pods(job_of(), 1, EngineSettings(cluster_domain="corp.example"))[0].body
+    assert env_of(body)["MASTER_ADDR"].endswith(".svc.corp.example")
+
+
+def test_the_hash_covers_what_is_immutable_and_ignores_what_may_change() -> None:
+    base = spec_hash(job_of().spec)
+    assert spec_hash(job_of(suspend=True, activeDeadlineSeconds=5).spec) == base
+    assert spec_hash(job_of(template={"spec": {"dnsPolicy": "None"}}).spec) != base
+    assert spec_hash(job_of(args=["x"]).spec) != base

@@ -1,0 +1,81 @@
+"""Rank 0's report in the status, whatever it holds."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.engine.progress import checkpoint_status, progress_status
+from tests.builders import NOW
+
+REPORT: dict[str, Any] = {
+    "schema": 1, "seq": 412, "ageSeconds": 2.0, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300,
+    "totalSteps": 470, "loss": 0.04, "accuracy": None, "samplesPerSecond": 17000.4, "worldSize": 4,
+    "checkpoint": {"run": 3, "step": 250},
+}  # fmt: skip
+
+
+def test_a_report_becomes_the_status_of_the_interface() -> None:
+    assert progress_status(REPORT, {}, NOW) == {
+        "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300, "totalSteps": 470, "percent": 63, "loss": "0.04",
+        "samplesPerSecond": "17000", "display": "63% 300/470", "lastHeartbeatTime": "2026-03-01T11:59:58Z",
+    }  # fmt: skip
+
+
+def test_a_report_that_says_nothing_new_changes_nothing() -> None:
+    before = progress_status(REPORT, {}, NOW)
+    later = REPORT | {"ageSeconds": 12.0, "seq": 413}
+    assert progress_status(later, before, NOW + timedelta(seconds=10)) == before
+
+
+def test_a_loss_that_is_no_number_is_a_string() -> None:
+    assert progress_status(REPORT | {"loss": float("nan")}, {}, NOW)["loss"] == "nan"
+
+
+def test_a_phase_without_a_loss_keeps_the_last_in_view() -> None:
+    before = progress_status(REPORT, {}, NOW)
+    during = progress_status(REPORT | {"phase": "evaluate", "loss": None}, before, NOW)
+    assert during["loss"] == "0.04" and during["phase"] == "evaluate"
+
+
+def test_an_unknown_end_shows_the_step_alone() -> None:
+    assert progress_status({"step": 7}, {}, NOW)["display"] == "step 7"
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({}, None),
+        ({"checkpoint": None}, None),
+        ({"checkpoint": {"run": 1}}, None),
+        ({"checkpoint": {"run": 1, "step": 5}}, {"path": "run-000001/step-000000005.pt", "step": 5}),
+        (
+            {"checkpoint": None, "resumedFrom": {"run": 1, "step": 5}},
+            {"path": "run-000001/step-000000005.pt", "step": 5, "resumedFromStep": 5},
+        ),
+    ],
+)
+def test_the_checkpoint_is_named_by_its_file(report: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    found = checkpoint_status(report, None, NOW)
+    assert (found and {k: v for k, v in found.items() if k != "time"}) == expected
+
+
+def test_the_time_of_a_checkpoint_stays_while_it_is_the_last() -> None:
+    first = checkpoint_status(REPORT, None, NOW)
+    assert checkpoint_status(REPORT, first, NOW + timedelta(minutes=1)) == first
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds"]), junk))
+def test_no_report_however_odd_breaks_the_status(report: dict[str, Any]) -> None:
+    made = progress_status(report, {}, NOW)
+    assert isinstance(made["display"], str)
+    checkpoint_status(report, None, NOW)

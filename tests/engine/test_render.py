@@ -1,0 +1,74 @@
+"""No value can change what is rendered: every string arrives in the pod as that very string."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+
+from ddpjob.api.spec import parse_spec
+from ddpjob.engine.desired import Job, desired_pods
+from ddpjob.engine.render import render
+from tests.builders import SETTINGS, a_job
+
+HOSTILE = [
+    '"}\nhostNetwork: true',
+    "{{ 7*7 }}",
+    "{% for x in y %}",
+    "no",
+    "null",
+    "~",
+    "1e3",
+    "0x1F",
+    "2001-01-01",
+    "- a\n- b",
+    "&anchor *alias",
+    "!!python/object:os.system",
+    "#comment",
+    "a: b",
+    "\ttab",
+    " leading and trailing ",
+    "",
+    "\x7f\x85\u2028\u2029\ufeff",
+    "\U0001f600 é 漢字",
+    "'\"\\\n\r\x00\x1b",
+    "x" * 5000,
+]
+texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=200))
+
+
+def trainer(**spec: Any) -> dict[str, Any]:
+    job = a_job(**spec)
+    pods = desired_pods(Job.of(job, parse_spec(job)), 1, SETTINGS)
+    pod = pods[-1].body
+    assert "hostNetwork" not in pod["spec"]
+    container: dict[str, Any] = pod["spec"]["containers"][0]
+    return container | {"labels": pod["metadata"]["labels"]}
+
+
+@given(value=texts)
+@settings(max_examples=300, deadline=None)
+def test_any_string_arrives_as_that_very_string(value: str) -> None:
+    container = trainer(
+        env=[{"name": "A", "value": value}],
+        args=[value, value],
+        command=[value],
+        template={"metadata": {"labels": {"k": value[:63]}, "annotations": {"a": value}}},
+    )
+    assert next(v for v in container["env"] if v["name"] == "A")["value"] == value
+    assert container["args"] == [value, value]
+    assert container["command"] == [value]
+    assert container["labels"]["k"] == value[:63]
+
+
+def test_a_name_that_was_not_given_is_an_error_that_names_it() -> None:
+    with pytest.raises(UndefinedError, match="service"):
+        render("service.yaml.j2")
+
+
+@pytest.mark.parametrize("value", [value for value in HOSTILE if len(value) < 317])  # longer keys the API refuses
+def test_a_hostile_label_key_stays_a_key(value: str) -> None:
+    labels = {f"k{value}": "v"}
+    rendered = render("service.yaml.j2", service="s", namespace="n", labels=labels, owners=[], selector=labels, port=1)
+    assert rendered["metadata"]["labels"] == labels
