@@ -90,9 +90,8 @@ def binary(name: str) -> Path:
     return _built(module, name)
 
 
-@cache
 def _built(module: Module, name: str) -> Path:
-    key = module_key(module, _go_version(module))
+    key = module_key(module, _go_version(module.path))
     target = cache_dir() / "bin" / f"{module.folder}-{key}" / name
     if target.exists():
         return target
@@ -144,11 +143,11 @@ def _go_environment() -> dict[str, str]:
 
 
 @cache
-def _go_version(module: Module) -> str:
+def _go_version(folder: Path) -> str:
     # Asked inside the module: Go may fetch the newer toolchain that the module's go line demands.
     try:
         done = run(
-            ["go", "env", "GOVERSION", "GOOS", "GOARCH"], cwd=module.path, env=_go_environment(), timeout=300
+            ["go", "env", "GOVERSION", "GOOS", "GOARCH"], cwd=folder, env=_go_environment(), timeout=300
         )
     except CommandError as error:
         raise ToolchainError(f"`go env` failed; is Go 1.25 or newer installed?\n{error}") from error

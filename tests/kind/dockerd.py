@@ -1,0 +1,179 @@
+"""Starts and ends the Docker engine that the tests bring along where none is running: Debian's dockerd, with state of its own.
+
+Used by docker.py alone. A killed run may leave anything behind (pid files of processes long gone, a half-written state); start() copes with all of it,
+in the last resort by throwing the state away: it is a cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kind.cache import cache_dir
+from tests.kind.command import CommandError, run, step, wait_until
+from tests.kind.toolchain import binary
+
+# Not in the cache folder: a socket's path may have 107 bytes, and this state must not outlive a reboot.
+RUN_DIR = Path("/run/ddpjob-docker")
+SOCKET = RUN_DIR / "docker.sock"
+
+_PID_FILE = RUN_DIR / "docker.pid"
+_EXEC_ROOT = RUN_DIR / "exec"
+_CONTAINERD_PID_FILE = _EXEC_ROOT / "containerd" / "containerd.pid"
+_START_SECONDS = 90.0
+_STOP_SECONDS = 60.0
+_CAP_SYS_RESOURCE = 24  # linux/capability.h
+
+# 198.18.0.0/15 is reserved for tests between networks (RFC 2544): it collides with no private network the machine may be in.
+_ADDRESS_POOL = {"base": "198.18.16.0/20", "size": 24}
+
+
+def log_file() -> Path:
+    """Where the engine writes what it does."""
+    return cache_dir() / "docker.log"
+
+
+def data_root() -> Path:
+    """Where the engine keeps images and containers."""
+    return cache_dir() / "docker"
+
+
+def lacks_sys_resource(process_status: str | None = None) -> bool:
+    """Whether this machine's root lacks CAP_SYS_RESOURCE, judged by the text of /proc/self/status."""
+    text = Path("/proc/self/status").read_text() if process_status is None else process_status
+    for line in text.splitlines():
+        if line.startswith("CapBnd:"):
+            return not int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1
+    return False
+
+
+def configuration(*, runc_reduced: Path | None) -> dict[str, object]:
+    """dockerd's configuration file. With ``runc_reduced``, every container is started through that program (see go/node/runc-reduced)."""
+    settings: dict[str, object] = {
+        "hosts": [f"unix://{SOCKET}"],
+        "data-root": str(data_root()),
+        "exec-root": str(_EXEC_ROOT),
+        "pidfile": str(_PID_FILE),
+        # Where a system-wide containerd runs, dockerd shares it: in namespaces that an installed Docker does not use.
+        "containerd-namespace": "ddpjob",
+        "containerd-plugins-namespace": "ddpjob-plugins",
+        "default-address-pools": [_ADDRESS_POOL],
+        "log-level": "warn",
+    }
+    if runc_reduced is not None:
+        settings["runtimes"] = {"reduced": {"path": str(runc_reduced)}}
+        settings["default-runtime"] = "reduced"
+    return settings
+
+
+def start(answers: Callable[[], bool]) -> None:
+    """Start dockerd in a session of its own and wait until ``answers``. Raises CommandError with the end of its log."""
+    reduced = binary("runc-reduced") if lacks_sys_resource() else None
+    config = cache_dir() / "dockerd.json"
+    config.write_text(json.dumps(configuration(runc_reduced=reduced), indent=1))
+    with step("starting a Docker engine"):
+        _end_unresponsive(answers)
+        if answers():
+            return
+        _enable_forwarding()
+        had_state = data_root().exists()
+        try:
+            _start_once(config, answers)
+        except CommandError:
+            if not had_state:
+                raise
+            stop()
+            _discard_state()
+            _start_once(config, answers)
+
+
+def _start_once(config: Path, answers: Callable[[], bool]) -> None:
+    RUN_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_stale_pid_files()
+    with log_file().open("w") as log:
+        process = subprocess.Popen(
+            ["dockerd", "--config-file", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def answers_or_died() -> bool:
+        return process.poll() is not None or answers()
+
+    try:
+        wait_until("the Docker engine answers", answers_or_died, timeout=_START_SECONDS, interval=0.2)
+        if process.poll() is not None:
+            raise CommandError(f"dockerd exited with code {process.returncode}")
+    except CommandError as error:
+        tail = "\n".join(log_file().read_text(errors="replace").splitlines()[-15:])
+        raise CommandError(f"The Docker engine could not be started ({error}). Its log, {log_file()}, ends with:\n{tail}") from error
+
+
+def stop() -> bool:
+    """End the engine that start() started, with all its containers. False when there is none. Never touches another engine."""
+    pid = _our_pid(_PID_FILE, "dockerd", "dockerd.json")
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _our_pid(_PID_FILE, "dockerd", "") == pid:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.2)
+    return True
+
+
+def _end_unresponsive(answers: Callable[[], bool]) -> None:
+    if _our_pid(_PID_FILE, "dockerd", "") is None:
+        return
+    try:
+        wait_until("a Docker engine that is already starting answers", answers, timeout=30)
+    except CommandError:
+        stop()
+
+
+def _remove_stale_pid_files() -> None:
+    # dockerd refuses to start, or waits for a containerd that is gone, when a pid file names any living process.
+    if _our_pid(_PID_FILE, "dockerd", "") is None:
+        _PID_FILE.unlink(missing_ok=True)
+    if _our_pid(_CONTAINERD_PID_FILE, "containerd", str(_EXEC_ROOT)) is None:
+        _CONTAINERD_PID_FILE.unlink(missing_ok=True)
+
+
+def _our_pid(pid_file: Path, program: str, argument: str) -> int | None:
+    """The process a pid file names, if it lives, is that program and has ``argument`` in its command line."""
+    try:
+        pid = int(pid_file.read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (OSError, ValueError):
+        return None
+    is_program = Path(words[0]).name == program
+    return pid if is_program and any(argument in word for word in words) else None
+
+
+def _enable_forwarding() -> None:
+    switch = Path("/proc/sys/net/ipv4/ip_forward")
+    if switch.read_text().strip() != "1":
+        try:
+            switch.write_text("1")
+        except OSError as error:
+            raise CommandError(f"Containers need IPv4 forwarding, and {switch} cannot be set: {error}") from error
+
+
+def _discard_state() -> None:
+    root = data_root()
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in reversed(mounts):
+        if mount.startswith(f"{root}/"):
+            run(["umount", "--lazy", mount], timeout=30, check=False)
+    shutil.rmtree(root)
