@@ -1,0 +1,76 @@
+"""Logs: one JSON object per line, with the job that a line is about.
+
+``about`` sets the job for everything that happens inside it, so that no call has to pass it along.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+_job: ContextVar[dict[str, object] | None] = ContextVar("job", default=None)
+
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
+
+
+@contextlib.contextmanager
+def about(namespace: str, job: str, attempt: int | None = None) -> Iterator[None]:
+    """Every line logged inside carries namespace, job and attempt."""
+    fields: dict[str, object] = {"namespace": namespace, "job": job}
+    if attempt:
+        fields["attempt"] = attempt
+    token = _job.set(fields)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+def set_attempt(attempt: int) -> None:
+    """The job of this context has come to another attempt."""
+    fields = _job.get()
+    if fields is not None:
+        fields["attempt"] = attempt
+
+
+class JsonFormatter(logging.Formatter):
+    """ts (RFC 3339, UTC), level, logger, message, then namespace, job, attempt and exception where known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= _job.get() or {}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """For people at a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = _job.get()
+        line = super().format(record)
+        return line if not fields else f"{line} [{' '.join(f'{k}={v}' for k, v in fields.items())}]"
+
+
+def configure(level: str, form: str) -> None:
+    """Send every logger of the process to standard error in one format."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # kopf reports every handled object by itself; only its troubles are news.
+    logging.getLogger("kopf").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

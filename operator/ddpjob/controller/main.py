@@ -1,0 +1,198 @@
+"""The operator process: puts the parts together, runs them, and ends in order.
+
+kopf's watches ─▶ cache ─▶ work queue ─▶ reconcile ─▶ API server
+     sweep ──────▶ cache       ▲ progress poller
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from ddpjob import __version__
+from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob.controller import logs, watches
+from ddpjob.controller.apply import Executor
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.health import HealthServer, Heartbeat
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.settings import Settings, SettingsError, parse
+from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 10.0
+FLUSH_SECONDS = 2.0
+
+
+class Operator:
+    """All parts of one operator, wired; ``run`` returns after a stop signal."""
+
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._stop = asyncio.Event()
+        self._metrics = metrics = Metrics()
+        requests = settings.max_concurrent_requests
+        self._cluster = cluster = KubernetesCluster(
+            connection, max_connections=requests, observer=metrics.observe_request
+        )
+        self._cache = cache = Cache(on_change=self._wake)
+        self._events = EventSender(cluster)
+        self._poller = ProgressPoller(
+            settings.progress_interval_seconds,
+            on_news=self._wake,
+            on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
+        )
+        # Half of the connections stay free for status patches, so that one large job delays no decision of another.
+        executor = Executor(cluster, cache, max(1, requests // 2))
+        reconciler = Reconciler(
+            cluster=cluster,
+            cache=cache,
+            executor=executor,
+            poller=self._poller,
+            events=self._events,
+            metrics=metrics,
+            settings=settings.engine,
+        )
+        self._queue = reconciler.queue = WorkQueue(reconciler.process, settings.max_concurrent_reconciles)
+        self._sweeper = Sweeper(
+            cluster=cluster,
+            cache=cache,
+            queue=self._queue,
+            scopes=settings.scopes,
+            interval=settings.sweep_interval_seconds,
+            metrics=metrics,
+        )
+        self._monitor = watches.WatchMonitor(settings.scopes, on_relist=self._sweeper.want)
+        self._heartbeat = Heartbeat()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; then let running reconciles end and close everything."""
+        self._catch_signals()
+        self._add_gauges()
+        health = HealthServer(
+            self._settings.health_host,
+            self._settings.health_port,
+            alive=self._heartbeat.verdict,
+            ready=self._monitor.verdict,
+            metrics=self._metrics.render,
+        )
+        where = ", ".join(self._settings.namespaces) or "all namespaces"
+        logger.info("ddpjob-operator %s serves %s; health on port %d", __version__, where, health.port)
+        try:
+            await self._serve()
+        finally:
+            await self._poller.close()
+            await self._cluster.close()
+            await self._connection.close()
+            health.close()
+            logger.info("stopped")
+
+    async def _serve(self) -> None:
+        helpers = [asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")]
+        try:
+            if not await self._until_stop(self._sweeper.start()):
+                return
+            helpers += [
+                asyncio.create_task(self._sweeper.run(), name="sweeper"),
+                asyncio.create_task(self._events.run(), name="events"),
+            ]
+            watching = asyncio.create_task(self._watch(), name="watching")
+            working = asyncio.create_task(self._queue.run(self._stop, GRACE_SECONDS), name="work queue")
+            # None of these ends by itself; one that does is a bug, and the container's restart the cure.
+            done, _ = await asyncio.wait({watching, working, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            self._stop.set()
+            await asyncio.wait({watching, working})
+            await self._flush_events()
+            for task in (*done, watching, working):
+                task.result()
+        finally:
+            for task in helpers:
+                task.cancel()
+
+    async def _watch(self) -> None:
+        await watches.watch_until(
+            self._stop,
+            watches.registry(self._cache, self._connection, self._monitor),
+            self._settings.namespaces,
+            on_start=self._catch_signals,
+            on_restart=self._metrics.watch_restarts.inc,
+        )
+
+    async def _until_stop(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run ``work`` unless asked to stop; whether it came to its end."""
+        task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            return False
+        task.result()
+        return True
+
+    async def _flush_events(self) -> None:
+        try:
+            await asyncio.wait_for(self._events.flush(), FLUSH_SECONDS)
+        except TimeoutError:
+            logger.warning("some events were not sent in time")
+
+    def _wake(self, key: Key) -> None:
+        self._queue.add(key)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        logger.info("%s: stopping", number.name)
+        self._stop.set()
+
+    def _on_beat(self, lag: float) -> None:
+        self._metrics.loop_lag.set(lag)
+        self._monitor.sample()
+
+    def _add_gauges(self) -> None:
+        metrics = self._metrics
+        metrics.gauge("ddpjob_queue_depth", "Jobs that wait for a worker.", lambda: float(self._queue.depth))
+        metrics.gauges_by("ddpjob_jobs", "Jobs by state.", "state", self._cache.count_states)
+        metrics.gauges_by(
+            "ddpjob_watch_age_seconds",
+            "Time since a watch last said anything, by its path.",
+            "path",
+            self._monitor.ages,
+        )
+
+
+async def serve(settings: Settings) -> None:
+    """Connect and run. Raises ``ConfigurationError`` where there is no cluster to connect to."""
+    connection = await Connection.open(settings.kubeconfig)
+    await Operator(settings, connection).run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point ``ddpjob-operator``. Exit codes: 0 after a stop signal, 1 on failure, 2 on wrong settings."""
+    try:
+        settings = parse(argv)
+    except SettingsError as error:
+        print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return 2
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(serve(settings))
+    except (ConfigurationError, OSError) as error:
+        logger.error("cannot start: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Asks rank 0 of every running job for its progress, beside the reconciles and never inside one.
+
+What answers is the user's own pod: it gets little time and little space, may not send us elsewhere, and
+whatever it says is data.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from ddpjob.cluster.base import Json
+from ddpjob.controller.cache import Key
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 2.0
+MAX_BYTES = 64 * 1024
+MAX_CONNECTIONS = 64
+
+Target = tuple[str, str, int]
+"""Pod name, IP address, port."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a pod said last."""
+
+    pod: str
+    progress: Json
+
+
+class UnusableAnswerError(Exception):
+    """Something answered, but not with progress."""
+
+
+class ProgressPoller:
+    """One task per job that is asked; ``on_news(key)`` when an answer says something new."""
+
+    def __init__(
+        self, interval: float, on_news: Callable[[Key], None], on_poll: Callable[[str], None] = lambda result: None
+    ) -> None:
+        self._interval = interval
+        self._on_news = on_news
+        self._on_poll = on_poll
+        self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
+        self._answers: dict[Key, Answer] = {}
+        # Neither proxies nor cookies: the addresses are pods of this cluster.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+
+    def answer(self, key: Key) -> Answer | None:
+        """The last usable answer of the job's rank 0, whichever attempt it was of."""
+        return self._answers.get(key)
+
+    def follow(self, key: Key, target: Target | None) -> None:
+        """Ask ``target`` from now on; None stops asking but keeps the last answer."""
+        if key in self._tasks:
+            known, task = self._tasks[key]
+            if known == target and not task.done():
+                return
+            task.cancel()
+            del self._tasks[key]
+        if target is not None:
+            self._tasks[key] = (target, asyncio.create_task(self._poll(key, target), name=f"progress of {key}"))
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self.follow(key, None)
+        self._answers.pop(key, None)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        for key in list(self._tasks):
+            self.follow(key, None)
+        await self._session.close()
+
+    async def _poll(self, key: Key, target: Target) -> None:
+        while True:
+            try:
+                progress = await self._ask(target)
+                self._on_poll("ok")
+                self._take(key, Answer(target[0], progress))
+            except UnusableAnswerError as error:
+                self._on_poll("unusable")
+                logger.debug("%s answers no progress: %s", target[0], error)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._on_poll("unreachable")
+                logger.debug("%s cannot be asked for progress: %s", target[0], type(error).__name__)
+            await asyncio.sleep(self._interval)
+
+    def _take(self, key: Key, answer: Answer) -> None:
+        known = self._answers.get(key)
+        self._answers[key] = answer
+        # ageSeconds moves by itself; it is no news.
+        if known is None or known.pod != answer.pod or _content(known) != _content(answer):
+            self._on_news(key)
+
+    async def _ask(self, target: Target) -> Json:
+        _, address, port = target
+        host = f"[{address}]" if ":" in address else address
+        async with self._session.get(f"http://{host}:{port}/progress", allow_redirects=False) as response:
+            if response.status != 200:
+                raise UnusableAnswerError(f"HTTP {response.status}")
+            body = b""
+            async for chunk in response.content.iter_chunked(MAX_BYTES):
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise UnusableAnswerError(f"longer than {MAX_BYTES} bytes")
+        return parse(body)
+
+
+def parse(body: bytes) -> Json:
+    """A JSON object; NaN and infinities, which JSON does not have, become null. Raises ``UnusableAnswerError``."""
+    try:
+        value = json.loads(body, parse_constant=lambda name: None)
+    except (ValueError, RecursionError) as error:
+        raise UnusableAnswerError(f"not JSON: {type(error).__name__}") from error
+    if not isinstance(value, dict):
+        raise UnusableAnswerError("not a JSON object")
+    return value
+
+
+def _content(answer: Answer) -> Json:
+    return {key: value for key, value in answer.progress.items() if key != "ageSeconds"}

@@ -1,0 +1,246 @@
+"""One reconcile: observe, plan, record, act, report. Everything starts from what is there, nothing from an event.
+
+Decide, record, then act: the status patch that holds a decision is written before anything is deleted or
+created, under the resourceVersion that the decision rests on. A crash at any point leaves it readable.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ddpjob.api import names
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Json, NotFound, TooManyRequests
+from ddpjob.controller import logs
+from ddpjob.controller.apply import Executor, Outcome
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.engine.actions import EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.observe import observe
+from ddpjob.engine.plan import plan as make_plan
+
+logger = logging.getLogger(__name__)
+
+COSMETIC_SECONDS = 0.25
+
+
+@dataclass
+class Memory:
+    """What a process remembers of one job between reconciles; losing it costs a retry, never correctness.
+
+    problems: what could not be created last.
+    hold_until: monotonic time before which no create is tried again after a refusal.
+    patched_at: monotonic time of the last status patch.
+    stale: a write ended without an answer, so that the job must be read before it is judged again.
+    """
+
+    uid: str
+    problems: tuple[Problem, ...] = ()
+    hold_until: float = 0.0
+    patched_at: float = float("-inf")
+    stale: bool = False
+    last_error: str = ""
+
+
+class Reconciler:
+    """Brings one job a step nearer to its spec; ``process`` is what the work queue calls."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        executor: Executor,
+        poller: ProgressPoller,
+        events: EventSender,
+        metrics: Metrics,
+        settings: EngineSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue: WorkQueue  # set by whoever makes both
+        self._cluster = cluster
+        self._cache = cache
+        self._executor = executor
+        self._poller = poller
+        self._events = events
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._memories: dict[Key, Memory] = {}
+
+    async def process(self, key: Key) -> None:
+        """Reconcile and settle what follows: nothing, a delay, or a retry with backoff."""
+        started = self._clock()
+        memory = self._memory(key)
+        with logs.about(key.namespace, key.name):
+            try:
+                await self.reconcile(key, memory)
+            except ClusterError as error:
+                memory.stale = True
+                delay = self.queue.retry(key, at_least=getattr(error, "retry_after", 0.0))
+                result = "throttled" if isinstance(error, TooManyRequests) else "retry"
+                logger.warning("trying again in %.1f s: %s: %s", delay, type(error).__name__, error)
+            except Exception as error:
+                result = "error"
+                self._metrics.errors.labels(type(error).__name__).inc()
+                self._report_unexpected(error, memory, self.queue.retry(key))
+            else:
+                result, memory.last_error = "done", ""
+        self._metrics.reconcile_seconds.labels(result).observe(self._clock() - started)
+
+    async def reconcile(self, key: Key, memory: Memory) -> None:
+        """The phases, in order."""
+        job = await self._job(key, memory)
+        if job is None:
+            self._forget(key)
+            return
+        plan = self._plan(key, job, memory)
+        if plan.needs_live:
+            plan = self._plan(key, job, memory, live=await self._live_pods(job))
+        self._poller.follow(key, plan.poll)
+        if plan.requeue_after is not None:
+            self.queue.add_after(key, plan.requeue_after)
+        if self._is_too_soon(key, plan, memory):
+            return
+        recorded = await self._record(key, job, plan, memory)
+        if recorded is None:
+            return
+        outcome = await self._act(key, recorded, plan, memory)
+        self._announce(recorded, plan)
+        await self._settle(key, recorded, outcome, memory)
+
+    async def _job(self, key: Key, memory: Memory) -> Json | None:
+        """The job as cached, read anew where a lost answer may have left the cache behind."""
+        if memory.stale:
+            await self._refresh(key)
+            memory.stale = False
+        job = self._cache.job(key)
+        return None if job is None or job["metadata"].get("deletionTimestamp") else job
+
+    async def _refresh(self, key: Key) -> None:
+        try:
+            self._cache.put(names.DDPJOBS, await self._cluster.get(names.DDPJOBS, *key), wake=False)
+        except NotFound:
+            if known := self._cache.job(key):
+                self._cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
+
+    def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[Json] | None = None) -> Plan:
+        meta = job["metadata"]
+        logs.set_attempt((job.get("status") or {}).get("attempt", 0))
+        answer = self._poller.answer(key)
+        service = self._cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
+        observed = observe(
+            job,
+            self._cache.pods(meta["uid"]) if live is None else live,
+            service=service,
+            claim=self._cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
+            problems=memory.problems,
+            progress=answer.progress if answer else None,
+            progress_pod=answer.pod if answer else None,
+            live=live is not None,
+        )
+        return make_plan(job, observed, datetime.now(UTC), self._settings)
+
+    async def _live_pods(self, job: Json) -> Sequence[Json]:
+        """The job's pods as the API server has them now; the cache learns from it too."""
+        meta = job["metadata"]
+        uid, namespace = meta["uid"], meta["namespace"]
+        listed = await self._cluster.list(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}")
+        self._cache.replace(
+            names.PODS,
+            listed,
+            lambda pod: (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid,
+        )
+        return listed.items
+
+    def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
+        """Whether a cosmetic change should wait for others to join it; decisions and acts never wait."""
+        if plan.status is None or plan.urgent or plan.deletes or plan.creates:
+            return False
+        wait = memory.patched_at + COSMETIC_SECONDS - self._clock()
+        if wait > 0:
+            self.queue.add_after(key, wait)
+        return wait > 0
+
+    async def _record(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Json | None:
+        """Write the status if it changed; None when the job turned out to be another than the plan's."""
+        patch = status_patch(job.get("status") or {}, plan.status) if plan.status is not None else {}
+        if not patch:
+            return job
+        body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
+        try:
+            recorded = await self._cluster.patch_status(names.DDPJOBS, *key, body)
+        except Conflict:
+            await self._refresh(key)
+            self.queue.retry(key)
+            return None
+        except NotFound:
+            self._cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
+            self._forget(key)
+            return None
+        memory.patched_at = self._clock()
+        self._cache.put(names.DDPJOBS, recorded, wake=False)
+        logs.set_attempt(recorded["status"].get("attempt", 0))
+        return recorded
+
+    async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome:
+        if plan.creates and (wait := memory.hold_until - self._clock()) > 0:
+            await self._executor.delete(key.namespace, plan.deletes)
+            self.queue.add_after(key, wait)
+            return Outcome(memory.problems, held=True)
+        refused = any(problem.reason == "CreateRefused" for problem in memory.problems)
+        return await self._executor.act(job, plan, cautious=refused)
+
+    def _announce(self, job: Json, plan: Plan) -> None:
+        for note in plan.events:
+            logger.info("%s: %s", note.reason, note.message)
+            self._events.send(job, note)
+
+    async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:
+        """Show new problems at once, and try again what could not be done."""
+        if outcome.held:
+            return
+        if not outcome.problems and not outcome.again:
+            self.queue.forget(key)
+        if outcome.problems != memory.problems:
+            memory.problems = outcome.problems
+            await self._show_problems(key, job, memory)
+        if outcome.problems or outcome.again:
+            delay = self.queue.retry(key)
+            memory.hold_until = self._clock() + delay
+
+    async def _show_problems(self, key: Key, job: Json, memory: Memory) -> None:
+        """Plan once more with what was just learnt, for its status and events alone."""
+        plan = self._plan(key, job, memory)
+        if plan.needs_live:
+            return
+        if (recorded := await self._record(key, job, plan, memory)) is not None:
+            self._announce(recorded, plan)
+
+    def _memory(self, key: Key) -> Memory:
+        job = self._cache.job(key)
+        uid = job["metadata"]["uid"] if job else ""
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = Memory(uid)
+            self._poller.forget(key)
+        return memory
+
+    def _forget(self, key: Key) -> None:
+        """The job is gone or going: owner references collect what it owned."""
+        self._memories.pop(key, None)
+        self._poller.forget(key)
+        self.queue.forget(key)
+
+    def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
+        """A traceback the first time, a line after that."""
+        words = f"{type(error).__name__}: {error}"
+        known, memory.last_error = memory.last_error == words, words
+        if known:
+            logger.error("the same error again, trying again in %.1f s: %s", delay, words)
+        else:
+            logger.exception("unexpected error, trying again in %.1f s", delay)

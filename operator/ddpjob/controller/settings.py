@@ -1,0 +1,148 @@
+"""The operator's settings: flags, the environment variables of the same names, and their checks."""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ddpjob import __version__
+from ddpjob.engine.actions import EngineSettings
+
+Check = Callable[[str, str], Any]
+"""From a setting's name and text to its value, or a ``SettingsError``."""
+
+ENV_PREFIX = "DDPJOB_OPERATOR_"
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class SettingsError(ValueError):
+    """A setting has no usable value; the message names flag, variable, value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Validated settings of one operator process. Times in seconds."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve; empty means all."""
+    cluster_domain: str = "cluster.local"
+    progress_interval_seconds: float = 10.0
+    sweep_interval_seconds: float = 60.0
+    health_host: str = ""
+    """Address of the health server; empty means all addresses."""
+    health_port: int = 8080
+    """Port of the health server; 0 lets the system choose one (it is logged)."""
+    log_level: str = "info"
+    log_format: str = "json"
+    max_concurrent_reconciles: int = 8
+    max_concurrent_requests: int = 64
+    kubeconfig: str | None = None
+
+    @property
+    def engine(self) -> EngineSettings:
+        """What of it the engine needs."""
+        return EngineSettings(self.cluster_domain, self.progress_interval_seconds)
+
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """Namespaces to list, one request each; None lists all of them at once."""
+        return self.namespaces or (None,)
+
+
+_HELP = {
+    "namespaces": "namespaces to serve, separated by commas; empty for all",
+    "cluster_domain": "DNS domain of the cluster",
+    "progress_interval_seconds": "how often rank 0 of a running job is asked for its progress (min 1)",
+    "sweep_interval_seconds": "how often everything is listed anew, to heal lost watch events (min 5)",
+    "health_host": "address for /healthz, /readyz and /metrics; empty for all",
+    "health_port": "port for /healthz, /readyz and /metrics; 0 for any free one",
+    "log_level": "debug, info, warning or error",
+    "log_format": "json or text",
+    "max_concurrent_reconciles": "jobs worked on at the same time (1 to 256)",
+    "max_concurrent_requests": "open connections to the API server (1 to 1024)",
+    "kubeconfig": "kubeconfig to use; by default KUBECONFIG, else the pod's service account, else ~/.kube/config",
+}
+
+
+def parse(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags, then environment, then defaults. Raises ``SettingsError``; exits on --help and --version."""
+    parser = argparse.ArgumentParser(
+        prog="ddpjob-operator",
+        description="Runs DDPJobs: multi-node PyTorch data-parallel training on Kubernetes.",
+        epilog=f"Every flag can be given as an environment variable: --log-level is {ENV_PREFIX}LOG_LEVEL.",
+    )
+    parser.add_argument("--version", action="version", version=f"ddpjob-operator {__version__}")
+    for field in fields(Settings):
+        flag = _flag(field.name)
+        shown = "" if field.default in ((), "", None) else f" (default {field.default})"
+        parser.add_argument(flag, metavar="VALUE", help=_HELP[field.name] + shown)
+    given = vars(parser.parse_args(argv))
+    values: dict[str, Any] = {}
+    for field in fields(Settings):
+        text = given[field.name]
+        if text is None:
+            text = environ.get(ENV_PREFIX + field.name.upper())
+        if text is not None:
+            values[field.name] = _CHECKS[field.name](field.name, text.strip())
+    return Settings(**values)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _namespaces(name: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for namespace in names:
+        if not DNS_LABEL.fullmatch(namespace):
+            raise _refusal(name, text, f"{namespace!r} is not a namespace's name (patterns are not supported)")
+    return names
+
+
+def _domain(name: str, text: str) -> str:
+    if not all(DNS_LABEL.fullmatch(label) for label in text.split(".")):
+        raise _refusal(name, text, "must be a DNS domain such as cluster.local")
+    return text
+
+
+def _number(kind: type[int] | type[float], low: float, high: float) -> Check:
+    def check(name: str, text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise _refusal(name, text, "must be a number") from None
+        if not low <= value <= high:
+            raise _refusal(name, text, f"must be from {low:g} to {high:g}")
+        return value
+
+    return check
+
+
+def _choice(*allowed: str) -> Check:
+    def check(name: str, text: str) -> str:
+        if text.lower() not in allowed:
+            raise _refusal(name, text, f"must be one of {', '.join(allowed)}")
+        return text.lower()
+
+    return check
+
+
+def _refusal(name: str, text: str, rule: str) -> SettingsError:
+    return SettingsError(f"{_flag(name)} ({ENV_PREFIX}{name.upper()}) is {text!r}: {rule}")
+
+
+_CHECKS: dict[str, Check] = {
+    "namespaces": _namespaces,
+    "cluster_domain": _domain,
+    "progress_interval_seconds": _number(float, 1, 86_400),
+    "sweep_interval_seconds": _number(float, 5, 86_400),
+    "health_host": lambda name, text: text,
+    "health_port": _number(int, 0, 65_535),
+    "log_level": _choice("debug", "info", "warning", "error"),
+    "log_format": _choice("json", "text"),
+    "max_concurrent_reconciles": _number(int, 1, 256),
+    "max_concurrent_requests": _number(int, 1, 1024),
+    "kubeconfig": lambda name, text: text or None,
+}

@@ -1,0 +1,134 @@
+"""LISTs everything at the start and once a minute, and heals what the watches missed.
+
+After an expired watch kopf lists anew, and nobody tells of objects deleted in the gap; services and claims
+are not watched at all. What a sweep finds different goes the same way as an event.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
+from ddpjob.controller.cache import Cache, is_labelled
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+START_DELAYS = (0.5, 1.0, 2.0, 5.0)
+KINDS: Sequence[tuple[Resource, str | None]] = (
+    # Pods before jobs: a job that is seen brings its pods to mind, never the other way round.
+    (names.CLAIMS, names.SELECTOR),
+    (names.SERVICES, names.SELECTOR),
+    (names.PODS, names.SELECTOR),
+    (names.DDPJOBS, None),
+)
+
+
+class Sweeper:
+    """``start`` fills the cache before anything is decided; ``run`` keeps it honest."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        queue: WorkQueue,
+        scopes: Sequence[str | None],
+        interval: float,
+        metrics: Metrics,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._queue = queue
+        self._scopes = scopes
+        self._interval = interval
+        self._metrics = metrics
+        self._wanted = asyncio.Event()
+        self._started = False
+
+    def want(self) -> None:
+        """Sweep soon: a watch was interrupted and events may be lost."""
+        self._wanted.set()
+
+    async def start(self) -> None:
+        """The first sweep, repeated until the API server lets it succeed; says what keeps it from that."""
+        tries = 0
+        while True:
+            try:
+                await self.sweep()
+                self._started = True
+                return
+            except ClusterError as error:
+                delay = START_DELAYS[min(tries, len(START_DELAYS) - 1)]
+                logger.error("cannot start yet, trying again in %g s: %s", delay, explain(error))
+            tries += 1
+            await asyncio.sleep(delay)
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            try:
+                await asyncio.wait_for(self._wanted.wait(), self._interval)
+                await asyncio.sleep(1.0)  # both watches are often interrupted together: one sweep for both
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            try:
+                healed = await self.sweep()
+            except ClusterError as error:
+                logger.warning("sweep failed, the watches go on: %s", explain(error))
+                continue
+            if healed:
+                logger.info("the sweep found %d object(s) changed that no event had told of", healed)
+
+    async def sweep(self) -> int:
+        """List everything once, and look at every job again. Returns the number of healed objects."""
+        healed = 0
+        for resource, selector in KINDS:
+            changes = 0
+            for scope in self._scopes:
+                changes += await self._list(resource, scope, selector)
+            if changes and self._started:
+                self._metrics.sweep_heals.labels(resource.kind).inc(changes)
+            healed += changes
+        for resource in (names.SERVICES, names.CLAIMS):
+            await self._verify_unlabelled(resource)
+        for key in self._cache.job_keys():
+            self._queue.add(key)
+        return healed
+
+    async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:
+        listed = await self._cluster.list(resource, scope, selector)
+        return self._cache.replace(
+            resource,
+            listed,
+            lambda obj: (
+                (scope is None or obj["metadata"]["namespace"] == scope) and (selector is None or is_labelled(obj))
+            ),
+        )
+
+    async def _verify_unlabelled(self, resource: Resource) -> None:
+        """An adopted claim of the user's own making appears in no LIST with our selector."""
+        for obj in self._cache.unlabelled(resource):
+            meta = obj["metadata"]
+            try:
+                self._cache.put(resource, await self._cluster.get(resource, meta["namespace"], meta["name"]))
+            except NotFound:
+                self._cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+
+
+def explain(error: ClusterError) -> str:
+    """The error with what to do about it."""
+    if isinstance(error, NotFound):
+        return (
+            f"the API server does not serve {names.DDPJOBS.plural}.{names.GROUP}/{names.VERSION}: install the "
+            "CustomResourceDefinition (kubectl apply -f manifests/crd.yaml, or helm install of the chart)"
+        )
+    if isinstance(error, Forbidden):
+        return f"{error}: give the operator's service account the role of manifests/rbac.yaml or of the chart"
+    if isinstance(error, Unauthorized):
+        return f"the API server does not accept the operator's credentials: {error}"
+    return str(error)

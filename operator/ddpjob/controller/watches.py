@@ -1,0 +1,202 @@
+"""Watching with kopf: an event changes the cache, and the cache wakes the job. kopf does nothing else here.
+
+No create, update or delete handlers, timers or indices: they cost annotations, finalizers and patches.
+kopf ends on any watch error but 410; it is started anew inside the process, because a restart of the
+container would wait in CrashLoopBackOff.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import kopf
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.cluster.connection import Connection
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.health import Verdict
+
+logger = logging.getLogger(__name__)
+
+WATCHED = (names.DDPJOBS, names.PODS)
+SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
+RESTART_DELAYS = (0.1, 0.5, 2.0, 5.0, 10.0)
+CALM_SECONDS = 60.0
+STOP_SECONDS = 5.0
+
+
+@dataclass
+class _Stream:
+    response: aiohttp.ClientResponse
+    received: int
+    seen: float
+
+
+class WatchMonitor:
+    """Knows which watches are open and when each last said anything, bookmarks included.
+
+    It sits in kopf's HTTP session as a middleware, because kopf itself reports neither.
+    """
+
+    def __init__(
+        self,
+        scopes: Sequence[str | None],
+        on_relist: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._streams: dict[str, _Stream | None] = {
+            watch_path(resource, scope): None for resource in WATCHED for scope in scopes
+        }
+        self._listed: set[str] = set()
+        self._on_relist = on_relist
+        self._clock = clock
+
+    async def middleware(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Note every LIST and watch that the API server granted."""
+        response = await handler(request)
+        path = request.url.path
+        if response.status == 200 and path in self._streams:
+            if request.url.query.get("watch") == "true":
+                self._streams[path] = _Stream(response, 0, self._clock())
+            elif path in self._listed:
+                self._on_relist()  # nobody tells of objects that were deleted in between
+            else:
+                self._listed.add(path)
+        return response
+
+    def sample(self) -> None:
+        """Look whether the watches received anything; called about once a second."""
+        for stream in self._streams.values():
+            if stream is None:
+                continue
+            received = stream.response.content.total_raw_bytes
+            if received != stream.received:
+                stream.received, stream.seen = received, self._clock()
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each watch last said anything, by path; infinite before it was opened."""
+        now = self._clock()
+        return {path: now - s.seen if s else float("inf") for path, s in self._streams.items()}
+
+    def verdict(self) -> Verdict:
+        """Ready when every watch is open and none has been silent for 90 s."""
+        for path, age in self.ages().items():
+            if age == float("inf"):
+                return False, f"the watch of {path} is not open yet"
+            if age > SILENT_SECONDS:
+                return False, f"the watch of {path} has been silent for {age:.0f} s"
+        return True, "ok"
+
+
+def watch_path(resource: Resource, namespace: str | None) -> str:
+    """URL path of a LIST or watch."""
+    place = f"/namespaces/{namespace}" if namespace else ""
+    return f"/{resource.path_prefix}{place}/{resource.plural}"
+
+
+def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:
+    """kopf's handlers: one per watched kind, and the login."""
+    handlers = kopf.OperatorRegistry()
+    generation: int | None = None
+
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        nonlocal generation
+        if generation is not None:  # kopf asks again only after a 401
+            await connection.renew(generation)
+        generation = connection.generation
+        session = connection.session(0, middlewares=(monitor.middleware,))
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+
+    def feed(resource: Resource) -> Callable[..., Any]:
+        async def take(event: Any, **_: Any) -> None:
+            obj = event["object"]
+            meta = obj["metadata"]
+            if event["type"] == "DELETED":
+                cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+            else:
+                cache.put(resource, obj)
+
+        return take
+
+    kopf.on.login(registry=handlers)(login)
+    kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(feed(names.DDPJOBS))
+    kopf.on.event("v1", names.PODS.plural, registry=handlers)(feed(names.PODS))
+    return handlers
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf's settings; the numbers are judgement, the switches turn off what writes to objects."""
+    s = kopf.OperatorSettings()
+    s.scanning.disabled = True
+    s.posting.enabled = False
+    # The tuple matters: the documented key "v1/pods" silently matches nothing.
+    s.watching.label_selectors["v1", names.PODS.plural] = names.SELECTOR
+    s.watching.connect_timeout = 5
+    s.watching.server_timeout = 300
+    s.watching.client_timeout = 310
+    s.watching.inactivity_timeout = 70
+    s.networking.request_timeout = 10
+    s.networking.error_backoffs = (0.5, 1, 2, 4)
+    s.queueing.worker_limit = None
+    # Otherwise kopf kills the whole process ten minutes after it was restarted inside it.
+    s.process.ultimate_exiting_timeout = None
+    return s
+
+
+async def watch_until(
+    stop: asyncio.Event,
+    handlers: kopf.OperatorRegistry,
+    namespaces: Sequence[str],
+    *,
+    on_start: Callable[[], None],
+    on_restart: Callable[[], None],
+) -> None:
+    """Keep kopf running until ``stop`` is set. ``on_start`` follows each start (kopf takes the signal handlers)."""
+    loop = asyncio.get_running_loop()
+    failures = 0
+    while not stop.is_set():
+        started = loop.time()
+        await _run_kopf(stop, handlers, namespaces, on_start)
+        if stop.is_set():
+            return
+        failures = 0 if loop.time() - started > CALM_SECONDS else failures
+        delay = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
+        failures += 1
+        on_restart()
+        logger.warning("watching ended with an error and starts anew in %g s", delay)
+        await _sleep_unless(stop, delay)
+
+
+async def _run_kopf(
+    stop: asyncio.Event, handlers: kopf.OperatorRegistry, namespaces: Sequence[str], on_start: Callable[[], None]
+) -> None:
+    tasks = await kopf.spawn_tasks(
+        registry=handlers,
+        settings=settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+    )
+    on_start()
+    stopped = asyncio.create_task(stop.wait())
+    # Not kopf.run_tasks: at its end that cancels every task of the loop, reconciles included.
+    await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (*tasks, stopped):
+        task.cancel()
+    await asyncio.wait({*tasks, stopped}, timeout=STOP_SECONDS)
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()):
+            logger.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
+
+
+async def _sleep_unless(stop: asyncio.Event, delay: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), delay)
