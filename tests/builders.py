@@ -1,10 +1,12 @@
 """Builders of the objects that tests speak about: a job, its pods, one life of them."""
 
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.engine.actions import EngineSettings, Plan
+from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.clock import timestamp
 from ddpjob.engine.observe import Observed, observe
 from ddpjob.engine.plan import plan
@@ -74,22 +76,24 @@ class World:
             live=live,
         )
 
-    def reconcile(self) -> Plan:
+    def reconcile(self, *, crash_after: int | None = None) -> Plan:
+        """One reconcile; with ``crash_after`` the operator dies once it has made that many writes."""
         made = plan(self.job, self.observed(live=False), self.now, SETTINGS)
         if made.needs_live:
             made = plan(self.job, self.observed(live=True), self.now, SETTINGS)
         self.plans.append(made)
+        for write in [*self._writes(made)][:crash_after]:
+            write()
+        return made
+
+    def _writes(self, made: Plan) -> Iterator[Callable[[], None]]:
         if made.status is not None:
-            self.job["status"] = made.status
+            yield partial(self.job.__setitem__, "status", made.status)
         for delete in made.deletes:
-            if delete.resource is names.DDPJOBS:
-                self.deleted_job = True
-            else:
-                del self.pods[delete.name]
+            yield partial(self._delete, delete)
         for phase in made.creates:
             for create in phase:
-                self._create(create.resource.kind, create.name, create.body)
-        return made
+                yield partial(self._create, create.resource.kind, create.name, create.body)
 
     def settle(self) -> int:
         """Reconcile until nothing is written; the number of reconciles that wrote something."""
@@ -117,6 +121,13 @@ class World:
 
     def forward(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+    def _delete(self, delete: Delete) -> None:
+        if delete.resource is names.DDPJOBS:
+            self.deleted_job = True
+            return
+        assert self.pods[delete.name]["metadata"]["uid"] == delete.uid
+        del self.pods[delete.name]
 
     def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:
         if kind == "Service":
