@@ -1,0 +1,34 @@
+"""Fixtures that more than one test folder uses."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.controlplane import ControlPlane, control_plane as running_control_plane
+from tests.kind.toolchain import ToolchainError, binary
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """kube-apiserver and etcd for the whole run, with the CRD and an audit log of all writes."""
+    try:
+        for name in ("etcd", "kube-apiserver", "kubectl"):
+            binary(name)
+    except ToolchainError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no API server to test against: {error}".splitlines()[0])
+    with running_control_plane(audit=True) as plane:
+        yield plane
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> str:
+    """A namespace of the test's own. It goes away with the control plane."""
+    name = f"test-{next(_numbers)}"
+    control_plane.make_namespace(name)
+    return name

@@ -1,0 +1,290 @@
+"""A real control plane on loopback: etcd and kube-apiserver, kube-controller-manager where a test needs it.
+
+No kubelet and no scheduler: a test that needs a pod to run says so by patching its status, as a kubelet would.
+Tokens are static, RBAC is on, and everything lies in one folder that goes away with it.
+"""
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, cast
+
+import yaml
+
+from ddpjob.api import names
+from tests.kind.toolchain import binary
+from tests.processes import end, eventually, free_port, spawn, tail
+
+Json = dict[str, Any]
+ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
+SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544): they exist in nobody's network
+START_SECONDS = 120.0
+ISSUER = "https://kubernetes.default.svc"
+CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]}],
+}
+
+
+class ApiError(Exception):
+    """The API server refused a request of the test itself."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"HTTP {status}: {message}")
+        self.status = status
+
+
+class ControlPlane:
+    """Use as a context manager. ``server``, ``ca_file`` and ``admin_token`` are what a client needs.
+
+    audit: keep a log of all writes (``writes``). controller_manager: garbage collection, namespaces, quota.
+    """
+
+    def __init__(self, *, audit: bool = False, controller_manager: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ddpjob-control-plane-"))
+        self.admin_token = ADMIN_TOKEN
+        self._audit = audit
+        self._with_controllers = controller_manager
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.server = ""
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def ca_file(self) -> Path:
+        """Certificate to trust: the API server signs its own."""
+        return self.folder / "certificates" / "apiserver.crt"
+
+    def stop(self) -> None:
+        """End everything and remove the folder."""
+        for process in reversed(self._processes):
+            end(process)
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def request(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> Json:
+        """One request as administrator; a PATCH is a merge patch. Raises ``ApiError``."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        request = urllib.request.Request(
+            f"{self.server}/{path.lstrip('/')}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": "application/json"},
+        )
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({})
+        )
+        try:
+            with opener.open(request, timeout=30) as response:
+                text = response.read()
+        except urllib.error.HTTPError as error:
+            text = error.read()
+            message = json.loads(text).get("message", "") if text.startswith(b"{") else text.decode()
+            raise ApiError(error.code, message) from error
+        return cast(Json, json.loads(text)) if text.startswith(b"{") else {"text": text.decode()}
+
+    def kubectl(
+        self, *args: str, input: str | None = None, check: bool = True, kubeconfig: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run kubectl, by default as administrator."""
+        return subprocess.run(
+            [str(binary("kubectl")), *args],
+            input=input,
+            stdin=None if input is not None else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=120,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.folder),
+                "KUBECONFIG": str(kubeconfig or self.kubeconfig()),
+                "KUBECACHEDIR": str(self.folder / "kubectl-cache"),
+                "NO_PROXY": "127.0.0.1",
+            },
+        )
+
+    def kubeconfig(
+        self, token: str = ADMIN_TOKEN, *, name: str = "admin", server: str = "", namespace: str = "default"
+    ) -> Path:
+        """A kubeconfig for the bearer of ``token``; ``server`` may be a proxy in front of the API server."""
+        cluster: Json = {"server": server or self.server}
+        if cluster["server"].startswith("https"):
+            cluster["certificate-authority"] = str(self.ca_file)
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "local", "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": token}}],
+            "contexts": [{"name": name, "context": {"cluster": "local", "user": name, "namespace": namespace}}],
+            "current-context": name,
+        }
+        path = self.folder / f"kubeconfig-{name}-{urllib.parse.quote(cluster['server'], safe='')}"
+        path.write_text(json.dumps(content))
+        path.chmod(0o600)
+        return path
+
+    def service_account(self, namespace: str, name: str) -> str:
+        """A new service account; returns a token of it."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        self.request("POST", path, {"metadata": {"name": name}})
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [ISSUER]}}
+        return str(self.request("POST", f"{path}/{name}/token", body)["status"]["token"])
+
+    def apply_crd(self) -> None:
+        """Install the CustomResourceDefinition of this working tree, and wait until it is served."""
+        crd = yaml.safe_load(CRD_FILE.read_text())
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        try:
+            self.request("POST", path, crd)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            self.request("PATCH", f"{path}/{crd['metadata']['name']}", crd)
+        eventually("the CRD is served", self._serves_jobs)
+
+    def make_namespace(self, name: str) -> None:
+        """A new namespace."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+
+    def writes(self) -> list[Json]:
+        """Audit events of all writes so far, in the order they were answered."""
+        log = self.folder / "audit.log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def _serves_jobs(self) -> bool:
+        try:
+            self.request("GET", f"/{names.DDPJOBS.path_prefix}/{names.DDPJOBS.plural}?limit=1")
+        except ApiError:
+            return False
+        return True
+
+    def _start(self) -> None:
+        for name in ("etcd", "kube-apiserver"):
+            binary(name)  # both built before anything runs
+        self._write_keys()
+        etcd = self._start_etcd()
+        self._start_apiserver(etcd)
+        eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+        if self._with_controllers:
+            self._start_controllers()
+
+    def _write_keys(self) -> None:
+        (self.folder / "tokens.csv").write_text(f'{ADMIN_TOKEN},admin,admin,"system:masters"\n')
+        (self.folder / "audit.json").write_text(json.dumps(AUDIT_POLICY))
+        key = ["openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1"]
+        try:
+            subprocess.run([*key, "-out", str(self.folder / "sa.key")], check=True, capture_output=True, timeout=60)
+        except FileNotFoundError as error:
+            raise RuntimeError("openssl is not installed: apt-get install openssl") from error
+
+    def _start_etcd(self) -> str:
+        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self._run(
+            "etcd",
+            f"--data-dir={self.folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        )
+        return client
+
+    def _start_apiserver(self, etcd: str) -> None:
+        self.port = free_port()
+        self.server = f"https://127.0.0.1:{self.port}"
+        audit = [
+            f"--audit-policy-file={self.folder / 'audit.json'}",
+            f"--audit-log-path={self.folder / 'audit.log'}",
+            "--audit-log-mode=blocking",
+        ]
+        self._run(
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            "--external-hostname=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--cert-dir={self.folder / 'certificates'}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--service-account-issuer={ISSUER}",
+            f"--service-account-key-file={self.folder / 'sa.key'}",
+            f"--service-account-signing-key-file={self.folder / 'sa.key'}",
+            # Only kube-controller-manager makes the default service account that this plugin asks for.
+            *(() if self._with_controllers else ("--disable-admission-plugins=ServiceAccount",)),
+            *(audit if self._audit else ()),
+        )
+
+    def _start_controllers(self) -> None:
+        kubeconfig = self.kubeconfig()
+        self._run(
+            "kube-controller-manager",
+            f"--kubeconfig={kubeconfig}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={free_port()}",
+            f"--cert-dir={self.folder / 'controller-certificates'}",
+            f"--service-account-private-key-file={self.folder / 'sa.key'}",
+            "--leader-elect=false",
+            "--use-service-account-credentials=false",
+            "--controllers=garbagecollector,namespace,serviceaccount,resourcequota,serviceaccount-token",
+        )
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        eventually("the controllers work", lambda: self._exists(account), timeout=START_SECONDS)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.request("GET", path)
+        except ApiError:
+            return False
+        return True
+
+    def _is_ready(self) -> bool:
+        for process in self._processes:
+            if process.poll() is not None:
+                name = Path(cast(list[str], process.args)[0]).name
+                raise RuntimeError(f"{name} ended with {process.returncode}:\n{tail(self._log(name))}")
+        try:
+            return self.ca_file.exists() and self.request("GET", "/readyz")["text"] == "ok"
+        except (ApiError, OSError):
+            return False
+
+    def _run(self, name: str, *flags: str) -> None:
+        self._processes.append(spawn([binary(name), *flags], self._log(name)))
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+@contextmanager
+def control_plane(*, audit: bool = False, controller_manager: bool = False) -> Iterator[ControlPlane]:
+    """A control plane that serves DDPJobs."""
+    with ControlPlane(audit=audit, controller_manager=controller_manager) as plane:
+        plane.apply_crd()
+        yield plane
