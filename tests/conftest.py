@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.controlplane import ControlPlane, control_plane as running_control_plane
+from tests.controlplane import ControlPlane
+from tests.controlplane import control_plane as running_control_plane
 from tests.kind.toolchain import ToolchainError, binary
 
 _numbers = itertools.count(1)

@@ -87,7 +87,7 @@ class ControlPlane:
     def request(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> Json:
         """One request as administrator; a PATCH is a merge patch. Raises ``ApiError``."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310 - always our own https server
             f"{self.server}/{path.lstrip('/')}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
@@ -107,7 +107,11 @@ class ControlPlane:
         return cast(Json, json.loads(text)) if text.startswith(b"{") else {"text": text.decode()}
 
     def kubectl(
-        self, *args: str, input: str | None = None, check: bool = True, kubeconfig: Path | None = None
+        self,
+        *args: str,
+        input: str | None = None,  # noqa: A002 - as in subprocess.run
+        check: bool = True,
+        kubeconfig: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
         """Run kubectl, by default as administrator."""
         return subprocess.run(

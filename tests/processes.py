@@ -27,7 +27,7 @@ def spawn(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | Non
             stdout=output,
             stderr=subprocess.STDOUT,
             env=None if env is None else dict(env),
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into the kernel, no locks taken
         )
 
 
