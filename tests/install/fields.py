@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 HEAD = f"""\
 # Fields of a DDPJob
 
-<!-- Generated from operator/ddpjob/api by `python -m tests.install.generate`; do not edit. -->
+<!-- Generated from operator/ddpjob/api by `make generate`; do not edit. -->
 
 `apiVersion: {names.API_VERSION}`, `kind: {names.DDPJOBS.kind}`, short name `ddp`. The same text is in the cluster:
 `kubectl explain ddpjob.spec`. Unknown fields are refused by `kubectl apply` and, where a client asks for no

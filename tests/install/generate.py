@@ -1,4 +1,4 @@
-"""Writes every file that is derived from another: ``python -m tests.install.generate``.
+"""Writes every file that is derived from another: ``make generate``.
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; chart → manifests/rbac.yaml, operator.yaml.
 Tests in this folder hold each of them equal to what this writes.
@@ -19,7 +19,7 @@ FIELDS = ROOT / "docs" / "fields.md"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
 
-_HEAD = "# Generated from charts/ddpjob by `python -m tests.install.generate`; do not edit.\n"
+_HEAD = "# Generated from charts/ddpjob by `make generate`; do not edit.\n"
 _RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
 _HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 

@@ -11,7 +11,7 @@ from tests.install.chart import ROOT, Object, of_kind, template, tool
 from tests.install.fields import reference
 from tests.install.generate import CHART_CRD, CRD, FIELDS, OPERATOR, RBAC, plain_manifests
 
-AGAIN = "is out of date: run `python -m tests.install.generate` and commit the result"
+AGAIN = "is out of date: run `make generate` and commit the result"
 
 
 def load(path: Path) -> list[Object]:

@@ -1,0 +1,156 @@
+"""The documents: links lead somewhere, examples are valid, and what they name exists."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, parse_spec
+from ddpjob.api.status import CONDITIONS, DDPJobStatus
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.settings import parse
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, trainer_environment
+from tests.install.chart import CHART, ROOT, Object
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors as GitHub makes them from headings."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", text(path)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def blocks(path: Path, *languages: str) -> Iterator[str]:
+    for indent, language, content in FENCE.findall(text(path)):
+        if language in languages:
+            yield "".join(line.removeprefix(indent) for line in content.splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_local_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text(page)))
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name} links to {target}, but there is no such heading"
+
+
+def job_pieces() -> Iterator[tuple[str, Object]]:
+    """Every YAML block of the documents that is a DDPJob or a part of its spec."""
+    for page in PAGES:
+        for number, block in enumerate(blocks(page, "yaml")):
+            for document in yaml.safe_load_all(block):
+                if document.get("kind") == "DDPJob":
+                    yield f"{page.name}-{number}", document["spec"]
+                elif "kind" not in document and "apiVersion" not in document:
+                    yield f"{page.name}-{number}", {"image": "example", **document}
+
+
+PIECES = dict(job_pieces())
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_every_piece_of_a_job_in_the_documents_is_valid(name: str) -> None:
+    parse_spec({"spec": PIECES[name]})
+
+
+def test_the_documents_show_pieces_of_jobs() -> None:
+    assert len(PIECES) >= 4
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text(ROOT / "Makefile"), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text(page), re.MULTILINE):
+            assert target in targets, f"{page.name} speaks of `make {target}`"
+
+
+def test_every_chart_value_that_is_named_exists() -> None:
+    values = yaml.safe_load(text(CHART / "values.yaml"))
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:--set |`)((?:image|crds|operator|metrics)\.(?!jsonl)[a-zA-Z]+)", text(page))
+    }
+    assert named
+    for name in named:
+        group, key = name.split(".")
+        assert key in values[group], f"no value is called {name}"
+
+
+def test_every_setting_is_in_the_operators_page_with_its_default() -> None:
+    page = text(ROOT / "docs" / "operations.md")
+    settings = parse([], {})
+    for name in re.findall(r"`DDPJOB_OPERATOR_([A-Z_]+)`", page):
+        assert hasattr(settings, name.lower())
+    for name in ("cluster_domain", "progress_interval_seconds", "sweep_interval_seconds", "log_level", "log_format"):
+        default = getattr(settings, name)
+        shown = f"`{default}`" if isinstance(default, str) else f"{default:g}"
+        assert re.search(rf"`DDPJOB_OPERATOR_{name.upper()}` \| {re.escape(shown)} \|", page), name
+
+
+def test_every_metric_of_the_operators_page_is_served() -> None:
+    served = Metrics().render().decode()
+    for name in re.findall(r"^\| `(ddpjob_\w+)` \|", text(ROOT / "docs" / "operations.md"), re.MULTILINE):
+        assert f"# TYPE {name} " in served, name
+
+
+def test_every_variable_of_the_trainer_is_in_the_guide() -> None:
+    page = text(ROOT / "docs" / "write-a-job.md")
+    claim = {"claimName": "c"}
+    spec = parse_spec({"spec": {"image": "i", "checkpoint": claim, "data": claim}})
+    job = Job("job", "default", "12345", 1, spec)
+    for entry in trainer_environment(job, 1, EngineSettings()):
+        assert f"`{entry['name']}`" in page, entry["name"]
+
+
+def test_every_condition_is_explained() -> None:
+    page = text(ROOT / "docs" / "status.md")
+    for name in CONDITIONS:
+        assert re.search(rf"^\| {name} \|", page, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("model", [DDPJobSpec, DDPJobStatus])
+def test_every_field_has_a_description(model: type[DDPJobSpec] | type[DDPJobStatus]) -> None:
+    schema = model.model_json_schema(by_alias=True)
+    for name, part in {"": schema, **schema.get("$defs", {})}.items():
+        if part.get("type") != "object":
+            continue
+        assert part.get("description"), f"{name or model.__name__} has no description"
+        for field, content in part.get("properties", {}).items():
+            referred = any("$ref" in option for option in [content, *content.get("anyOf", ())])
+            assert content.get("description") or referred, f"{name}.{field} has no description"
+
+
+def test_the_field_reference_marks_what_is_fixed() -> None:
+    page = text(ROOT / "docs" / "fields.md")
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", page.split("## spec")[1].split("###")[0], re.MULTILINE)
+    fixed = {name for name, rest in rows if "| fixed |" in rest}
+    assert fixed == set(IMMUTABLE)
+    assert {name for name, _ in rows} - fixed == {
+        "restartPolicy",
+        "activeDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "suspend",
+    }
+
+
+def test_shell_blocks_are_valid_shell() -> None:
+    for page in PAGES:
+        for block in blocks(page, "bash"):
+            done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, timeout=10, check=False)
+            assert done.returncode == 0, f"{page.name}: {done.stderr}\n{block}"

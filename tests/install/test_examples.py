@@ -1,0 +1,112 @@
+"""The example files: valid, of the shape they promise, and saying what a stranger must change."""
+
+import dataclasses
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob.api.spec import parse_spec
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, trainer_environment
+from ddptrain.config import Config
+from tests.install.chart import ROOT, Object, of_kind
+
+EXAMPLES = ROOT / "manifests" / "examples"
+JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml")
+
+
+def documents(name: str) -> list[Object]:
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
+
+
+def job(name: str) -> Job:
+    [body] = of_kind(documents(name), "DDPJob")
+    meta = {"namespace": "default", "uid": "1234567890", **body["metadata"]}
+    return Job.of({"metadata": meta}, parse_spec(body))
+
+
+def test_every_example_is_known_to_these_tests() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.yaml")} == {*JOBS, "shared-volume.yaml"}
+
+
+@pytest.mark.parametrize(("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2)])
+def test_examples_form_the_world_they_speak_of(name: str, nodes: int, processes: int) -> None:
+    example = job(name)
+    assert (example.spec.num_nodes, example.nproc_per_node) == (nodes, processes)
+    assert example.name == name.removesuffix(".yaml")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_examples_explain_themselves_to_a_beginner(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert any(f"kubectl apply -f manifests/examples/{name}" in line for line in lines)
+    for number, line in enumerate(lines):
+        # Our own image and volume class exist in no cluster of a stranger's.
+        if line.strip().startswith(("image: ddpjob/", "storageClassName: ")):
+            comment = itertools.takewhile(lambda above: above.strip().startswith("#"), reversed(lines[:number]))
+            assert any("CHANGE" in above for above in comment), f"{name}: {line.strip()} must be marked CHANGE"
+
+
+@pytest.mark.parametrize("name", JOBS[:2])
+def test_the_trainer_knows_every_flag_of_the_mnist_examples(name: str) -> None:
+    verb, *rest = job(name).spec.args or []
+    assert verb == "train"
+    flags = {word.removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    assert flags <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_the_volume_of_kind_clusters_fits_the_claims_of_the_examples() -> None:
+    [volume] = of_kind(documents("shared-volume.yaml"), "PersistentVolume")
+    [storage_class] = of_kind(documents("shared-volume.yaml"), "StorageClass")
+    for name in JOBS[:2]:
+        checkpoint = job(name).spec.checkpoint
+        assert checkpoint and checkpoint.claim_template
+        claim = checkpoint.claim_template.wire()["spec"]
+        assert claim["storageClassName"] == volume["spec"]["storageClassName"] == storage_class["metadata"]["name"]
+        assert claim["accessModes"] == volume["spec"]["accessModes"]
+
+
+def run_script(script: Path, folder: Path) -> str:
+    """The torchrun example on two "nodes" of this machine, in the environment that the operator gives its pods."""
+    example = job("torchrun-script.yaml")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    agents = []
+    for rank in range(example.spec.num_nodes):
+        given = {entry["name"]: entry["value"] for entry in trainer_environment(example, 1, EngineSettings())}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "NPROC_PER_NODE": "1"}
+        given |= place | {f"PET_{key}": value for key, value in place.items()}
+        env = os.environ | given | {"OMP_NUM_THREADS": "1", "DDPJOB_CHECKPOINT_DIR": str(folder)}
+        command = [sys.executable, "-m", "torch.distributed.run", str(script)]
+        agents.append(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    try:
+        said = [agent.communicate(timeout=240)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
+    return said[0]
+
+
+def test_the_torchrun_example_trains_and_resumes(tmp_path: Path) -> None:
+    [config_map] = of_kind(documents("torchrun-script.yaml"), "ConfigMap")
+    script = tmp_path / "train.py"
+    script.write_text(config_map["data"]["train.py"], encoding="utf-8")
+    script_for_half = tmp_path / "half.py"
+    script_for_half.write_text(config_map["data"]["train.py"].replace("STEPS = 200", "STEPS = 100"), encoding="utf-8")
+
+    first = run_script(script_for_half, tmp_path)
+    second = run_script(script, tmp_path)
+
+    assert "step 100/100" in first and "world 2" in first
+    assert "resumed from step 100" in second and "step 150/200" in second
+    loss = float(second.split("step 200/200 loss ")[1].split()[0])
+    assert loss < float(first.split("step 50/100 loss ")[1].split()[0])
