@@ -1,0 +1,193 @@
+"""Chart, manifests and examples against a real API server: what it accepts, explains, grants and keeps."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controlplane import ApiError, ControlPlane
+from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template, tool
+from tests.install.test_examples import EXAMPLES, JOBS
+from tests.install.test_rights import OPERATOR
+
+pytestmark = pytest.mark.apiserver
+CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ddpjobs.ddpjob.dev"
+JOBS_PATH = "/apis/ddpjob.dev/v1alpha1/namespaces/default/ddpjobs"
+
+
+@pytest.fixture
+def empty_cluster() -> Iterator[ControlPlane]:
+    """A control plane of the test's own, because installing and removing CRDs is not for a shared one."""
+    for name in ("etcd", "kube-apiserver", "helm"):
+        tool(name)
+    with ControlPlane() as plane:
+        yield plane
+
+
+def run_helm(plane: ControlPlane, *arguments: str) -> str:
+    done = helm("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def allowed(plane: ControlPlane, namespace: str, triple: tuple[str, str, str]) -> bool:
+    """Whether RBAC grants the operator's account one (group, resource, verb) in a namespace."""
+    group, resource, verb = triple
+    resource, _, subresource = resource.partition("/")
+    attributes = {
+        "namespace": namespace,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+        "verb": verb,
+    }
+    account = f"system:serviceaccount:{NAMESPACE}:ddpjob-operator"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": account, "groups": ["system:serviceaccounts"], "resourceAttributes": attributes},
+    }
+    answer = plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
+def exists(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.request("GET", path)
+    except ApiError as error:
+        assert error.status == 404, error
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [*JOBS, "shared-volume.yaml"])
+def test_the_api_server_accepts_every_example(control_plane: ControlPlane, namespace: str, name: str) -> None:
+    arguments = ("--namespace", namespace, "--server-side", "--dry-run=server", "--validate=strict")
+    done = control_plane.kubectl("apply", *arguments, "-f", str(EXAMPLES / name), check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def described_objects(schema: Object, path: str = "ddpjob") -> Iterator[str]:
+    """Every path below which ``kubectl explain`` lists fields."""
+    if "properties" in schema and path.count(".") < 4:
+        yield path
+        for name, child in schema["properties"].items():
+            yield from described_objects(child.get("items", child), f"{path}.{name}")
+
+
+def test_kubectl_explain_describes_every_field(control_plane: ControlPlane) -> None:
+    crd = control_plane.request("GET", CRD_PATH)
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    paths = [path for path in described_objects(schema) if ".metadata" not in path]
+    assert {"ddpjob", "ddpjob.spec", "ddpjob.spec.checkpoint", "ddpjob.status.failures"} <= set(paths)
+    for path in paths:
+        said = control_plane.kubectl("explain", path).stdout
+        assert "<no description>" not in said, said
+        assert "DESCRIPTION:\n    <empty>" not in said, said
+    spec = control_plane.kubectl("explain", "ddpjob.spec").stdout
+    assert "Number of nodes: one pod each." in spec
+    assert "restarts included and suspension excluded" in spec
+
+
+def test_the_table_and_the_wait_are_as_documented(control_plane: ControlPlane, namespace: str) -> None:
+    def kubectl(*arguments: str) -> str:
+        return control_plane.kubectl("--namespace", namespace, *arguments).stdout
+
+    kubectl("apply", "-f", str(EXAMPLES / "mnist-cpu.yaml"))
+    now = "2026-03-01T12:00:00Z"
+    condition = {"status": "True", "message": "", "lastTransitionTime": now}
+    status = {
+        "state": "Failed",
+        "nodesReady": "2/2",
+        "restarts": 1,
+        "world": {"numNodes": 2, "nprocPerNode": 2, "worldSize": 4, "masterAddress": "host:29500"},
+        "progress": {"display": "63% 300/470", "loss": "0.0912"},
+        "conditions": [
+            {"type": "Running", "reason": "MaxRestartsExceeded", **condition, "status": "False"},
+            {"type": "Finished", "reason": "MaxRestartsExceeded", **condition},
+        ],
+    }
+    path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs/mnist-cpu/status"
+    control_plane.request("PATCH", path, {"status": status})
+
+    header, row = kubectl("get", "ddp", "-o", "wide").splitlines()
+    documented = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
+    assert header.split() == next(line for line in documented.splitlines() if line.startswith("NAME")).split()
+    for word in ("mnist-cpu", "Failed", "2/2", "63% 300/470", "0.0912", "4", "MaxRestartsExceeded"):
+        assert word in row
+    assert "condition met" in kubectl("wait", "ddp/mnist-cpu", "--for=condition=Finished", "--timeout=10s")
+
+
+def test_helm_installs_upgrades_and_uninstalls_without_taking_the_jobs_along(empty_cluster: ControlPlane) -> None:
+    plane = empty_cluster
+    run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace")
+    assert plane.request("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
+    plane.apply_crd()  # waits until it is served
+    job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
+    plane.request("POST", f"{JOBS_PATH}?fieldValidation=Strict", job)
+
+    run_helm(plane, "upgrade", "ddpjob", str(CHART), "--set", "operator.logLevel=debug")
+    run_helm(plane, "uninstall", "ddpjob")
+
+    assert not exists(plane, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
+    assert not exists(plane, "/apis/rbac.authorization.k8s.io/v1/clusterroles/ddpjob-operator")
+    assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
+    run_helm(plane, "install", "ddpjob", str(CHART))
+    assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
+
+
+def test_in_namespace_scope_rbac_ends_at_the_namespaces_border(empty_cluster: ControlPlane) -> None:
+    plane = empty_cluster
+    for name in ("team-a", "team-b"):
+        plane.make_namespace(name)
+    scope = ("--set", "scope=namespace", "--set-json", 'namespaces=["team-a"]')
+    run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace", *scope)
+    assert all(allowed(plane, "team-a", triple) for triple in OPERATOR)
+    assert not any(allowed(plane, "team-b", triple) for triple in OPERATOR)
+
+
+def test_the_plain_manifests_install_and_grant_exactly_the_list(empty_cluster: ControlPlane) -> None:
+    plane = empty_cluster
+    # Namespaced objects may reach the server before their namespace's first apply has settled: server-side is one pass.
+    plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests"))
+    assert exists(plane, CRD_PATH)
+    assert exists(plane, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
+    assert all(allowed(plane, "any-namespace", triple) for triple in OPERATOR)
+    denied = [
+        ("", "secrets", "get"),
+        ("", "pods", "patch"),
+        ("", "persistentvolumeclaims", "delete"),
+        ("", "services", "delete"),
+        ("ddpjob.dev", "ddpjobs", "update"),
+        ("ddpjob.dev", "ddpjobs/status", "update"),
+        ("", "pods/exec", "create"),
+    ]
+    assert not any(allowed(plane, "any-namespace", triple) for triple in denied)
+
+
+def pods_of(objects: list[Object]) -> list[Object]:
+    """The pods that a release makes: the operator's and that of `helm test`."""
+    [deployment] = of_kind(objects, "Deployment")
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}}
+    return [{**made, "spec": deployment["spec"]["template"]["spec"]}, *of_kind(objects, "Pod")]
+
+
+@pytest.mark.parametrize("values", [{}, {"tolerations": [{"operator": "Exists"}]}], ids=["defaults", "tolerations"])
+def test_every_pod_of_the_chart_passes_pod_security_restricted(
+    control_plane: ControlPlane, namespace: str, values: dict[str, Any]
+) -> None:
+    labels = {
+        "pod-security.kubernetes.io/enforce": "restricted",
+        "pod-security.kubernetes.io/enforce-version": "latest",
+    }
+    control_plane.request("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
+    pods = pods_of(template(values))
+    assert len(pods) == 2
+    path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict"
+    for pod in pods:
+        pod["metadata"].pop("namespace", None)
+        control_plane.request("POST", path, pod)
+        root = {**pod, "spec": {**pod["spec"], "securityContext": {}}}
+        with pytest.raises(ApiError, match="violates PodSecurity"):
+            control_plane.request("POST", path, root)
