@@ -227,6 +227,11 @@ _CLAIMS_MESSAGE = (
 _PATHS_MESSAGE = "checkpoint.mountPath and data.mountPath must differ"
 
 
+def _defaulted(model: type[ApiModel]) -> Any:
+    # The whole object, not {}: the API server holds a default against the rules before it fills in nested ones.
+    return Field(default_factory=model, json_schema_extra={"default": model().wire()})
+
+
 class DDPJobSpec(ApiModel):
     """One data-parallel training on numNodes pods."""
 
@@ -277,13 +282,13 @@ class DDPJobSpec(ApiModel):
     """Number of nodes: one pod each."""
     nproc_per_node: NprocPerNode = "auto"
     """Processes per node; `auto` is the trainer's GPU limit, or 1 without GPUs."""
-    rendezvous: Rendezvous = Field(default_factory=Rendezvous, json_schema_extra={"default": {}})
+    rendezvous: Rendezvous = _defaulted(Rendezvous)
     """How the nodes find each other."""
-    shared_memory: SharedMemory = Field(default_factory=SharedMemory, json_schema_extra={"default": {}})
+    shared_memory: SharedMemory = _defaulted(SharedMemory)
     """/dev/shm of the trainer."""
-    pod_security: PodSecurity = Field(default_factory=PodSecurity, json_schema_extra={"default": {}})
+    pod_security: PodSecurity = _defaulted(PodSecurity)
     """Security context of the pods."""
-    restart_policy: RestartPolicy = Field(default_factory=RestartPolicy, json_schema_extra={"default": {}})
+    restart_policy: RestartPolicy = _defaulted(RestartPolicy)
     """What happens when an attempt fails."""
     active_deadline_seconds: Seconds | None = None
     """Seconds of running, restarts included and suspension excluded, after which the job fails."""
