@@ -1,0 +1,88 @@
+#!/bin/bash
+# PID 1 of a node: what systemd does in kind's own node image, in the little that kind and kubeadm need of it.
+# containerd and kubelet run in restart loops; their logs are in /var/log.
+set -o errexit -o nounset -o pipefail
+
+trap 'exit 0' TERM INT
+
+prepare_machine() {
+  # Pods' mounts (secrets, volumes) must reach containers, so propagation has to be on.
+  mount --make-rshared /
+  # Nodes are told apart by these; all containers of one host would share them.
+  tr -d - < /proc/sys/kernel/random/uuid > /etc/machine-id
+  mkdir -p /kind
+  [[ -f /kind/product_uuid ]] || cat /proc/sys/kernel/random/uuid > /kind/product_uuid
+  local dmi
+  for dmi in /sys/class/dmi/id/product_uuid /sys/devices/virtual/dmi/id/product_uuid; do
+    [[ -f "$dmi" ]] && mount -o ro,bind /kind/product_uuid "$dmi"
+  done
+  mkdir -p /etc/kubernetes/manifests /etc/cni/net.d /var/log/pods /var/log/containers
+}
+
+prepare_cgroups() {
+  # Version 2 gives a group either processes or controlled children. Ours must have children, so the processes move down.
+  [[ -f /sys/fs/cgroup/cgroup.controllers ]] || return 0
+  mkdir -p /sys/fs/cgroup/init
+  local pid
+  while read -r pid; do
+    echo "$pid" > /sys/fs/cgroup/init/cgroup.procs 2>/dev/null || true # it may have ended, or be a kernel thread
+  done < /sys/fs/cgroup/cgroup.procs
+  sed -e 's/ / +/g' -e 's/^/+/' /sys/fs/cgroup/cgroup.controllers > /sys/fs/cgroup/cgroup.subtree_control
+}
+
+choose_runc() {
+  local bounding
+  bounding=$(awk '/^CapBnd:/ {print $2}' /proc/self/status)
+  if (( (16#$bounding >> 24 & 1) == 0 )); then # CAP_SYS_RESOURCE
+    sed -i 's|BinaryName = .*|BinaryName = "/usr/bin/runc-reduced"|' /etc/containerd/config.toml
+  fi
+}
+
+run_containerd() {
+  while true; do
+    containerd >> /var/log/containerd.log 2>&1 || true
+    sleep 1
+  done
+}
+
+import_images() {
+  until ctr version > /dev/null 2>&1; do sleep 0.2; done
+  local archives=(/kind/images/all-nodes.tar) archive
+  [[ "$(hostname)" == *-control-plane* ]] && archives+=(/kind/images/control-plane.tar)
+  for archive in "${archives[@]}"; do
+    ctr --namespace k8s.io images import "$archive"
+  done >> /var/log/images.log 2>&1
+  touch /run/images-imported
+}
+
+run_kubelet() {
+  # kubeadm writes both files when it wants kubelet to start; it finds no init system to ask.
+  while true; do
+    if [[ -f /var/lib/kubelet/config.yaml && -f /var/lib/kubelet/kubeadm-flags.env ]]; then
+      local KUBELET_KUBEADM_ARGS=""
+      # shellcheck source=/dev/null
+      source /var/lib/kubelet/kubeadm-flags.env
+      # kind's configuration asks for systemd's cgroups below /kubelet, which are not there; flags win over it.
+      # shellcheck disable=SC2086 # the arguments are words
+      kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf \
+        --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS \
+        --cgroup-driver=cgroupfs --cgroup-root=/ --feature-gates=KubeletInUserNamespace=true >> /var/log/kubelet.log 2>&1 || true
+    fi
+    sleep 0.5
+  done
+}
+
+prepare_machine
+prepare_cgroups
+choose_runc
+run_containerd &
+import_images &
+run_kubelet &
+# The line that kind waits for in this container's log.
+if [[ -f /sys/fs/cgroup/cgroup.controllers ]]; then
+  echo "Reached target Multi-User System"
+else
+  echo "detected cgroup v1"
+fi
+# Not `wait -n`: the import ends by itself. Interrupted by the trapped signals only.
+while true; do wait || true; sleep 1; done

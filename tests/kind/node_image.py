@@ -1,0 +1,114 @@
+"""The image of a cluster's nodes: kind's own by default, one built here where no registry is reachable.
+
+The built one carries everything a cluster starts with (see node/): Debian's containerd, our Kubernetes binaries, and the control plane's images as archives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.kind.base_images import build_arguments, debian_image, registry_reachable
+from tests.kind.cache import cache_dir, digest, locked, source_files
+from tests.kind.command import step
+from tests.kind.docker import Engine, docker, image_id
+from tests.kind.toolchain import KUBERNETES_VERSION, binary
+
+_NODE = Path(__file__).parent / "node"
+
+# The names under which kubeadm 1.34 looks for its images (cmd/kubeadm/app/constants), and the program in each.
+_KUBE_PROXY = f"registry.k8s.io/kube-proxy:{KUBERNETES_VERSION}"
+_PAUSE = "registry.k8s.io/pause:3.10.1"
+_COREDNS = "registry.k8s.io/coredns/coredns:v1.12.1"
+_STATIC_IMAGES = {
+    _PAUSE: "pause",
+    _COREDNS: "coredns",
+    "registry.k8s.io/etcd:3.6.5-0": "etcd",
+    **{
+        f"registry.k8s.io/{name}:{KUBERNETES_VERSION}": name
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    },
+}
+_ON_ALL_NODES = (_PAUSE, _KUBE_PROXY, _COREDNS)
+_ON_CONTROL_PLANE = tuple(tag for tag in _STATIC_IMAGES if tag not in _ON_ALL_NODES)
+_NODE_PROGRAMS = ("kubeadm", "kubelet", "kubectl", "runc-reduced")
+
+
+def node_image(engine: Engine) -> str | None:
+    """The node image to give to kind, or None for kind's own default: ``$DDPJOB_NODE_IMAGE``, the default if it can be pulled, or ours."""
+    chosen = os.environ.get("DDPJOB_NODE_IMAGE")
+    if chosen:
+        return chosen
+    return None if registry_reachable() else built_node_image(engine)
+
+
+def built_node_image(engine: Engine) -> str:
+    """The tag of the node image made of this folder's sources, built (minutes, the first time) or loaded from the cache now if need be."""
+    programs = {name: binary(name) for name in sorted({*_NODE_PROGRAMS, *_STATIC_IMAGES.values(), "kube-proxy"})}
+    debian = debian_image(engine)
+    # A binary's path holds the digest of its inputs.
+    key = digest(debian, *(str(path.relative_to(cache_dir())) for path in programs.values()), files=[*source_files(_NODE), Path(__file__)])
+    tag = f"ddpjob/node:{KUBERNETES_VERSION}-{key}"
+    archive = cache_dir() / "images" / f"node-{key}.tar"
+    with locked("node-image"):
+        if image_id(tag, engine=engine) is not None:
+            return tag
+        if archive.exists():
+            with step("loading the node image from the cache"):
+                docker("load", "--input", archive, engine=engine, timeout=600)
+            if image_id(tag, engine=engine) is not None:
+                return tag
+        with step("building the node image"):
+            _build(engine, debian, programs, tag)
+            _save(engine, [tag], archive)
+    return tag
+
+
+def _build(engine: Engine, debian: str, programs: dict[str, Path], tag: str) -> None:
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".node-context-") as scratch:
+        context = Path(scratch)
+        for source in _NODE.iterdir():
+            shutil.copy(source, context)
+        cni = context / "default-cni.yaml"
+        cni.write_text(cni.read_text().replace("KUBERNETES_VERSION", KUBERNETES_VERSION))
+        (context / "version").write_text(KUBERNETES_VERSION)
+        for image, program in _STATIC_IMAGES.items():
+            _import_static_image(engine, image, programs[program], context)
+        _build_kube_proxy(engine, debian, programs["kube-proxy"])
+        (context / "images").mkdir()
+        _save(engine, _ON_ALL_NODES, context / "images" / "all-nodes.tar")
+        _save(engine, _ON_CONTROL_PLANE, context / "images" / "control-plane.tar")
+        (context / "bin").mkdir()
+        for name in _NODE_PROGRAMS:
+            shutil.copy(programs[name], context / "bin")
+        docker(
+            "build", *build_arguments(engine), "--build-arg", f"DEBIAN={debian}", "--tag", tag, context, engine=engine, timeout=1200
+        )
+
+
+def _import_static_image(engine: Engine, image: str, program: Path, scratch: Path) -> None:
+    """An image of nothing but one static program: kubeadm's manifests name it without a path, CoreDNS's only give arguments."""
+    archive = scratch / "image.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(program, arcname=f"usr/local/bin/{program.name}")
+    changes = ["--change", "ENV PATH=/usr/local/bin", "--change", f'ENTRYPOINT ["/usr/local/bin/{program.name}"]']
+    docker("import", *changes, archive, image, engine=engine, timeout=120)
+    archive.unlink()
+
+
+def _build_kube_proxy(engine: Engine, debian: str, program: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".kube-proxy-context-") as context:
+        shutil.copy(program, context)
+        dockerfile = _NODE / "kube-proxy.Dockerfile"
+        arguments = ["--build-arg", f"DEBIAN={debian}", "--tag", _KUBE_PROXY, "--file", dockerfile]
+        docker("build", *build_arguments(engine), *arguments, context, engine=engine, timeout=900)
+
+
+def _save(engine: Engine, tags: list[str] | tuple[str, ...], archive: Path) -> None:
+    archive.parent.mkdir(exist_ok=True)
+    unfinished = archive.with_suffix(".unfinished")
+    docker("save", "--output", unfinished, *tags, engine=engine, timeout=600)
+    unfinished.replace(archive)
