@@ -112,6 +112,15 @@ def test_a_sidecar_of_the_template_stands_behind_the_trainer() -> None:
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "side"]
 
 
+def test_sidecars_and_init_containers_get_the_profile_too_unless_they_say_otherwise() -> None:
+    own = {"name": "own", "image": "s", "securityContext": {"allowPrivilegeEscalation": True}}
+    init = {"name": "init", "image": "s"}
+    spec = pod_of(template={"spec": {"containers": [own], "initContainers": [init]}})["spec"]
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert spec["initContainers"][0]["securityContext"] == restricted
+    assert spec["containers"][1]["securityContext"] == restricted | {"allowPrivilegeEscalation": True}
+
+
 def test_a_users_toleration_joins_the_thirty_seconds_for_lost_nodes() -> None:
     tolerations = pod_of(template={"spec": {"tolerations": [{"key": "gpu"}]}})["spec"]["tolerations"]
     assert {"key": "gpu"} in tolerations

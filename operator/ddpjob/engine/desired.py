@@ -182,7 +182,7 @@ def _rank_zero(job: Job, attempt: int, settings: EngineSettings) -> Json:
     )
     template = wire.get("template", {})
     user = {"metadata": template.get("metadata", {}), "spec": _template_spec(job)}
-    return _ordered(merge(merge(defaults, user), overlay))
+    return _secured(_ordered(merge(merge(defaults, user), overlay)), defaults)
 
 
 def _ordered(pod: Json) -> Json:
@@ -191,6 +191,15 @@ def _ordered(pod: Json) -> Json:
     trainer = containers[0]
     trainer["env"] = sorted(trainer["env"], key=lambda variable: variable["name"] not in names.OWNED_ENV)
     pod["spec"]["containers"] = containers
+    return pod
+
+
+def _secured(pod: Json, defaults: Json) -> Json:
+    """The trainer's security default under every container: one without it, and the namespace refuses the pod."""
+    context = defaults["spec"]["containers"][0].get("securityContext")
+    for kind in ("containers", "initContainers"):
+        if context and (containers := pod["spec"].get(kind)):
+            pod["spec"][kind] = [merge({"securityContext": context}, container) for container in containers]
     return pod
 
 
