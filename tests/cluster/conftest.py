@@ -1,0 +1,37 @@
+"""The client under test, as administrator of the real API server."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.controlplane import ControlPlane
+from tests.faults import FaultProxy
+
+
+@pytest.fixture
+async def cluster(control_plane: ControlPlane) -> AsyncIterator[KubernetesCluster]:
+    """Straight to the API server."""
+    connection = await Connection.open(str(control_plane.kubeconfig()))
+    client = KubernetesCluster(connection)
+    yield client
+    await client.close()
+    await connection.close()
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    """A proxy that can misbehave."""
+    with FaultProxy(control_plane) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def through_proxy(control_plane: ControlPlane, proxy: FaultProxy) -> AsyncIterator[KubernetesCluster]:
+    """Through the proxy; gives up on an answer after one second."""
+    connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
+    client = KubernetesCluster(connection, timeout=1.0)
+    yield client
+    await client.close()
+    await connection.close()

@@ -1,0 +1,94 @@
+"""Where the configuration comes from, and what happens when credentials change."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.controlplane import ControlPlane
+
+
+async def test_without_any_configuration_the_error_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigurationError, match="set KUBECONFIG or pass --kubeconfig"):
+        await Connection.open()
+
+
+async def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="/nowhere/config does not exist"):
+        await Connection.open("/nowhere/config")
+
+
+async def test_a_kubeconfig_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text("apiVersion: v1\nkind: Config\ncurrent-context: absent\ncontexts: []\nclusters: []\n")
+    with pytest.raises(ConfigurationError, match=str(path)):
+        await Connection.open(str(path))
+
+
+async def test_kubeconfig_in_the_environment_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(json.dumps(a_kubeconfig("https://192.0.2.1:6443", {"token": "secret"})))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    connection = await Connection.open()
+    assert connection.server == "https://192.0.2.1:6443"
+    assert await connection.authorization() == "Bearer secret"
+    await connection.close()
+
+
+@pytest.mark.apiserver
+async def test_a_token_that_was_replaced_on_disk_is_read_again_when_the_old_one_is_refused(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("expired")
+    path = tmp_path / "config"
+    user = {"tokenFile": str(token)}
+    path.write_text(json.dumps(a_kubeconfig(control_plane.server, user, str(control_plane.ca_file))))
+    connection = await Connection.open(str(path))
+    client = KubernetesCluster(connection)
+    token.write_text(control_plane.admin_token)
+    assert (await client.list(names.PODS, namespace)).items == ()
+    await client.close()
+    await connection.close()
+
+
+@pytest.mark.apiserver
+async def test_credentials_of_an_exec_plugin_are_used(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "plugin"
+    answer = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": control_plane.admin_token},
+    }
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    plugin.chmod(0o700)
+    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
+    path = tmp_path / "config"
+    path.write_text(json.dumps(a_kubeconfig(control_plane.server, user, str(control_plane.ca_file))))
+    connection = await Connection.open(str(path))
+    client = KubernetesCluster(connection)
+    assert (await client.list(names.PODS, namespace)).items == ()
+    await client.close()
+    await connection.close()
+
+
+def a_kubeconfig(server: str, user: dict[str, object], ca_file: str = "") -> dict[str, object]:
+    cluster = {"server": server} | ({"certificate-authority": ca_file} if ca_file else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "here", "context": {"cluster": "it", "user": "me"}}],
+    }

@@ -1,0 +1,110 @@
+"""What the client makes of an API server, or a network, that misbehaves."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+
+from ddpjob.api import names
+from ddpjob.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
+from tests.cluster.test_verbs import a_job, a_pod
+from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
+
+pytestmark = pytest.mark.apiserver
+
+
+async def test_a_create_whose_answer_was_lost_is_found_to_exist(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    proxy.once("POST", "/pods", Fault(after_commit=True))
+    with pytest.raises(AlreadyExists):
+        await through_proxy.create(names.PODS, namespace, a_pod())
+    assert len((await through_proxy.list(names.PODS, namespace)).items) == 1
+
+
+async def test_a_status_patch_whose_answer_was_lost_ends_as_a_conflict_not_as_two_writes(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    job = await through_proxy.create(names.DDPJOBS, namespace, a_job())
+    proxy.once("PATCH", "/status", Fault(after_commit=True))
+    body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": {"state": "Pending"}}
+    with pytest.raises(Conflict):
+        await through_proxy.patch_status(names.DDPJOBS, namespace, "job", body)
+    assert (await through_proxy.get(names.DDPJOBS, namespace, "job"))["status"] == {"state": "Pending"}
+
+
+async def test_retry_after_is_obeyed(through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str) -> None:
+    proxy.once("POST", "/pods", Fault(status=429, headers={"Retry-After": "1"}))
+    await through_proxy.create(names.PODS, namespace, a_pod())
+    first, second = (seen.time for seen in proxy.seen if seen.method == "POST")
+    assert 1.0 <= second - first < 5.0
+
+
+async def test_a_server_that_stays_busy_is_given_up_with_the_time_it_asked_for(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    proxy.rule = lambda request: Fault(status=429, headers={"Retry-After": "120"})
+    with pytest.raises(TooManyRequests) as caught:
+        await through_proxy.get(names.PODS, namespace, "pod")
+    assert caught.value.retry_after == 120
+    assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_passing_server_error_is_not_noticed(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str, status: int
+) -> None:
+    proxy.once("POST", "/pods", Fault(status=status), times=2)
+    created = await through_proxy.create(names.PODS, namespace, a_pod())
+    assert created["metadata"]["name"] == "pod"
+
+
+async def test_a_lasting_server_error_is_unavailable_within_a_bounded_time(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    body = '{"kind":"Status","message":"etcdserver: leader changed"}'
+    proxy.rule = lambda request: Fault(status=500, body=body)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="etcdserver: leader changed") as caught:
+        await through_proxy.get(names.PODS, namespace, "pod")
+    assert time.monotonic() - began < RETRY_SECONDS + 2
+    assert caught.value.code == 500
+    assert len(proxy.seen) > 1
+
+
+async def test_a_server_that_does_not_answer_is_given_up(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    proxy.rule = lambda request: Fault(hold=60)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="no answer within 1 s"):
+        await through_proxy.get(names.PODS, namespace, "pod")
+    assert time.monotonic() - began < RETRY_SECONDS + 5
+
+
+async def test_an_answer_that_is_no_kubernetes_object_is_not_believed(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
+) -> None:
+    proxy.rule = lambda request: Fault(status=200, body="<html>log in to the network</html>")
+    with pytest.raises(Unavailable, match="not JSON"):
+        await through_proxy.get(names.PODS, namespace, "pod")
+
+
+async def test_connections_are_bounded(control_plane: ControlPlane, proxy: FaultProxy, namespace: str) -> None:
+    connections = set()
+
+    def count(request: web.BaseRequest) -> None:
+        assert request.transport is not None
+        connections.add(request.transport.get_extra_info("peername"))
+
+    proxy.rule = count
+    connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
+    client = KubernetesCluster(connection, max_connections=4)
+    await asyncio.gather(*(client.create(names.PODS, namespace, a_pod(f"pod-{n}")) for n in range(20)))
+    await client.close()
+    await connection.close()
+    assert 1 < len(connections) <= 4

@@ -1,0 +1,168 @@
+"""The verbs and every typed error, against the real API server."""
+
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster import kubernetes
+from ddpjob.cluster.base import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.controlplane import ControlPlane
+from tests.processes import free_port
+
+pytestmark = pytest.mark.apiserver
+
+
+def a_pod(name: str = "pod", **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"containers": [{"name": "main", "image": "image:1"}]},
+    }
+
+
+def a_job(name: str = "job") -> dict[str, Any]:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.DDPJOBS.kind,
+        "metadata": {"name": name},
+        "spec": {"image": "image:1"},
+    }
+
+
+async def test_a_created_object_is_read_back_and_deleted(cluster: KubernetesCluster, namespace: str) -> None:
+    created = await cluster.create(names.PODS, namespace, a_pod())
+    assert await cluster.get(names.PODS, namespace, "pod") == created
+    await cluster.delete(names.PODS, namespace, "pod", uid=created["metadata"]["uid"], grace_seconds=0)
+    with pytest.raises(NotFound, match='pods "pod" not found'):
+        await cluster.get(names.PODS, namespace, "pod")
+
+
+async def test_a_list_gives_complete_objects_of_one_namespace_by_label(
+    cluster: KubernetesCluster, namespace: str, control_plane: ControlPlane
+) -> None:
+    control_plane.make_namespace(f"{namespace}-other")
+    for place, name, side in (("", "a", "left"), ("", "b", "right"), ("-other", "c", "left")):
+        await cluster.create(names.PODS, namespace + place, a_pod(name, side=side, of=namespace))
+    listed = await cluster.list(names.PODS, namespace, "side=left")
+    assert [(pod["kind"], pod["apiVersion"], pod["metadata"]["name"]) for pod in listed.items] == [("Pod", "v1", "a")]
+    everywhere = await cluster.list(names.PODS, None, f"of={namespace},side=left")
+    assert {pod["metadata"]["name"] for pod in everywhere.items} == {"a", "c"}
+    assert int(everywhere.resource_version) >= int(listed.resource_version)
+
+
+async def test_a_list_of_several_pages_is_complete(
+    cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "PAGE_SIZE", 2)
+    for number in range(5):
+        await cluster.create(names.PODS, namespace, a_pod(f"pod-{number}"))
+    listed = await cluster.list(names.PODS, namespace)
+    assert [pod["metadata"]["name"] for pod in listed.items] == [f"pod-{number}" for number in range(5)]
+
+
+async def test_a_status_patch_changes_the_status_alone_and_only_at_its_version(
+    cluster: KubernetesCluster, namespace: str
+) -> None:
+    job = await cluster.create(names.DDPJOBS, namespace, a_job())
+    version = job["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version}, "status": {"state": "Pending"}, "spec": {"numNodes": 7}}
+    patched = await cluster.patch_status(names.DDPJOBS, namespace, "job", patch)
+    assert patched["status"] == {"state": "Pending"}
+    assert patched["spec"] == job["spec"]
+    with pytest.raises(Conflict, match="the object has been modified"):
+        await cluster.patch_status(names.DDPJOBS, namespace, "job", patch | {"status": {"state": "Running"}})
+
+
+async def test_a_patch_changes_an_object(cluster: KubernetesCluster, namespace: str) -> None:
+    await cluster.create(names.PODS, namespace, a_pod())
+    body = {"metadata": {"labels": {"colour": "blue"}}}
+    assert (await cluster.patch(names.PODS, namespace, "pod", body))["metadata"]["labels"] == {"colour": "blue"}
+
+
+async def test_a_second_create_of_the_same_name_is_told_from_other_conflicts(
+    cluster: KubernetesCluster, namespace: str
+) -> None:
+    await cluster.create(names.PODS, namespace, a_pod())
+    with pytest.raises(AlreadyExists, match='pods "pod" already exists'):
+        await cluster.create(names.PODS, namespace, a_pod())
+
+
+async def test_a_delete_spares_another_object_of_the_same_name(cluster: KubernetesCluster, namespace: str) -> None:
+    await cluster.create(names.PODS, namespace, a_pod())
+    with pytest.raises(Conflict):
+        await cluster.delete(names.PODS, namespace, "pod", uid="00000000-0000-0000-0000-000000000000")
+    assert await cluster.get(names.PODS, namespace, "pod")
+
+
+async def test_an_unknown_field_of_a_pod_is_refused_by_name(cluster: KubernetesCluster, namespace: str) -> None:
+    body = a_pod()
+    body["spec"]["hostNetwrok"] = True
+    with pytest.raises(Invalid, match="hostNetwrok"):
+        await cluster.create(names.PODS, namespace, body)
+
+
+async def test_an_invalid_object_is_refused_with_the_field(cluster: KubernetesCluster, namespace: str) -> None:
+    body = a_pod()
+    body["spec"]["restartPolicy"] = "Sometimes"
+    with pytest.raises(Invalid, match=r"spec\.restartPolicy"):
+        await cluster.create(names.PODS, namespace, body)
+
+
+async def test_a_missing_permission_is_forbidden_with_the_servers_words(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    token = control_plane.service_account(namespace, "nobody")
+    connection = await Connection.open(str(control_plane.kubeconfig(token, name=f"nobody-{namespace}")))
+    client = KubernetesCluster(connection)
+    with pytest.raises(Forbidden, match='cannot create resource "pods"'):
+        await client.create(names.PODS, namespace, a_pod())
+    await client.close()
+    await connection.close()
+
+
+async def test_a_namespace_that_is_going_away_is_told_from_other_refusals(
+    cluster: KubernetesCluster, control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.request("DELETE", f"/api/v1/namespaces/{namespace}")  # stays: nothing finalizes it here
+    with pytest.raises(NamespaceTerminating, match="is being terminated"):
+        await cluster.create(names.PODS, namespace, a_pod())
+
+
+async def test_a_refused_token_is_unauthorized(control_plane: ControlPlane, namespace: str) -> None:
+    connection = await Connection.open(str(control_plane.kubeconfig("wrong", name=f"wrong-{namespace}")))
+    client = KubernetesCluster(connection)
+    with pytest.raises(Unauthorized):
+        await client.get(names.PODS, namespace, "pod")
+    await client.close()
+    await connection.close()
+
+
+async def test_a_server_that_is_not_there_is_unavailable(control_plane: ControlPlane, namespace: str) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    connection = await Connection.open(str(control_plane.kubeconfig(server=nowhere)))
+    client = KubernetesCluster(connection)
+    with pytest.raises(Unavailable, match="get Pod"):
+        await client.get(names.PODS, namespace, "pod")
+    await client.close()
+    await connection.close()
+
+
+async def test_requests_say_who_sends_them(
+    cluster: KubernetesCluster, control_plane: ControlPlane, namespace: str
+) -> None:
+    await cluster.create(names.PODS, namespace, a_pod())
+    agents = {write["userAgent"] for write in control_plane.writes() if write["objectRef"]["namespace"] == namespace}
+    assert {agent for agent in agents if agent.startswith("ddpjob-operator/")}, agents

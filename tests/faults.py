@@ -1,0 +1,132 @@
+"""A proxy on loopback in front of the real API server that misbehaves where a test tells it to.
+
+It runs in a thread of its own and speaks plain HTTP to the client, TLS to the server; watches stream through.
+"""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from tests.controlplane import ControlPlane
+from tests.processes import eventually
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request.
+
+    status: answered at once with this status, nothing forwarded; 0 closes the connection instead.
+    after_commit: the request is forwarded first, and only its answer is replaced.
+    hold: seconds to wait before anything else.
+    """
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: str = ""
+    after_commit: bool = False
+    hold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came: loop time, method and path with query."""
+
+    time: float
+    method: str
+    path: str
+
+
+Rule = Callable[[web.BaseRequest], Fault | None]
+
+
+class FaultProxy:
+    """Use as a context manager; ``server`` is its address. ``rule`` is asked about every request."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.rule: Rule = lambda request: None
+        self.seen: list[Seen] = []
+        self.server = ""
+        self._plane = plane
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="fault proxy")
+        self._stop = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        eventually("the proxy listens", lambda: self.server)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=30)
+
+    def once(self, method: str, path_part: str, fault: Fault, times: int = 1) -> None:
+        """Let ``fault`` happen to the next ``times`` requests of that method whose path holds ``path_part``."""
+        left = times
+
+        def rule(request: web.BaseRequest) -> Fault | None:
+            nonlocal left
+            if left and request.method == method and path_part in request.path:
+                left -= 1
+                return fault
+            return None
+
+        self.rule = rule
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        context = ssl.create_default_context(cafile=str(self._plane.ca_file))
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            self._session = session
+            runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            self.server = f"http://{host}:{port}"
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append(Seen(self._loop.time(), request.method, request.path_qs))
+        fault = self.rule(request)
+        if fault is None:
+            return await self._forward(request)
+        await asyncio.sleep(fault.hold)
+        if fault.after_commit:
+            async with self._upstream(request, await request.read()) as answer:
+                await answer.read()
+        if fault.status == 0:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=fault.status or 502, headers=fault.headers, text=fault.body)
+
+    async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
+        async with self._upstream(request, await request.read()) as answer:
+            skipped = {"transfer-encoding", "content-length", "connection"}
+            headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    def _upstream(
+        self, request: web.BaseRequest, body: bytes
+    ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
+        headers = {key: value for key, value in request.headers.items() if key.lower() != "host"}
+        url = self._plane.server + request.path_qs
+        return self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False)
