@@ -1,0 +1,180 @@
+"""The command line: verbs, flags, and the choice between training here and launching a node's ranks.
+
+Nothing imported at the top imports torch: help, version, mistakes and ``data`` answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ddptrain import __version__
+from ddptrain.config import Config, resolve
+from ddptrain.errors import TrainerError
+
+_RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
+_EXAMPLES = {
+    "": "ddptrain train --data digits --epochs 2",
+    "train": "ddptrain train --data digits --epochs 2 --checkpoint-dir /tmp/ddptrain-checkpoints",
+    "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
+    "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
+    "data": "ddptrain data verify --data-dir ./data",
+    "fetch": "ddptrain data fetch --data-dir ./data",
+    "verify": "ddptrain data verify --data-dir ./data",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code of trainer-interface's table."""
+    arguments = vars(_parser().parse_args(argv))
+    try:
+        return int(arguments.pop("run")(arguments))
+    except TrainerError as error:
+        print(error.lines(), file=sys.stderr)
+        _leave_message(error)
+        return error.code
+
+
+def _train(arguments: dict[str, Any]) -> int:
+    from ddptrain import ranks  # noqa: PLC0415
+
+    if ranks.needs_launch(os.environ):
+        return _launch(arguments)
+    config = resolve(os.environ, arguments)
+    place = ranks.from_rank_environment(os.environ)
+    ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
+    from ddptrain.cpus import calm_torch  # noqa: PLC0415
+
+    calm_torch()
+    from ddptrain.console import Console, terminal_of  # noqa: PLC0415
+    from ddptrain.worker import run_here  # noqa: PLC0415
+
+    return run_here(config, place, Console(place.rank, terminal_of()))
+
+
+def _launch(arguments: dict[str, Any]) -> int:
+    from ddptrain import launch, ranks  # noqa: PLC0415
+
+    given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
+    log_dir, stop_grace = arguments.pop("log_dir", ""), arguments.pop("stop_grace", launch.STOP_GRACE)
+    config = resolve(os.environ, arguments)
+    place = ranks.from_node(os.environ, **given)
+    ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
+    place = launch.with_port(place, given["master_port"] or os.environ.get("MASTER_PORT"))
+    return launch.launch(config, place, log_dir=log_dir, stop_grace=stop_grace)
+
+
+def _evaluate(arguments: dict[str, Any]) -> int:
+    from ddptrain.cpus import calm_torch  # noqa: PLC0415
+
+    calm_torch()
+    from ddptrain.inspect_checkpoint import evaluate_checkpoint  # noqa: PLC0415
+
+    run, step = arguments.pop("only_run"), arguments.pop("step")
+    return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
+
+
+def _fetch(arguments: dict[str, Any]) -> int:
+    from ddptrain import fetch  # noqa: PLC0415
+
+    fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS)
+    return _verify(arguments)
+
+
+def _verify(arguments: dict[str, Any]) -> int:
+    from ddptrain.verify import verify  # noqa: PLC0415
+
+    return verify(arguments["data_dir"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ddptrain",
+        description="Train MNIST data-parallel with PyTorch, on one process or many nodes.",
+        epilog=f"example:\n  {_EXAMPLES['']}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ddptrain {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    names = [f.name for f in dataclasses.fields(Config)]
+
+    train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
+    _add_config(train, names)
+    launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch)
+    _add_rank_flags(launch)
+    _add_config(launch, names)
+    evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
+    evaluate.add_argument("--run", dest="only_run", type=int, metavar="N", help="this run (default: the newest valid)")
+    evaluate.add_argument("--step", type=int, metavar="N", help="this step")
+    _add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    data = _verb(verbs, "data", "fetch or verify the MNIST files", None)
+    data_verbs = data.add_subparsers(metavar="VERB", required=True)
+    for name, text, run in (("fetch", "download what is missing", _fetch), ("verify", "check the files", _verify)):
+        verb = _verb(data_verbs, name, text, run)
+        default = os.environ.get("DDPJOB_DATA_DIR")
+        verb.add_argument(
+            "--data-dir",
+            default=default,
+            required=not default,
+            metavar="DIR",
+            help="of the four files [DDPJOB_DATA_DIR]",
+        )
+        if name == "fetch":
+            verb.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
+    return parser
+
+
+def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example:\n  {_EXAMPLES[name]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if run is not None:
+        parser.set_defaults(run=run)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """A flag per field. Values are checked by ``resolve``, so that flags and environment obey one rule."""
+    group = parser.add_argument_group("settings", "each also as environment variable DDPTRAIN_<NAME>; flags win")
+    for field in dataclasses.fields(Config):
+        if field.name not in names:
+            continue
+        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
+        if isinstance(field.default, bool):
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+            continue
+        choices = "|".join(field.metadata["choices"])
+        origin = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
+        shown = f" (default: {field.default})" if field.default != "" else ""
+        group.add_argument(flag, metavar=choices or field.name.upper(), help=text + origin + shown)
+
+
+def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("ranks", "each also as environment variable of the same name; flags win")
+    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
+    group.add_argument("--node-rank", metavar="N", help="this node, from 0 (default: 0)")
+    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
+    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
+    group.add_argument(
+        "--master-port", metavar="PORT", help="of rank 0's store (default: 29500; a free one with a single node)"
+    )
+    group.add_argument("--log-dir", default="", metavar="DIR", help="also keep each rank's output there")
+    group.add_argument(
+        "--stop-grace", type=float, default=25.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 25)"
+    )
+
+
+def _leave_message(error: TrainerError) -> None:
+    """A refused start leaves its reason where the operator reads it."""
+    from ddptrain import termination  # noqa: PLC0415
+
+    termination.write(termination.failure(error, rank=None, progress={}), termination.destination())

@@ -1,0 +1,161 @@
+"""The one schema of a training run: defaults < DDPTRAIN_* environment < flags, each value checked once.
+
+``cli`` builds its flags from these fields; ``checkpoint`` refuses to resume when a field marked as identity changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddptrain.errors import UsageError
+
+PREFIX = "DDPTRAIN_"
+DATASETS = ("mnist", "digits", "idx")
+MODELS = ("cnn", "mlp")
+
+
+def _field(
+    default: Any,
+    text: str,
+    *,
+    identity: bool = False,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    env: str = "",
+) -> Any:
+    """A field with what the flag parser and the checks need to know of it."""
+    metadata = {"help": text, "identity": identity, "choices": choices, "low": low, "high": high, "env": env}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run can be told. Fields with ``identity`` decide the weights; the others only how they are made."""
+
+    data: str = _field(
+        "mnist",
+        "dataset: mnist, digits (bundled with scikit-learn), idx (any IDX files)",
+        identity=True,
+        choices=DATASETS,
+    )
+    model: str = _field("cnn", "network", identity=True, choices=MODELS)
+    epochs: int = _field(2, "passes over the training set", identity=True, low=1, high=100_000)
+    batch_size: int = _field(
+        0, "GLOBAL batch, shared by all ranks; 0 means 256, for digits 32", identity=True, low=0, high=1_000_000
+    )
+    optimizer: str = _field("adamw", "adamw, or sgd with momentum", identity=True, choices=("adamw", "sgd"))
+    lr: float = _field(0.006, "peak learning rate of the one-cycle schedule", identity=True, low=0, high=1_000)
+    weight_decay: float = _field(0.01, "decoupled weight decay (adamw), L2 (sgd)", identity=True, low=0, high=10)
+    shift: int = _field(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
+    seed: int = _field(0, "of weights, order and augmentation", identity=True, low=0, high=2**62)
+    dtype: str = _field("float32", "of weights and arithmetic", identity=True, choices=("float32", "float64"))
+    bf16: bool = _field(False, "bfloat16 autocast (CUDA only)", identity=True)
+    sync: str = _field(
+        "ddp",
+        "how gradients meet: ddp = DistributedDataParallel, weighted by true counts",
+        identity=True,
+        choices=("ddp",),
+    )
+    data_dir: str = _field("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
+    download: bool = _field(False, "fetch missing MNIST files into --data-dir first")
+    checkpoint_dir: str = _field(
+        "", "where checkpoints, metrics.jsonl and progress.json go; none without it", env="DDPJOB_CHECKPOINT_DIR"
+    )
+    checkpoint_every: int = _field(
+        50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
+    )
+    keep: int = _field(3, "newest checkpoints to keep", low=1, high=10**6)
+    device: str = _field("auto", "auto takes CUDA where there is one", choices=("auto", "cpu", "cuda"))
+    backend: str = _field("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl"))
+    threads: int = _field(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
+    rendezvous_timeout: float = _field(
+        0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600", low=0, high=86_400
+    )
+    collective_timeout: float = _field(
+        300.0, "seconds a collective may take before it counts as a hang", low=1, high=86_400
+    )
+    step_delay: float = _field(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
+
+    @property
+    def global_batch(self) -> int:
+        """The global batch in samples; the digits are few, so theirs is smaller."""
+        return self.batch_size or (32 if self.data == "digits" else 256)
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the weights, with the batch resolved."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
+        return values | {"batch_size": self.global_batch}
+
+    def digest(self) -> str:
+        """SHA-256 of the identity: two runs with the same digest and data train the same weights."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """Merge defaults, environment and flags.
+
+    Args:
+        env: the process environment; unknown DDPTRAIN_* keys are refused, others ignored.
+        flags: field name to value; None means not given.
+    Raises:
+        UsageError: unknown key or a value out of range, naming where it came from.
+    """
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    known = {PREFIX + name.upper(): name for name in fields}
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if env.get(field.metadata["env"]):
+            values[name] = _checked(field, env[field.metadata["env"]], field.metadata["env"])
+    for key in sorted(k for k in env if k.startswith(PREFIX)):
+        if key not in known:
+            raise UsageError(
+                f"unknown environment variable {key}",
+                hint=_nearest(key, list(known)),
+                next_step=f"unset {key}; `ddptrain train --help` lists what there is",
+            )
+        values[known[key]] = _checked(fields[known[key]], env[key], key)
+    for name, value in flags.items():
+        if value is not None:
+            values[name] = _checked(fields[name], value, "--" + name.replace("_", "-"))
+    return Config(**values)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
+    """The value as the field's type, or a UsageError that names its origin."""
+    kind = type(field.default)
+    try:
+        parsed = _boolean(value) if kind is bool else kind(value)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
+    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
+    if choices and parsed not in choices:
+        raise UsageError(
+            f"{origin}={value!r} is not one of {', '.join(choices)}",
+            hint=_nearest(str(value), list(choices)),
+            next_step=f"correct {origin}",
+        )
+    if kind in (int, float) and not low <= parsed <= high:
+        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
+    return parsed
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if str(value).lower() not in words:
+        raise ValueError(value)
+    return words[str(value).lower()]

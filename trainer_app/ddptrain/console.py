@@ -1,0 +1,56 @@
+"""What a person sees of rank 0: lines, and on a terminal one updating bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_WIDTH = 24
+_LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
+_BAR_INTERVAL = 0.1
+
+
+class Console:
+    """Speaks for rank 0 and is silent for the others.
+
+    Args:
+        terminal: stream of a terminal for the bar, or None. A launched rank's own stdout is a pipe to the launcher.
+    """
+
+    def __init__(self, rank: int, terminal: TextIO | None) -> None:
+        self._quiet, self._terminal = rank != 0, terminal
+        self._shown = 0.0
+        self._drawn = False
+
+    def say(self, text: str) -> None:
+        """One line."""
+        if not self._quiet:
+            self._erase()
+            print(text, flush=True)
+
+    def step(self, done: int, total: int, text: str) -> None:
+        """Progress: redraws the bar, or says a line every few seconds."""
+        now = time.monotonic()
+        interval = _BAR_INTERVAL if self._terminal else _LINE_INTERVAL
+        if self._quiet or (now - self._shown < interval and done != total):
+            return
+        self._shown = now
+        if self._terminal is None:
+            print(f"step {done}/{total} · {text}", flush=True)
+            return
+        full = _WIDTH * done // max(1, total)
+        self._terminal.write(f"\r\x1b[K{'█' * full}{'░' * (_WIDTH - full)} {done}/{total} · {text}")
+        self._terminal.flush()
+        self._drawn = True
+
+    def _erase(self) -> None:
+        if self._drawn and self._terminal is not None:
+            self._terminal.write("\r\x1b[K")
+            self._terminal.flush()
+            self._drawn = False
+
+
+def terminal_of(stream: TextIO = sys.stderr) -> TextIO | None:
+    """The stream if a person watches it."""
+    return stream if stream.isatty() else None

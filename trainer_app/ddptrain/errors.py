@@ -1,0 +1,165 @@
+"""Every way a rank can end badly, each with its stable exit code; and which of them a foreign exception is.
+
+Raised anywhere, turned by ``worker`` into a report, by ``launch`` into the termination message and the exit code.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from pathlib import Path
+
+
+class TrainerError(Exception):
+    """A failure with a stable exit code.
+
+    Args:
+        message: what is wrong and where, in one line.
+        hint: what usually causes it.
+        next_step: what to do or type next.
+    """
+
+    code = 1
+    cause = "own"
+
+    def __init__(self, message: str, *, hint: str = "", next_step: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.next_step = next_step
+
+    def lines(self) -> str:
+        """The error as a user reads it: error, hint, next."""
+        parts = [f"error: {self}"]
+        if self.hint:
+            parts.append(f"hint:  {self.hint}")
+        if self.next_step:
+            parts.append(f"next:  {self.next_step}")
+        return "\n".join(parts)
+
+
+class UsageError(TrainerError):
+    """A flag, an environment variable or a value that cannot be meant."""
+
+    code = 2
+
+
+class DataError(TrainerError):
+    """The dataset is absent, or its content is not what it must be."""
+
+    code = 66
+
+
+class RendezvousError(TrainerError):
+    """Not every rank arrived in time; the message names who is missing."""
+
+    code = 69
+
+
+class RanksError(TrainerError):
+    """This machine or this build cannot run the ranks or the backend asked for."""
+
+    code = 71
+
+
+class VolumeError(TrainerError):
+    """The checkpoint directory cannot be written."""
+
+    code = 73
+
+
+class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an error
+    """SIGTERM was obeyed.
+
+    Args:
+        saved: whether a checkpoint of the last completed step is on the volume.
+    """
+
+    code = 75
+
+    def __init__(self, message: str, *, saved: bool) -> None:
+        super().__init__(message)
+        self.saved = saved
+
+
+class Hang(TrainerError):  # noqa: N818
+    """A collective did not complete within the group's timeout."""
+
+    code = 76
+
+
+class PeerLost(TrainerError):  # noqa: N818
+    """Another rank went away; its own report holds the reason."""
+
+    code = 77
+    cause = "peer"
+
+
+class Mismatch(TrainerError):  # noqa: N818
+    """The checkpoint or the data belongs to another run than the one configured."""
+
+    code = 78
+
+
+class NotFinite(TrainerError):  # noqa: N818
+    """The loss is NaN or infinite."""
+
+    code = 79
+
+
+class Superseded(TrainerError):  # noqa: N818
+    """A newer attempt has claimed the checkpoint directory."""
+
+    code = 80
+
+
+# What gloo, NCCL and the TCP store say when the other side is gone, and when it stays silent.
+_PEER_GONE = re.compile(
+    r"connection (closed|reset|was closed)|connection refused|broken pipe|socket closed|remote process exited"
+    r"|failed to recv, got 0 bytes|failed to send|remote error|peer .*(closed|exited|terminated)",
+    re.IGNORECASE,
+)
+_SILENT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+
+
+def classify(error: BaseException) -> BaseException:
+    """The typed error that a foreign exception stands for, or the exception itself where it is the user's own.
+
+    Only exceptions out of ``torch.distributed`` and plain RuntimeErrors are read by their text: gloo has no types.
+    """
+    if isinstance(error, TrainerError):
+        return error
+    distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
+    first_line = str(error).strip().partition("\n")[0][:500]
+    if distributed and _PEER_GONE.search(first_line):
+        return PeerLost(f"a peer was lost: {first_line}", hint="read the other ranks' ends: theirs came first")
+    if distributed and _SILENT.search(first_line):
+        return Hang(
+            f"a collective did not complete in time: {first_line}",
+            hint="a rank is stopped, starved of CPU, or waits elsewhere",
+            next_step="raise --collective-timeout if the step is honestly that slow",
+        )
+    return error
+
+
+def volume_error(error: OSError, path: Path | str) -> TrainerError:
+    """A VolumeError for an OSError met while writing below ``path``."""
+    return VolumeError(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="the volume is read-only, full, or belongs to another user" if error.errno in _VOLUME else "",
+        next_step="check free space, access mode and fsGroup of the volume",
+    )
+
+
+def exit_code(error: BaseException) -> int:
+    """The process exit code for an error; 1 for anything this module does not know."""
+    return error.code if isinstance(error, TrainerError) else 1
+
+
+def where(error: BaseException) -> str | None:
+    """``file.py:line`` of the innermost frame of this package, else of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if Path(f.filename).parent == Path(__file__).parent]
+    frame = (ours or frames or [None])[-1]  # type: ignore[list-item]
+    return f"{Path(frame.filename).name}:{frame.lineno}" if frame else None

@@ -1,0 +1,129 @@
+"""``data fetch``: the four MNIST files from the first mirror that delivers them whole.
+
+Each file is judged by the digest of its decompressed content, written under a temporary name and renamed, under a lock that lets one
+process per directory download while the others wait and then find the files there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddptrain.errors import DataError, volume_error
+from ddptrain.files import write_atomically
+from ddptrain.mnist import MNIST_FILES, IdxFile, find, read_content
+from ddptrain.stop import StopFlag
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_TIMEOUT = 30.0  # seconds without a byte
+_TRIES = 3  # per mirror
+_MAX_DOWNLOAD = 64 * 2**20
+
+
+def fetch(
+    data_dir: str, *, mirrors: Sequence[str] = MIRRORS, say: Callable[[str], None] = print, pause: float = 1.0
+) -> None:
+    """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
+
+    Args:
+        mirrors: base URLs, tried in order.
+        pause: seconds before the second try at one mirror, doubled for the third.
+    Raises:
+        DataError: no mirror delivered a file; names what each one said.
+        VolumeError: the directory cannot be written.
+    """
+    folder = Path(data_dir)
+    with _only_writer(folder):
+        for file in MNIST_FILES:
+            if is_whole(folder, file):
+                continue
+            say(f"fetching {file.name}.gz")
+            content = _download(file, mirrors, pause, say)
+            try:
+                write_atomically(folder / f"{file.name}.gz", content)
+                (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
+            except OSError as error:
+                raise volume_error(error, folder) from error
+
+
+def is_whole(folder: Path, file: IdxFile) -> bool:
+    """True if the file is there with MNIST's content."""
+    try:
+        return hashlib.sha256(read_content(folder, file)).hexdigest() == file.sha256
+    except DataError:
+        return False
+
+
+def await_files(data_dir: str, stop: StopFlag, patience: float = 600.0) -> None:
+    """Wait until another process has fetched the files; returns at the latest after ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while any(find(Path(data_dir), file) is None for file in MNIST_FILES) and time.monotonic() < end:
+        stop.leave_if_requested("data")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".fetch.lock", os.O_RDWR | os.O_CREAT, 0o664)
+    except OSError as error:
+        if all(is_whole(folder, file) for file in MNIST_FILES):
+            yield  # a read-only volume that holds everything needs no lock
+            return
+        raise volume_error(error, folder) from error
+    with os.fdopen(descriptor, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable[[str], None]) -> bytes:
+    """The gzipped file from the first mirror whose copy has the right content."""
+    failures = []
+    for mirror in mirrors:
+        url = mirror.rstrip("/") + f"/{file.name}.gz"
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(pause * 2 ** (attempt - 1))
+            try:
+                content = _get(url)
+                digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
+                if digest == file.sha256:
+                    return content
+                failure = f"wrong content (SHA-256 {digest[:16]}…)"
+            except urllib.error.HTTPError as error:
+                failure = f"HTTP {error.code}"
+                if error.code in (401, 403, 404, 410):
+                    break  # asking again will not help
+            except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
+                failure = str(error) or type(error).__name__
+            say(f"{url}: {failure}")
+        failures.append(f"{url}: {failure}")
+    raise DataError(
+        f"no mirror delivered {file.name}: {'; '.join(failures)}",
+        hint="no network here? copy the four files into the directory yourself",
+        next_step="ddptrain data fetch --data-dir DIR --url URL tries another mirror",
+    )
+
+
+def _get(url: str) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("not an http(s) URL")
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked above
+        content: bytes = answer.read(_MAX_DOWNLOAD + 1)
+    if len(content) > _MAX_DOWNLOAD:
+        raise ValueError("larger than any MNIST file")
+    return content

@@ -1,0 +1,88 @@
+"""``metrics.jsonl`` beside the checkpoints: one row per step, evaluation and start, over all runs of the job.
+
+Rank 0 appends; ``effective_rows`` reads the history as if no run had ever been interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddptrain.errors import volume_error
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends rows, buffered; ``flush`` before a checkpoint is renamed, so that its rows are never missing."""
+
+    def __init__(self, path: Path, run: int) -> None:
+        self._path, self._run = path, run
+        self._lines: list[str] = []
+        try:
+            self._stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o664), "ab+")
+            size = self._stream.seek(0, os.SEEK_END)
+            # A killed run may have left half a line; ours must not continue it.
+            if size and os.pread(self._stream.fileno(), 1, size - 1) != b"\n":
+                self._stream.write(b"\n")
+        except OSError as error:
+            raise volume_error(error, path) from error
+
+    def add(self, event: str, values: Mapping[str, Any]) -> None:
+        """Buffer one row; NaN and infinities become null, which JSON has no other word for."""
+        row = {"event": event, "run": self._run, **values}
+        self._lines.append(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n")
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Write what is buffered.
+
+        Args:
+            durable: also sync to the disk.
+        Raises:
+            VolumeError: the volume refused.
+        """
+        try:
+            self._stream.write("".join(self._lines).encode())
+            self._lines.clear()
+            self._stream.flush()
+            if durable:
+                os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise volume_error(error, self._path) from error
+
+
+def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
+    """The train and eval rows that count, in order of step: what a run resumed over is dropped.
+
+    A run that resumed at step S supersedes every earlier run's rows beyond S, wherever in the file they stand: a leftover of an old
+    attempt may still append. Torn lines are skipped.
+
+    Args:
+        event: only rows of this kind, ``train`` or ``eval``.
+    """
+    starts: dict[int, int] = {}
+    rows: list[dict[str, Any]] = []
+    for line in Path(path).read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            run = int(row["run"])
+            if row["event"] == "start":
+                starts[run] = (row["resumedFrom"] or {"step": 0})["step"]
+            elif row["event"] in ("train", "eval"):
+                rows.append({**row, "step": int(row["step"])})
+        except (ValueError, KeyError, TypeError):
+            continue
+    kept = [
+        row
+        for row in rows
+        if all(row["step"] <= resumed for run, resumed in starts.items() if run > row["run"])
+        and (event is None or row["event"] == event)
+    ]
+    return sorted(kept, key=lambda row: (row["step"], row["event"] == "eval"))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and value - value != 0 else value

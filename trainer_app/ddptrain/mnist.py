@@ -1,0 +1,160 @@
+"""The dataset: IDX files found, decompressed, checked by the digest of their content, and held as uint8 arrays.
+
+Called by ``worker`` on every rank, by ``evaluate``'s verb, and by ``data verify``. Digests are of the decompressed bytes because
+the gzip headers of the copies in circulation differ.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ddptrain.errors import DataError
+
+Images = npt.NDArray[np.uint8]
+SIDE = 28
+_IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
+_MAX_BYTES = 2**31  # a bomb of a .gz must not take the node's memory with it
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """One of the four files: its name without ``.gz`` and the SHA-256 of MNIST's decompressed content."""
+
+    part: str
+    name: str
+    sha256: str
+
+
+# LeCun, Cortes, Burges: the MNIST database (CC BY-SA 3.0).
+MNIST_FILES = (
+    IdxFile(
+        "train_images", "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+    ),
+    IdxFile(
+        "train_labels", "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+    ),
+    IdxFile(
+        "test_images", "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+    ),
+    IdxFile(
+        "test_labels", "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images are (N, 28, 28) uint8, labels (N,) uint8; ``digest`` identifies the content of all four parts."""
+
+    name: str
+    train_images: Images
+    train_labels: Images
+    test_images: Images
+    test_labels: Images
+    digest: str
+
+
+def load(kind: str, data_dir: str) -> Dataset:
+    """The dataset named by ``--data``.
+
+    Raises:
+        DataError: files absent, unreadable, malformed, or not MNIST's content though ``mnist`` was asked for.
+    """
+    if kind == "digits":
+        return _digits()
+    if not data_dir:
+        raise DataError(
+            f"--data {kind} needs --data-dir (or DDPJOB_DATA_DIR): the directory of the IDX files",
+            hint="without a volume or a network, --data digits trains on scikit-learn's bundled digits",
+            next_step="ddptrain data fetch --data-dir ./data && ddptrain train --data-dir ./data",
+        )
+    parts, digests = {}, []
+    for file in MNIST_FILES:
+        content = read_content(Path(data_dir), file)
+        digest = hashlib.sha256(content).hexdigest()
+        if kind == "mnist" and digest != file.sha256:
+            raise DataError(
+                f"{file.name} in {data_dir} is not MNIST's: SHA-256 of its content is {digest[:16]}…, not {file.sha256[:16]}…",
+                hint="the file is damaged, or it is another dataset",
+                next_step="ddptrain data fetch --data-dir DIR fetches a good copy; --data idx accepts any IDX files",
+            )
+        parts[file.part] = _parse(content, file)
+        digests.append(digest)
+    for split in ("train", "test"):
+        images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
+        if len(images) != len(labels) or len(images) == 0:
+            raise DataError(f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels")
+        if int(labels.max()) > 9:
+            raise DataError(f"{split} labels in {data_dir} go up to {int(labels.max())}; ten classes 0-9 are known")
+    return Dataset(kind, **parts, digest=hashlib.sha256("".join(digests).encode()).hexdigest())
+
+
+def find(data_dir: Path, file: IdxFile) -> Path | None:
+    """The file's path, raw or gzipped, under either of the two spellings in circulation; None if absent."""
+    for name in (file.name, file.name.replace("-idx", ".idx")):
+        for suffix in ("", ".gz"):
+            if (data_dir / (name + suffix)).is_file():
+                return data_dir / (name + suffix)
+    return None
+
+
+def read_content(data_dir: Path, file: IdxFile) -> bytes:
+    """The decompressed bytes.
+
+    Raises:
+        DataError: absent, unreadable, or not a whole gzip stream.
+    """
+    path = find(data_dir, file)
+    if path is None:
+        there = f"holds {sorted(p.name for p in data_dir.iterdir())[:6]}" if data_dir.is_dir() else "does not exist"
+        raise DataError(
+            f"{file.name}[.gz] is not in {data_dir}, which {there}",
+            hint="is the data volume mounted there?",
+            next_step=f"ddptrain data fetch --data-dir {data_dir}",
+        )
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as stream:
+            content = stream.read(_MAX_BYTES)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {error}", next_step="fetch the file again") from error
+    return content
+
+
+def _parse(content: bytes, file: IdxFile) -> Images:
+    """An IDX file as an array: big-endian magic, one 4-byte size per dimension, then bytes."""
+    is_images = file.part.endswith("images")
+    magic, dims = (_IMAGES_MAGIC, 3) if is_images else (_LABELS_MAGIC, 1)
+    header = np.frombuffer(content[: 4 * (dims + 1)], dtype=">u4")
+    if len(header) != dims + 1 or header[0] != magic:
+        raise DataError(f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number")
+    shape = tuple(int(n) for n in header[1:])
+    if len(content) != 4 * (dims + 1) + int(np.prod(shape, dtype=object)):
+        raise DataError(f"{file.name} has {len(content)} bytes, which its header {shape} contradicts")
+    if is_images and shape[1:] != (SIDE, SIDE):
+        raise DataError(f"{file.name} holds images of {shape[1:]}, not 28×28")
+    return np.frombuffer(content, dtype=np.uint8, offset=4 * (dims + 1)).reshape(shape)
+
+
+def _digits() -> Dataset:
+    """scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'") from error
+    bunch = load_digits()
+    images = np.kron(bunch.images, np.ones((3, 3))) * (255 / 16)
+    images = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
+    labels = bunch.target.astype(np.uint8)
+    # The set is ordered by writer; every fifth sample for testing keeps the two splits alike.
+    test = np.arange(len(labels)) % 5 == 4
+    digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+    return Dataset("digits", images[~test], labels[~test], images[test], labels[test], digest)

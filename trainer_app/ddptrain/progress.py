@@ -1,0 +1,96 @@
+"""What rank 0 tells while it works: ``GET /progress`` on a port, and ``progress.json`` beside the metrics.
+
+Updated only after completed work, never by a timer: a silent trainer must look silent. ``train`` and ``worker`` update it, the
+operator polls it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ddptrain.files import write_atomically
+
+SCHEMA = 1
+_FILE_INTERVAL = 1.0  # seconds; a network volume should not see a write per step
+
+
+class Progress:
+    """The last completed piece of work, safe to read from the server's threads."""
+
+    def __init__(self, world_size: int, data: str) -> None:
+        self._lock = threading.Lock()
+        self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
+        self._file: Path | None = None
+        self._values: dict[str, Any] = {
+            "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None, "loss": None, "accuracy": None,
+            "samplesPerSecond": None, "worldSize": world_size, "data": data, "checkpoint": None,
+        }  # fmt: skip
+
+    def write_to(self, path: Path) -> None:
+        """From now on keep ``path`` up to date, about once a second and at every change of phase."""
+        self._file = path
+
+    def update(self, **values: Any) -> None:
+        """Record completed work; every call counts as one more piece of it."""
+        with self._lock:
+            turns = values.get("phase", self._values["phase"]) != self._values["phase"]
+            self._values.update({key: _plain(value) for key, value in values.items()})
+            self._seq, self._changed = self._seq + 1, time.monotonic()
+        if self._file is not None and (turns or self._changed - self._written > _FILE_INTERVAL):
+            self._written = self._changed
+            try:
+                write_atomically(self._file, json.dumps(self.snapshot()).encode(), durable=False)
+            except OSError:
+                pass  # a convenience copy; a sick volume is reported by the checkpoint that it costs
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state as trainer-interface spells it; ``ageSeconds`` is the time since the last completed work."""
+        with self._lock:
+            age = round(time.monotonic() - self._changed, 3)
+            return {"schema": SCHEMA, "seq": self._seq, "ageSeconds": age, **self._values}
+
+    def serve(self, port: int) -> None:
+        """Answer GET /progress and /healthz from a daemon thread.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        server = _Server(("0.0.0.0", port), _handler(self))  # noqa: S104 - the operator polls the pod's address
+        threading.Thread(target=server.serve_forever, name="progress", daemon=True).start()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A poller that hangs up is no event worth a traceback in the training log."""
+
+
+def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5  # seconds; an idle connection must not hold a thread for ever
+
+        def do_GET(self) -> None:  # noqa: N802 - the base class's name
+            found = {"/progress": progress.snapshot, "/healthz": lambda: {"ok": True}}.get(self.path)
+            body = json.dumps(found() if found else {"error": "not found"}).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            """Silent: a poll every few seconds would drown the training log."""
+
+    return Handler
+
+
+def _plain(value: Any) -> Any:
+    """NaN and infinities are not JSON."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

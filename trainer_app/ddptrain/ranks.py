@@ -1,0 +1,170 @@
+"""Which rank this process is, out of the environment; checked before anything slow is imported.
+
+Read by ``cli`` to choose between training alone, as one rank of a group, and launching a node's ranks.
+Words as in torchrun: node_rank × nproc_per_node + local_rank = rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddptrain.errors import RanksError, UsageError
+
+DEFAULT_PORT = 29500
+MAX_RANKS = 4096 * 64
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process's place among all. ``local_rank`` is None for the launcher, which is not a rank."""
+
+    nnodes: int = 1
+    node_rank: int = 0
+    nproc_per_node: int = 1
+    local_rank: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = DEFAULT_PORT
+
+    @property
+    def is_zero(self) -> bool:
+        """Rank 0 hosts the store, writes checkpoints and serves progress."""
+        return self.rank == 0
+
+    def node_of(self, rank: int) -> int:
+        """The node a rank lives on, ranks being dealt out node by node."""
+        return rank // self.nproc_per_node
+
+    def child(self, local_rank: int) -> Ranks:
+        """The place of this node's ``local_rank``-th process."""
+        return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
+
+
+def needs_launch(env: Mapping[str, str]) -> bool:
+    """True in a pod of several ranks that nobody split yet: each pod would otherwise train alone, as rank 0."""
+    return "RANK" not in env and "WORLD_SIZE" not in env and from_node(env).world_size > 1
+
+
+def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
+    """The node's place out of NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        given: values from flags, named like the fields; None means not given.
+    Raises:
+        UsageError, RanksError: an impossible value, naming the variable.
+    """
+
+    def number(field: str, default: int, low: int, high: int) -> int:
+        flag = given.get(field)
+        return (
+            _integer(env, field.upper(), default, low, high)
+            if flag is None
+            else _within("--" + field.replace("_", "-"), flag, low, high)
+        )
+
+    nnodes = number("nnodes", 1, 1, 4096)
+    nproc = number("nproc_per_node", 1, 1, 1024)
+    node_rank = number("node_rank", 0, 0, MAX_RANKS)
+    if node_rank >= nnodes:
+        raise UsageError(
+            f"node rank {node_rank} does not exist among {nnodes} node(s)",
+            hint="node ranks count from 0, so the last one is the number of nodes minus 1",
+            next_step=f"set NODE_RANK to a value from 0 to {nnodes - 1}, or NNODES higher",
+        )
+    addr = str(given.get("master_addr") or env.get("MASTER_ADDR") or "")
+    if nnodes > 1 and not addr:
+        raise UsageError(
+            f"{nnodes} nodes, but no MASTER_ADDR to meet at",
+            hint="it is the name or address of the node whose NODE_RANK is 0",
+            next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
+        )
+    return Ranks(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        nproc_per_node=nproc,
+        world_size=nnodes * nproc,
+        master_addr=addr or "127.0.0.1",
+        master_port=number("master_port", DEFAULT_PORT, 1, 65535),
+    )
+
+
+def from_rank_environment(env: Mapping[str, str]) -> Ranks:
+    """One rank's place out of RANK and WORLD_SIZE, as torchrun or a person sets them; alone without them.
+
+    Raises:
+        UsageError: only one of the two, or an impossible value.
+    """
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return Ranks(local_rank=0)
+    if ("RANK" in env) != ("WORLD_SIZE" in env):
+        missing = "WORLD_SIZE" if "RANK" in env else "RANK"
+        raise UsageError(
+            f"{missing} is not set, though its twin is",
+            hint="a rank needs both: its own number and how many there are",
+            next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
+        )
+    world = _integer(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
+    rank = _integer(env, "RANK", 0, 0, MAX_RANKS)
+    if rank >= world:
+        raise UsageError(
+            f"RANK={rank} does not exist among WORLD_SIZE={world}",
+            hint="ranks count from 0",
+            next_step=f"use ranks 0 to {world - 1}",
+        )
+    local_world = _integer(env, "LOCAL_WORLD_SIZE", 1, 1, world)
+    return Ranks(
+        nnodes=max(1, world // local_world),
+        node_rank=rank // local_world,
+        nproc_per_node=local_world,
+        local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS),
+        rank=rank,
+        world_size=world,
+        master_addr=env.get("MASTER_ADDR") or "127.0.0.1",
+        master_port=_integer(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
+    )
+
+
+def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str, str] = os.environ) -> None:
+    """Refuse NCCL with more local ranks than GPUs, by counting device files: no CUDA context, no torch.
+
+    Raises:
+        RanksError: NCCL or CUDA was asked for by name and the GPUs seen are too few.
+    """
+    if backend != "nccl" and device != "cuda":
+        return
+    if Path("/dev/dxg").exists():  # WSL shows no per-card files; torch will count
+        return
+    present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        present = min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
+    if nproc_per_node > present:
+        raise RanksError(
+            f"{nproc_per_node} rank(s) on this node want a GPU each, but {present} GPU(s) are here",
+            hint="NCCL allows one rank per GPU",
+            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu",
+        )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = env.get(name)
+    return default if text is None or text == "" else _within(name, text, low, high)
+
+
+def _within(name: str, value: int | str, low: int, high: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise UsageError(
+            f"{name}={value} is not a whole number from {low} to {high}",
+            hint=f"{name} was read from a flag or the environment",
+            next_step=f"give {name} a value in that range",
+        )
+    return number

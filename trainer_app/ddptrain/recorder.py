@@ -1,0 +1,187 @@
+"""Rank 0's memory: metrics rows, checkpoints and progress, in the one order that survives a kill.
+
+Rows reach the file before the checkpoint that makes them final is renamed. On other ranks, and without a checkpoint directory,
+saving does nothing. ``train`` drives it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddptrain.checkpoint import Checkpoints, Saved
+from ddptrain.config import Config
+from ddptrain.errors import Mismatch
+from ddptrain.evaluate import Evaluation
+from ddptrain.metrics import FILE_NAME, MetricsLog
+from ddptrain.mnist import Dataset
+from ddptrain.order import Schedule
+from ddptrain.progress import Progress
+
+_FLUSH_INTERVAL = 1.0  # seconds; a reader that follows metrics.jsonl sees rows at this age
+
+
+class Recorder:
+    """Writes what happened. Only rank 0's does anything."""
+
+    def __init__(
+        self, config: Config, dataset: Dataset, schedule: Schedule, world_size: int, progress: Progress
+    ) -> None:
+        self._config, self._schedule, self.progress = config, schedule, progress
+        self._checkpoints = (
+            Checkpoints(Path(config.checkpoint_dir), keep=config.keep) if config.checkpoint_dir else None
+        )
+        self._log: MetricsLog | None = None
+        self._flushed = 0.0
+        self._facts = {
+            "worldSize": world_size,
+            "data": dataset.name,
+            "dataDigest": dataset.digest,
+            "config": config.identity(),
+            "configHash": config.digest(),
+            "totalSteps": schedule.total_steps,
+            **numerics(),
+        }
+
+    def resume(self, say: Callable[[str], None]) -> tuple[Saved, bytes] | None:
+        """The checkpoint to continue, proven intact and of this very run.
+
+        Raises:
+            Mismatch: it belongs to another configuration or to other data.
+            VolumeError: the directory cannot be written.
+        """
+        if self._checkpoints is None:
+            say("no --checkpoint-dir: nothing will be saved, and a restart begins anew")
+            return None
+        self._checkpoints.prepare()
+        found = self._checkpoints.resume(say)
+        if found:
+            check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
+            changed = [k for k in numerics() if found[0].manifest.get(k) != self._facts[k]]
+            if changed or found[0].manifest.get("worldSize") != self._facts["worldSize"]:
+                say(
+                    "resuming on another world size, thread count, CPU or torch: results agree to rounding, not bit for bit"
+                )
+        return found
+
+    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> int | None:
+        """Start a run of our own; its number, or None without a checkpoint directory."""
+        if self._checkpoints is None:
+            return None
+        attempt = env.get("DDPJOB_ATTEMPT")
+        who = {"uid": env.get("DDPJOB_UID"), "attempt": int(attempt) if attempt and attempt.isdigit() else attempt}
+        number = self._checkpoints.claim({**who, "host": socket.gethostname(), "time": time.time()})
+        self._log = MetricsLog(self._checkpoints.root / FILE_NAME, number)
+        self._log.add(
+            "start",
+            {
+                "resumedFrom": resumed.place if resumed else None,
+                "worldSize": self._facts["worldSize"],
+                "attempt": who["attempt"],
+                "totalSteps": self._schedule.total_steps,
+                "data": self._facts["data"],
+                "time": time.time(),
+            },
+        )
+        self._log.flush(durable=True)
+        self.progress.write_to(self._checkpoints.root / "progress.json")
+        return number
+
+    def step(self, step: int, *, loss: float, rate: float, samples_per_second: float) -> None:
+        """One completed step."""
+        epoch = step // self._schedule.steps_per_epoch
+        self.progress.update(
+            phase="train", epoch=epoch, step=step, loss=loss, samplesPerSecond=round(samples_per_second, 1)
+        )
+        self._row("train", step, loss=loss, lr=rate, samplesPerSecond=round(samples_per_second, 1))
+        if self._log and time.monotonic() - self._flushed > _FLUSH_INTERVAL:
+            self._log.flush()
+            self._flushed = time.monotonic()
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """One completed evaluation."""
+        self.progress.update(phase="evaluate", accuracy=result.accuracy)
+        self._row("eval", step, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
+
+    def save(
+        self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None = None
+    ) -> Saved | None:
+        """Flush the rows, then write a checkpoint of ``state()``.
+
+        Raises:
+            Superseded, VolumeError: as ``Checkpoints.save``.
+        """
+        if self._checkpoints is None or self._log is None:
+            return None
+        self._log.flush(durable=True)
+        buffer = io.BytesIO()
+        torch.save(state(), buffer)
+        facts = {
+            **self._facts,
+            "cursor": asdict(self._schedule.cursor(step)),
+            "evaluation": result_of(evaluation) if evaluation else None,
+            "complete": step == self._schedule.total_steps,
+            "time": time.time(),
+        }
+        saved = self._checkpoints.save(step, buffer.getvalue(), facts)
+        self.progress.update(checkpoint=saved.place)
+        return saved
+
+    def flush(self) -> None:
+        """Write what is buffered, as a rank does that is about to leave."""
+        if self._log:
+            self._log.flush(durable=True)
+
+    def _row(self, event: str, step: int, **values: Any) -> None:
+        if self._log:
+            epoch = step // self._schedule.steps_per_epoch
+            self._log.add(event, {"step": step, "epoch": epoch, **values, "time": round(time.time(), 3)})
+
+
+def numerics() -> dict[str, Any]:
+    """What else decides the last bits of a sum."""
+    return {
+        "threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
+
+
+def result_of(evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation as manifests and messages hold it."""
+    return {
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "correct": evaluation.correct,
+        "samples": evaluation.samples,
+    }
+
+
+def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
+    """Refuse to continue another run's weights.
+
+    Raises:
+        Mismatch: naming the settings that differ, or the data.
+    """
+    if manifest["configHash"] != facts["configHash"]:
+        theirs, ours = manifest.get("config", {}), facts["config"]
+        differ = [f"{k} {theirs.get(k)!r} → {v!r}" for k, v in ours.items() if theirs.get(k) != v]
+        raise Mismatch(
+            f"the checkpoints in {root} belong to another configuration: {', '.join(differ) or 'unknown settings'}",
+            hint="resuming would mix two trainings",
+            next_step="use the old settings, or a new --checkpoint-dir",
+        )
+    if manifest["dataDigest"] != facts["dataDigest"]:
+        raise Mismatch(
+            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, now {facts['dataDigest'][:16]}…",
+            hint="another volume is mounted as data directory",
+            next_step="mount the data of before, or use a new --checkpoint-dir",
+        )

@@ -1,0 +1,182 @@
+"""One rank's life: threads, progress port, group, data, training; every end of it becomes a report and an exit code.
+
+``cli`` runs it in this very process (alone, under torchrun, or by hand), ``launch`` in each forked child. The first module that
+imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+
+import torch
+
+from ddptrain import fetch, group, mnist, termination
+from ddptrain.config import Config
+from ddptrain.console import Console
+from ddptrain.cpus import threads_per_rank
+from ddptrain.errors import DataError, RanksError, TrainerError, classify
+from ddptrain.progress import Progress
+from ddptrain.ranks import Ranks
+from ddptrain.stop import StopFlag
+from ddptrain.train import Result, Training
+
+DEFAULT_RENDEZVOUS_TIMEOUT = 600.0
+
+
+class Worker:
+    """Runs one rank and remembers enough to say how it ended."""
+
+    def __init__(self, config: Config, ranks: Ranks, console: Console, env: Mapping[str, str] = os.environ) -> None:
+        self._config, self._ranks, self._console, self._env = config, ranks, console, env
+        self._stop = StopFlag()
+        self._progress = Progress(ranks.world_size, config.data)
+        self._group: group.Group | None = None
+
+    def run(self) -> termination.Report:
+        """Train; never raises. The report's ``code`` is the exit code."""
+        try:
+            self._stop.install()
+            result = self._train()
+            return self._success(result)
+        except BaseException as error:
+            if self._group:
+                self._group.announce_leaving(str(error))
+            return self._failure(error)
+
+    def _train(self) -> Result:
+        config, ranks = self._config, self._ranks
+        device = resolve_device(config, ranks)
+        backend = group.resolve_backend(config.backend, device)
+        torch.set_num_threads(config.threads or threads_per_rank(ranks.nproc_per_node, self._env))
+        if config.bf16 and device.type != "cuda":
+            raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
+        self._serve_progress()
+        timeout = config.rendezvous_timeout or timeout_of(self._env.get("PET_RDZV_CONF", ""))
+        self._progress.update(phase="rendezvous")
+        self._group = group.join(
+            ranks,
+            device,
+            backend,
+            rendezvous_timeout=timeout,
+            collective_timeout=config.collective_timeout,
+            stop=self._stop,
+            env=self._env,
+        )
+        self._progress.update(phase="data")
+        dataset = self._group.together("data", self._load_data, timeout)
+        self._console.say(
+            f"ddptrain: {ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}, "
+            f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
+            f"global batch {config.global_batch}, {config.epochs} epoch(s)"
+        )
+        result = Training(config, dataset, self._group, self._progress, self._console, self._stop).run()
+        self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
+        self._group.close()
+        return result
+
+    def _load_data(self) -> mnist.Dataset:
+        config = self._config
+        self._stop.leave_if_requested("data")
+        if config.download and config.data == "mnist" and self._ranks.local_rank in (0, None):
+            if not config.data_dir:
+                raise DataError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
+            fetch.fetch(config.data_dir, say=self._console.say)
+        elif config.download and self._group:
+            # One rank a node fetches; the others read after it. Files that are whole already need no waiting.
+            fetch.await_files(config.data_dir, self._stop)
+        return mnist.load(config.data, config.data_dir)
+
+    def _serve_progress(self) -> None:
+        port = self._env.get("DDPJOB_PROGRESS_PORT", "")
+        if not self._ranks.is_zero or not port.isdigit():
+            return
+        try:
+            self._progress.serve(int(port))
+        except (OSError, OverflowError) as error:
+            self._console.say(f"warning: no progress on port {port}: {error}")
+
+    def _success(self, result: Result) -> termination.Report:
+        accuracy = result.evaluation["accuracy"]
+        what = "already finished" if result.already_finished else "finished"
+        place = result.checkpoint
+        kept = (
+            f"; checkpoint {self._config.checkpoint_dir}/run-{place['run']:06d}/step-{place['step']:09d}.pt"
+            if place
+            else ""
+        )
+        self._console.say(f"{what}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{kept}")
+        return {
+            "schema": 1,
+            "outcome": "already finished" if result.already_finished else "succeeded",
+            "code": 0,
+            "rank": self._ranks.rank,
+            "message": f"{what}: test accuracy {accuracy:.4f}",
+            "accuracy": accuracy,
+            "loss": result.evaluation["loss"],
+            "checkpoint": place,
+            "resumedFrom": result.resumed_from,
+            "progress": self._progress.snapshot(),
+        }
+
+    def _failure(self, error: BaseException) -> termination.Report:
+        typed = classify(error)
+        if isinstance(typed, TrainerError):
+            print(typed.lines(), file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(error)
+        return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
+
+
+def run_here(config: Config, ranks: Ranks, console: Console) -> int:
+    """Train in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code."""
+    report = Worker(config, ranks, console).run()
+    termination.write(report, termination.destination(), shared=ranks.world_size > 1)
+    return int(report["code"])
+
+
+def run_forked(config: Config, ranks: Ranks, console: Console, report_to: int) -> int:
+    """Train in a child of the launcher, which reads the report from the pipe ``report_to``. Returns the exit code."""
+    report = Worker(config, ranks, console).run()
+    with os.fdopen(report_to, "wb") as pipe:
+        pipe.write(json.dumps(report).encode())
+    return int(report["code"])
+
+
+def resolve_device(config: Config, ranks: Ranks) -> torch.device:
+    """The rank's device; one GPU per local rank.
+
+    Raises:
+        RanksError: CUDA asked for and absent, or fewer GPUs than local ranks.
+    """
+    if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if config.device == "cuda" or config.backend == "nccl":
+            raise RanksError(
+                "CUDA was asked for, but PyTorch sees no GPU",
+                hint="the build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
+                next_step="use --device cpu, or run on a GPU node",
+            )
+        return torch.device("cpu")
+    local_rank, gpus = ranks.local_rank or 0, torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise RanksError(
+            f"local rank {local_rank} has no GPU: this node has {gpus}",
+            hint="NCCL allows one rank per GPU",
+            next_step="lower NPROC_PER_NODE, or use --device cpu",
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def timeout_of(rendezvous_conf: str) -> float:
+    """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
+    for part in rendezvous_conf.split(","):
+        key, _, value = part.partition("=")
+        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdigit():
+            return float(value)
+    return DEFAULT_RENDEZVOUS_TIMEOUT
