@@ -1,5 +1,6 @@
 """Child processes of a test run: real programs that end with it, whatever ends it."""
 
+import asyncio
 import ctypes
 import signal
 import socket
@@ -59,6 +60,15 @@ def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {what} (last answer: {value!r})")
         time.sleep(interval)
+
+
+async def eventually_async(what: str, probe: Callable[[], object], *, timeout: float = 60.0) -> None:  # noqa: ASYNC109
+    """The same on an event loop that has to turn meanwhile."""
+    deadline = time.monotonic() + timeout
+    while not probe():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what}")
+        await asyncio.sleep(0.01)
 
 
 def tail(log: Path, lines: int = 30) -> str:

@@ -1,0 +1,129 @@
+"""Liveness is about the event loop alone; readiness about the watches."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from ddpjob.controller import health
+from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
+from tests.processes import die_with_parent, eventually, eventually_async
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return int(response.status), response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class Verdicts:
+    """What the server will say."""
+
+    def __init__(self) -> None:
+        self.alive: Verdict = (True, "ok")
+        self.ready: Verdict = (False, "the watch of pods is not open yet")
+
+
+@pytest.fixture
+def verdicts() -> Verdicts:
+    return Verdicts()
+
+
+@pytest.fixture
+def server(verdicts: Verdicts) -> Iterator[HealthServer]:
+    server = HealthServer(
+        "127.0.0.1", 0, alive=lambda: verdicts.alive, ready=lambda: verdicts.ready, metrics=lambda: b"answer 42\n"
+    )
+    yield server
+    server.close()
+
+
+def test_the_paths_answer_with_status_and_reason(server: HealthServer, verdicts: Verdicts) -> None:
+    assert get(server.port, "/healthz") == (200, "ok\n")
+    assert get(server.port, "/readyz") == (503, "the watch of pods is not open yet\n")
+    assert get(server.port, "/metrics") == (200, "answer 42\n")
+    assert get(server.port, "/secrets")[0] == 404
+    verdicts.ready = (True, "ok")
+    assert get(server.port, "/readyz?verbose") == (200, "ok\n")
+
+
+def test_all_addresses_are_served_by_default(verdicts: Verdicts) -> None:
+    server = HealthServer("", 0, alive=lambda: verdicts.alive, ready=lambda: verdicts.ready, metrics=lambda: b"")
+    try:
+        assert get(server.port, "/healthz")[0] == 200
+    finally:
+        server.close()
+
+
+async def test_a_loop_that_turns_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "BEAT_SECONDS", 0.01)
+    time = 1000.0
+    heartbeat = Heartbeat(lambda: time)
+    lags: list[float] = []
+    beating = asyncio.create_task(heartbeat.run(lags.append))
+    await eventually_async("a beat", lambda: lags)
+    time += 29
+    assert heartbeat.verdict()[0]
+    beats = len(lags)
+    await eventually_async("more beats", lambda: len(lags) >= beats + 2)
+    time += 29
+    assert heartbeat.verdict()[0], "58 s after the first beat, 29 after the last"
+    beating.cancel()
+
+
+def test_a_loop_that_has_not_turned_for_30_s_is_not_alive() -> None:
+    time = 1000.0
+    heartbeat = Heartbeat(lambda: time)
+    time += 31
+    assert heartbeat.verdict() == (False, "the event loop has been blocked for 31 s")
+
+
+BLOCKED = """
+    import asyncio, sys, time
+    from ddpjob.controller import health
+
+    health.BEAT_SECONDS, health.BLOCKED_SECONDS = 0.05, 1.0
+
+    async def main():
+        heartbeat = health.Heartbeat()
+        verdict = heartbeat.verdict
+        server = health.HealthServer("127.0.0.1", 0, alive=verdict, ready=verdict, metrics=lambda: b"")
+        beating = asyncio.create_task(heartbeat.run())
+        print(server.port, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        time.sleep(600)
+
+    asyncio.run(main())
+"""
+
+
+def test_liveness_is_answered_and_fails_while_the_loop_is_really_blocked() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(BLOCKED)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            port = int(process.stdout.readline())
+            eventually("the loop is alive", lambda: get(port, "/healthz")[0] == 200)
+            process.stdin.write("block\n")
+            process.stdin.flush()
+            status, why = eventually(
+                "liveness fails", lambda: answer if (answer := get(port, "/healthz"))[0] != 200 else None
+            )
+            assert status == 503
+            assert why.startswith("the event loop has been blocked for")
+        finally:
+            process.kill()

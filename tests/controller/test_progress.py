@@ -1,0 +1,178 @@
+"""Asking a pod for its progress: what answers is a real HTTP server on loopback, sometimes a hostile one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from ddpjob.controller.cache import Key
+from ddpjob.controller.progress import MAX_BYTES, ProgressPoller, UnusableAnswerError, parse
+from tests.processes import eventually_async
+
+KEY = Key("default", "mnist")
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Trainer:
+    """Rank 0's progress server; ``handler`` answers, ``polls`` counts."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+        self.port = 0
+        self.handler: Handler = self.say({})
+
+    def say(self, answer: object) -> Handler:
+        async def handler(request: web.BaseRequest) -> web.Response:
+            return web.Response(text=answer if isinstance(answer, str) else json.dumps(answer))
+
+        return handler
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.polls += 1
+        return await self.handler(request)
+
+
+@pytest.fixture
+async def trainer() -> AsyncIterator[Trainer]:
+    trainer = Trainer()
+    runner = web.ServerRunner(web.Server(trainer.handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    trainer.port = runner.addresses[0][1]
+    yield trainer
+    await runner.cleanup()
+
+
+class Polling:
+    """A poller with a short interval, what it found, and a way to wait for more."""
+
+    def __init__(self) -> None:
+        self.news: list[Key] = []
+        self.results: list[str] = []
+        self.poller = ProgressPoller(0.02, self.news.append, self.results.append)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await eventually_async("the poller got there", condition)
+
+
+@pytest.fixture
+async def polling() -> AsyncIterator[Polling]:
+    polling = Polling()
+    yield polling
+    await polling.poller.close()
+
+
+async def test_an_answer_is_kept_with_the_pod_that_gave_it(trainer: Trainer, polling: Polling) -> None:
+    trainer.handler = trainer.say({"schema": 1, "step": 3})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.news)
+    answer = polling.poller.answer(KEY)
+    assert answer is not None
+    assert (answer.pod, answer.progress) == ("pod-0", {"schema": 1, "step": 3})
+
+
+async def test_only_news_wakes_the_job(trainer: Trainer, polling: Polling) -> None:
+    trainer.handler = trainer.say({"step": 3, "ageSeconds": 0.1})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: len(polling.results) >= 5)
+    assert polling.news == [KEY]
+    trainer.handler = trainer.say({"step": 3, "ageSeconds": 9.9})
+    seen = len(polling.results)
+    await polling.until(lambda: len(polling.results) >= seen + 3)
+    assert polling.news == [KEY]
+    trainer.handler = trainer.say({"step": 4, "ageSeconds": 0.1})
+    await polling.until(lambda: len(polling.news) == 2)
+
+
+async def test_the_same_words_of_another_pod_are_news(trainer: Trainer, polling: Polling) -> None:
+    trainer.handler = trainer.say({"step": 3})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.news)
+    polling.poller.follow(KEY, ("pod-1", "127.0.0.1", trainer.port))
+    await polling.until(lambda: len(polling.news) == 2)
+
+
+async def test_nobody_is_asked_after_following_ended(trainer: Trainer, polling: Polling) -> None:
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: trainer.polls)
+    polling.poller.follow(KEY, None)
+    polls = trainer.polls
+    await asyncio.sleep(0.2)  # ten intervals in which nothing may come
+    assert trainer.polls <= polls + 1
+    assert polling.poller.answer(KEY) is not None
+    polling.poller.forget(KEY)
+    assert polling.poller.answer(KEY) is None
+
+
+async def test_a_server_that_starts_late_is_found(trainer: Trainer, polling: Polling, unused_tcp_port: int) -> None:
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", unused_tcp_port))
+    await polling.until(lambda: "unreachable" in polling.results)
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: "ok" in polling.results)
+
+
+async def test_a_redirect_is_not_followed(trainer: Trainer, polling: Polling) -> None:
+    async def redirect(request: web.BaseRequest) -> web.Response:
+        return web.Response(status=302, headers={"Location": f"http://127.0.0.1:{trainer.port}/elsewhere"})
+
+    trainer.handler = redirect
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.results)
+    assert set(polling.results) == {"unusable"}
+    assert polling.news == []
+
+
+async def test_an_answer_without_end_is_cut_off(trainer: Trainer, polling: Polling) -> None:
+    sent = 0
+
+    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(10_000):
+            await response.write(b"x" * 16_384)
+            sent += 16_384
+        return response
+
+    trainer.handler = endless
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.results)
+    assert polling.results[0] == "unusable"
+    assert sent < 100 * MAX_BYTES
+
+
+async def test_an_answer_that_never_comes_is_given_up(trainer: Trainer, polling: Polling) -> None:
+    async def silent(request: web.BaseRequest) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    trainer.handler = silent
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.results)
+    assert polling.results[0] == "unreachable"
+
+
+async def test_no_proxy_of_the_environment_is_asked(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused_tcp_port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{unused_tcp_port}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    polling = Polling()
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.results)
+    assert polling.results[0] == "ok"
+    await polling.poller.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b'"text"', b"\xff\xfe", b"[" * 60_000])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(UnusableAnswerError):
+        parse(body)
+
+
+def test_numbers_that_json_does_not_have_become_null() -> None:
+    assert parse(b'{"loss": NaN, "lr": -Infinity, "step": 3}') == {"loss": None, "lr": None, "step": 3}

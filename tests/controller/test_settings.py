@@ -1,0 +1,73 @@
+"""Settings: flags before environment before defaults, and a refusal that says what is allowed."""
+
+import pytest
+
+from ddpjob.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert parse([], {}) == Settings()
+
+
+def test_a_flag_beats_the_environment() -> None:
+    environment = {f"{ENV_PREFIX}HEALTH_PORT": "1", f"{ENV_PREFIX}LOG_LEVEL": "debug"}
+    settings = parse(["--health-port", "2"], environment)
+    assert (settings.health_port, settings.log_level) == (2, "debug")
+
+
+def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
+    wanted = {
+        "namespaces": ("a,b", ("a", "b")),
+        "cluster_domain": ("cluster.example", "cluster.example"),
+        "progress_interval_seconds": ("1.5", 1.5),
+        "sweep_interval_seconds": ("30", 30.0),
+        "health_host": ("127.0.0.1", "127.0.0.1"),
+        "health_port": ("0", 0),
+        "log_level": ("ERROR", "error"),
+        "log_format": ("text", "text"),
+        "max_concurrent_reconciles": ("2", 2),
+        "max_concurrent_requests": ("16", 16),
+        "kubeconfig": ("/config", "/config"),
+    }
+    expected = Settings(**{name: value for name, (_, value) in wanted.items()})
+    flags = [part for name, (text, _) in wanted.items() for part in (f"--{name.replace('_', '-')}", text)]
+    assert parse(flags, {}) == expected
+    assert parse([], {ENV_PREFIX + name.upper(): text for name, (text, _) in wanted.items()}) == expected
+
+
+def test_namespaces_may_be_written_loosely() -> None:
+    assert parse(["--namespaces", " a , b,,a "], {}).namespaces == ("a", "b")
+
+
+def test_no_namespaces_means_all_at_once() -> None:
+    assert parse(["--namespaces", ""], {}).scopes == (None,)
+    assert parse(["--namespaces", "a,b"], {}).scopes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--namespaces", "team-*", "patterns are not supported"),
+        ("--namespaces", "A", "is not a namespace's name"),
+        ("--cluster-domain", "", "must be a DNS domain"),
+        ("--cluster-domain", "cluster local", "must be a DNS domain"),
+        ("--progress-interval-seconds", "0.5", "must be from 1 to"),
+        ("--progress-interval-seconds", "nan", "must be from 1 to"),
+        ("--progress-interval-seconds", "soon", "must be a number"),
+        ("--sweep-interval-seconds", "1", "must be from 5 to"),
+        ("--health-port", "65536", "must be from 0 to 65535"),
+        ("--health-port", "8080.5", "must be a number"),
+        ("--log-level", "loud", "must be one of debug, info, warning, error"),
+        ("--log-format", "xml", "must be one of json, text"),
+        ("--max-concurrent-reconciles", "0", "must be from 1 to 256"),
+        ("--max-concurrent-requests", "-1", "must be from 1 to 1024"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_flag_variable_value_and_rule(flag: str, value: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse([flag, value], {})
+    message = str(caught.value)
+    assert flag in message
+    assert ENV_PREFIX + flag.removeprefix("--").replace("-", "_").upper() in message
+    assert repr(value) in message
+    assert says in message

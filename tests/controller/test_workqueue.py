@@ -1,0 +1,242 @@
+"""The work queue, on a loop of fake time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.controller.cache import Key
+from ddpjob.controller.workqueue import MAX_DELAY, WorkQueue
+from tests.controller.faketime import run
+
+A, B = Key("default", "a"), Key("default", "b")
+Scenario = Callable[[WorkQueue], Awaitable[None]]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Recorder:
+    """A processor that takes ``seconds`` per key and notes when each began."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        self.began: list[tuple[Key, float]] = []
+        self.running: set[Key] = set()
+        self.most_at_once = 0
+
+    async def __call__(self, key: Key) -> None:
+        assert key not in self.running, "one key ran twice at the same time"
+        self.began.append((key, now()))
+        self.running.add(key)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        await asyncio.sleep(self.seconds)
+        self.running.discard(key)
+
+
+def play(recorder: Callable[[Key], Coroutine[Any, Any, None]], scenario: Scenario, workers: int = 2) -> None:
+    """Run ``scenario`` beside the queue, then give it a minute to come to rest."""
+
+    async def both() -> None:
+        queue = WorkQueue(recorder, workers)
+        stop = asyncio.Event()
+        working = asyncio.create_task(queue.run(stop))
+        await scenario(queue)
+        await asyncio.sleep(60)
+        assert queue.depth == 0
+        stop.set()
+        await working
+
+    run(both())
+
+
+def test_a_key_added_many_times_before_it_runs_runs_once() -> None:
+    recorder = Recorder()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for _ in range(100):
+            queue.add(A)
+
+    play(recorder, scenario)
+    assert recorder.began == [(A, 0.0)]
+
+
+def test_a_key_added_while_it_runs_runs_again_afterwards_and_once() -> None:
+    recorder = Recorder(seconds=1.0)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.add(A)
+        await asyncio.sleep(0.5)
+        queue.add(A)
+        queue.add(A)
+
+    play(recorder, scenario)
+    assert recorder.began == [(A, 0.0), (A, 1.0)]
+
+
+def test_other_keys_run_beside_it_up_to_the_number_of_workers() -> None:
+    recorder = Recorder()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for number in range(9):
+            queue.add(Key("default", str(number)))
+
+    play(recorder, scenario, workers=3)
+    assert recorder.most_at_once == 3
+    assert [when for _, when in recorder.began] == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
+
+
+def test_the_earliest_of_several_delays_counts() -> None:
+    recorder = Recorder(seconds=0)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.add_after(A, 10)
+        queue.add_after(A, 2)
+        queue.add_after(A, 5)
+
+    play(recorder, scenario)
+    assert recorder.began == [(A, 2.0)]
+
+
+def test_a_run_before_the_delay_is_over_replaces_it() -> None:
+    recorder = Recorder(seconds=0)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.add_after(A, 10)
+        queue.add(A)
+
+    play(recorder, scenario)
+    assert recorder.began == [(A, 0.0)]
+
+
+def test_failures_back_off_exponentially_up_to_half_a_minute() -> None:
+    delays: list[float] = []
+
+    async def fails(key: Key) -> None:
+        if len(delays) < 15:
+            delays.append(queues[0].retry(key))
+
+    queues: list[WorkQueue] = []
+
+    async def scenario(queue: WorkQueue) -> None:
+        queues.append(queue)
+        queue.add(A)
+        await asyncio.sleep(600)
+
+    play(fails, scenario)
+    assert len(delays) == 15
+    for number, delay in enumerate(delays):
+        full = min(0.05 * 2**number, MAX_DELAY)
+        assert full / 2 <= delay <= full
+
+
+def test_a_success_starts_the_backoff_anew() -> None:
+    async def scenario(queue: WorkQueue) -> None:
+        for _ in range(10):
+            queue.retry(A)
+        queue.forget(A)
+        assert queue.retry(A) <= 0.05
+
+    play(Recorder(), scenario)
+
+
+def test_a_server_that_asks_for_time_gets_it() -> None:
+    async def scenario(queue: WorkQueue) -> None:
+        assert queue.retry(A, at_least=7.0) == 7.0
+        assert queue.retry(B, at_least=3600.0) == MAX_DELAY
+
+    play(Recorder(), scenario)
+
+
+def test_a_processor_that_raises_is_tried_again_and_kills_no_worker() -> None:
+    began: list[float] = []
+
+    async def fails_twice(key: Key) -> None:
+        began.append(now())
+        if len(began) < 3:
+            raise RuntimeError("boom")
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.add(A)
+
+    play(fails_twice, scenario, workers=1)
+    assert len(began) == 3
+
+
+def test_a_thousand_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
+    recorder = Recorder(seconds=1.0)
+    good = Key("quiet", "good")
+
+    async def scenario(queue: WorkQueue) -> None:
+        for number in range(1000):
+            queue.add(Key("busy", str(number)))
+        queue.add(good)
+        await asyncio.sleep(1000)
+
+    play(recorder, scenario, workers=1)
+    assert dict(recorder.began)[good] <= 1.0
+
+
+def test_at_the_end_what_runs_is_finished_and_what_waits_is_left() -> None:
+    recorder = Recorder(seconds=5.0)
+
+    async def scenario() -> None:
+        queue = WorkQueue(recorder, workers=1)
+        stop = asyncio.Event()
+        working = asyncio.create_task(queue.run(stop, grace=10.0))
+        queue.add(A)
+        queue.add(B)
+        await asyncio.sleep(1)
+        stop.set()
+        await working
+        assert now() == 5.0
+
+    run(scenario())
+    assert [key for key, _ in recorder.began] == [A]
+    assert not recorder.running
+
+
+def test_at_the_end_what_takes_too_long_is_cut_off() -> None:
+    recorder = Recorder(seconds=500.0)
+
+    async def scenario() -> None:
+        queue = WorkQueue(recorder, workers=1)
+        stop = asyncio.Event()
+        working = asyncio.create_task(queue.run(stop, grace=10.0))
+        queue.add(A)
+        await asyncio.sleep(1)
+        stop.set()
+        await working
+        assert now() == 11.0
+
+    run(scenario())
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.sampled_from("abc"), st.sampled_from(["add", "after", "retry"])), max_size=40
+    )
+)
+def test_after_the_last_request_for_a_key_it_always_runs_once_more(requests: list[tuple[float, str, str]]) -> None:
+    recorder = Recorder(seconds=0.7)
+    last: dict[Key, float] = {}
+
+    async def scenario(queue: WorkQueue) -> None:
+        for pause, name, how in requests:
+            await asyncio.sleep(pause)
+            key = Key("default", name)
+            last[key] = now()
+            match how:
+                case "add":
+                    queue.add(key)
+                case "after":
+                    queue.add_after(key, 1.0)
+                case _:
+                    queue.retry(key)
+
+    play(recorder, scenario)
+    for key, asked in last.items():
+        assert max(when for began, when in recorder.began if began == key) >= asked
