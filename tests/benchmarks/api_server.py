@@ -1,0 +1,228 @@
+"""A bare HTTP client of the API server, and one watch that sees every pod come into being.
+
+No layer of ours and none of a client library's between the benchmark and the server: what it measures as the floor is
+what the server and HTTP cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import json
+import ssl
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from ddpjob.api import names
+from ddpjob.api.spec import parse_spec
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, desired_pods
+from tests.controlplane import ControlPlane
+
+Json = dict[str, Any]
+SECONDS = 120.0
+CONNECTIONS = 64
+SETTLE_SECONDS = 0.3
+"""Between two measurements, so that the cleaning up after one is not charged to the next."""
+
+
+@dataclass
+class Timeline:
+    """When the watches saw what, in milliseconds after the first byte was sent."""
+
+    nodes: int
+    begin: float = 0.0
+    pods: list[float] = field(default_factory=list)
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def total_ms(self) -> float:
+        return self.pods[-1]
+
+    def saw_pod(self) -> None:
+        self.pods.append(self._now())
+        if len(self.pods) == 1:
+            self.stages_ms["first pod"] = self.pods[0]
+        if len(self.pods) == self.nodes:
+            self.stages_ms["last pod"] = self.pods[-1]
+            self.complete.set()
+
+    def saw(self, stage: str) -> None:
+        self.stages_ms.setdefault(stage, self._now())
+
+    def _now(self) -> float:
+        return 1000 * (time.perf_counter() - self.begin)
+
+
+class ApiServer:
+    """Makes jobs and pods in one namespace, and times them. Create with ``reached_by``."""
+
+    def __init__(self, session: aiohttp.ClientSession, server: str, namespace: str) -> None:
+        self._session = session
+        self._server = server
+        self._namespace = namespace
+        self._watches: list[asyncio.Task[None]] = []
+        self._current: Timeline | None = None
+        self._run = ""
+        self._names = (f"bench-{n}" for n in itertools.count())
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def reached_by(cls, plane: ControlPlane, namespace: str) -> AsyncIterator[ApiServer]:
+        """Connect, open the watches, and close both at the end."""
+        trust = ssl.create_default_context(cafile=str(plane.ca_file))
+        connector = aiohttp.TCPConnector(limit=0, ssl=trust, keepalive_timeout=60)
+        headers = {"Authorization": f"Bearer {plane.admin_token}", "Content-Type": "application/json"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
+            api = cls(session, plane.server, namespace)
+            await api._open_watches()
+            try:
+                yield api
+            finally:
+                for watch in api._watches:
+                    watch.cancel()
+                await asyncio.gather(*api._watches, return_exceptions=True)
+
+    async def run_job(self, nodes: int) -> Timeline:
+        """POST a job and wait until all its pods exist; then remove everything."""
+        name = next(self._names)
+        body = json.dumps(job_of(name, nodes)).encode()
+        await self._warm(1)
+        timeline = self._start(name, nodes)
+        made = await self._post(names.DDPJOBS, body)
+        timeline.saw("job's POST answered")
+        await self._until_complete(timeline, name)
+        await self._delete(names.DDPJOBS, f"/{name}")
+        await self._clean_up(f"{names.LABEL_JOB_UID}={made['metadata']['uid']}")
+        return timeline
+
+    async def post_pods(self, nodes: int) -> Timeline:
+        """POST the very pods that the operator would, all at once, and wait until all of them exist."""
+        name = next(self._names)
+        bodies = pods_of(name, nodes, self._namespace)
+        await self._warm(min(nodes, CONNECTIONS))
+        timeline = self._start(name, nodes)
+        await asyncio.gather(*(self._post(names.PODS, body) for body in bodies))
+        await self._until_complete(timeline, name)
+        await self._clean_up(f"{names.LABEL_JOB_NAME}={name}")
+        return timeline
+
+    def _start(self, name: str, nodes: int) -> Timeline:
+        self._run = name
+        self._current = Timeline(nodes)
+        self._current.begin = time.perf_counter()
+        return self._current
+
+    async def _until_complete(self, timeline: Timeline, name: str) -> None:
+        seen = asyncio.create_task(timeline.complete.wait())
+        await asyncio.wait({seen, *self._watches}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for watch in self._watches:
+            if watch.done():
+                watch.result()
+        if not seen.done():
+            seen.cancel()
+            job = await self._get(f"{self._url(names.DDPJOBS)}/{name}")
+            raise RuntimeError(
+                f"{len(timeline.pods)} of {timeline.nodes} pods after {SECONDS:g} s; status: {job.get('status')}"
+            )
+
+    async def _warm(self, connections: int) -> None:
+        """Open (or keep open) connections, as a process that has been running for a while has them."""
+        await asyncio.gather(*(self._get(f"{self._server}/api/v1") for _ in range(connections)))
+
+    async def _clean_up(self, selector: str) -> None:
+        await self._delete(names.PODS, f"?labelSelector={selector}&gracePeriodSeconds=0")
+        services = await self._get(f"{self._url(names.SERVICES)}?labelSelector={selector}")
+        for service in services["items"]:
+            await self._delete(names.SERVICES, f"/{service['metadata']['name']}")
+        await asyncio.sleep(SETTLE_SECONDS)
+
+    async def _open_watches(self) -> None:
+        for resource in (names.PODS, names.DDPJOBS, names.SERVICES):
+            listed = await self._get(self._url(resource))
+            version = listed["metadata"]["resourceVersion"]
+            url = f"{self._url(resource)}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
+            opened = asyncio.Event()
+            self._watches.append(asyncio.create_task(self._watch(resource, url, opened)))
+            await asyncio.wait_for(opened.wait(), 30)
+
+    async def _watch(self, resource: names.Resource, url: str, opened: asyncio.Event) -> None:
+        async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+            answer.raise_for_status()
+            opened.set()
+            async for line in answer.content:
+                self._take(resource, json.loads(line))
+        raise RuntimeError(f"the watch on {resource.plural} ended")
+
+    def _take(self, resource: names.Resource, event: Json) -> None:
+        meta = event["object"]["metadata"]
+        if self._current is None:
+            return
+        if resource is names.DDPJOBS:
+            if meta["name"] == self._run and event["object"].get("status", {}).get("attempt"):
+                self._current.saw("attempt recorded")
+        elif event["type"] == "ADDED" and (meta.get("labels") or {}).get(names.LABEL_JOB_NAME) == self._run:
+            if resource is names.PODS:
+                self._current.saw_pod()
+            else:
+                self._current.saw("Service")
+
+    def _url(self, resource: names.Resource) -> str:
+        return f"{self._server}/{resource.path_prefix}/namespaces/{self._namespace}/{resource.plural}"
+
+    async def _post(self, resource: names.Resource, body: bytes) -> Json:
+        return await self._answer(self._session.post(f"{self._url(resource)}?fieldValidation=Strict", data=body))
+
+    async def _get(self, url: str) -> Json:
+        return await self._answer(self._session.get(url))
+
+    async def _delete(self, resource: names.Resource, rest: str) -> None:
+        await self._answer(self._session.delete(self._url(resource) + rest))
+
+    async def _answer(self, request: Any) -> Json:
+        async with asyncio.timeout(SECONDS), request as response:
+            answer = await response.read()
+            if response.status >= 300:
+                raise RuntimeError(f"{response.method} {response.url}: {response.status} {answer[:500]!r}")
+            decoded: Json = json.loads(answer)
+            return decoded
+
+
+def job_of(name: str, nodes: int) -> Json:
+    """A job of ordinary size: limits, a few variables, a checkpoint claim that the user brings."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.DDPJOBS.kind,
+        "metadata": {"name": name},
+        "spec": {
+            "image": "ddpjob/trainer:dev",
+            "args": ["train", "--epochs", "2"],
+            "numNodes": nodes,
+            "nprocPerNode": 8,
+            "resources": {"limits": {"nvidia.com/gpu": 8, "cpu": 16, "memory": "64Gi"}},
+            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            "checkpoint": {"claimName": "checkpoints"},
+        },
+    }
+
+
+def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:
+    """Encoded bodies of the pods that the operator makes for that job; only the label it watches by differs."""
+    body = job_of(name, nodes)
+    body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1}
+    job = Job.of(body, parse_spec(body))
+    bodies = []
+    for create in desired_pods(job, 1, EngineSettings()):
+        pod = copy.deepcopy(create.body)
+        # Otherwise the operator would follow them too, and its work would be charged to the floor.
+        pod["metadata"]["labels"][names.LABEL_MANAGED_BY] = "ddpjob-benchmark"
+        bodies.append(json.dumps(pod).encode())
+    return bodies

@@ -1,0 +1,64 @@
+"""The operator as an ordinary process against any kubeconfig: what a benchmark measures is what is deployed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from subprocess import Popen
+from types import TracebackType
+
+from tests.processes import end, eventually, free_port, spawn, tail
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 20.0
+
+
+class OperatorProcess:
+    """Context manager: starts the operator, and ends it by SIGTERM; shows its log when the block failed."""
+
+    def __init__(self, kubeconfig: Path, *flags: str) -> None:
+        self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="ddpjob-operator-")
+        self._log = Path(self._folder.name) / "log"
+        self._command = [
+            sys.executable,
+            "-m",
+            "ddpjob.controller.main",
+            f"--kubeconfig={kubeconfig}",
+            "--health-host=127.0.0.1",
+            f"--health-port={self.port}",
+            *flags,
+        ]
+        self._process: Popen[bytes] | None = None
+
+    def __enter__(self) -> OperatorProcess:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_OPERATOR_")}
+        self._process = spawn(self._command, self._log, environment)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        end(self._process, STOP_SECONDS)
+        if kind is not None:
+            print(tail(self._log), file=sys.stderr)
+        self._folder.cleanup()
+
+    def wait_until_ready(self) -> None:
+        """Until /readyz says that the watches are open."""
+        eventually("the operator is ready", self._is_ready, timeout=READY_SECONDS)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {self._process.returncode}")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
