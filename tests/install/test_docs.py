@@ -1,6 +1,7 @@
 """The documents: links lead somewhere, examples are valid, and what they name exists."""
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import ddpjob.controller
+import ddptrain.cli
 import ddptrain.errors
 from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, parse_spec
 from ddpjob.api.status import CONDITIONS, DDPJobStatus
@@ -163,3 +165,12 @@ def test_shell_blocks_are_valid_shell() -> None:
         for block in blocks(page, "bash"):
             done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, timeout=10, check=False)
             assert done.returncode == 0, f"{page.name}: {done.stderr}\n{block}"
+
+
+def test_every_ddptrain_command_of_the_documents_parses() -> None:
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if re.match(r"(\.venv/bin/)?ddptrain ", line)]
+    assert len(commands) >= 3
+    parser = ddptrain.cli._parser()
+    for command in commands:
+        parser.parse_args(command)
