@@ -66,8 +66,8 @@ def test_it_passes_when_the_operator_is_ready_and_jobs_are_served(
     done = run_script(installed, tmp_path, values, ready=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
-        "ok: the API server serves DDPJobs: DDPJobList",
-        "ok: the operator is ready: ok",
+        "ok: API server serves DDPJobs: DDPJobList",
+        "ok: operator is ready: ok",
     ]
 
 
