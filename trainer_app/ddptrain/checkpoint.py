@@ -1,7 +1,7 @@
 """Checkpoints on a shared volume, written by rank 0 alone, that survive any kill and prove their own integrity.
 
-Layout: ``run-000003/step-000000250.pt`` with its manifest ``step-000000250.json``. Every start claims a new run by an exclusive
-mkdir, so two writers never share a directory, and a writer that sees a higher run knows that it is a ghost.
+Layout: ``run-000003/step-000000250.pt`` with its manifest ``step-000000250.json``. Every start claims a new run by an
+exclusive mkdir, so two writers never share a directory, and a writer that sees a higher run knows that it is a ghost.
 ``train`` saves and resumes through ``Checkpoints``; the ``eval`` verb only reads, through ``newest_valid``.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Mismatch, Superseded, volume_error
-from ddptrain.files import sync_directory, write_atomically
+from ddptrain.files import share, sync_directory, write_atomically
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
@@ -42,14 +42,14 @@ class Saved:
 
 def run_numbers(root: Path) -> list[int]:
     """Numbers of all runs, highest first."""
-    found = [int(m[1]) for name in os.listdir(root) if (m := _RUN.match(name))]
+    found = [int(m[1]) for path in root.iterdir() if (m := _RUN.match(path.name))]
     return sorted(found, reverse=True)
 
 
 def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
     """(step, manifest path) of one run, highest step first."""
     folder = root / f"run-{run:06d}"
-    found = [(int(m[1]), folder / name) for name in os.listdir(folder) if (m := _MANIFEST.match(name))]
+    found = [(int(m[1]), path) for path in folder.iterdir() if (m := _MANIFEST.match(path.name))]
     return sorted(found, reverse=True)
 
 
@@ -162,13 +162,15 @@ class Checkpoints:
                 number = max(run_numbers(self.root), default=0) + 1
                 folder = self.root / f"run-{number:06d}"
                 try:
-                    folder.mkdir(mode=0o2775)
+                    folder.mkdir()
                 except FileExistsError:
                     continue  # another start was faster
+                share(folder, 0o2775)
                 parent = self.last.run if self.last else None
                 write_atomically(folder / "owner.json", json.dumps({**owner, "parentRun": parent}).encode())
                 sync_directory(self.root)
                 self.run = number
+                self._clear_leftovers()
                 return number
 
     def save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
@@ -203,6 +205,11 @@ class Checkpoints:
                 f"run {highest} has claimed {self.root}; this is run {self.run}",
                 hint="a newer attempt of the job is training; this process is a leftover",
             )
+
+    def _clear_leftovers(self) -> None:
+        """Temporary files of writers that were killed; whoever still writes them is a ghost."""
+        for path in self.root.glob("run-*/.*.tmp"):
+            path.unlink(missing_ok=True)
 
     def _retire(self) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs, oldest last, manifest first."""

@@ -40,24 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: dict[str, Any]) -> int:
-    from ddptrain import ranks  # noqa: PLC0415
+    from ddptrain import ranks
 
     if ranks.needs_launch(os.environ):
         return _launch(arguments)
     config = resolve(os.environ, arguments)
     place = ranks.from_rank_environment(os.environ)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
-    from ddptrain.cpus import calm_torch  # noqa: PLC0415
+    from ddptrain.cpus import calm_torch
 
     calm_torch()
-    from ddptrain.console import Console, terminal_of  # noqa: PLC0415
-    from ddptrain.worker import run_here  # noqa: PLC0415
+    from ddptrain.console import Console, terminal_of
+    from ddptrain.worker import run_here
 
     return run_here(config, place, Console(place.rank, terminal_of()))
 
 
 def _launch(arguments: dict[str, Any]) -> int:
-    from ddptrain import launch, ranks  # noqa: PLC0415
+    from ddptrain import launch, ranks
 
     given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
     log_dir, stop_grace = arguments.pop("log_dir", ""), arguments.pop("stop_grace", launch.STOP_GRACE)
@@ -69,24 +69,24 @@ def _launch(arguments: dict[str, Any]) -> int:
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:
-    from ddptrain.cpus import calm_torch  # noqa: PLC0415
+    from ddptrain.cpus import calm_torch
 
     calm_torch()
-    from ddptrain.inspect_checkpoint import evaluate_checkpoint  # noqa: PLC0415
+    from ddptrain.inspect_checkpoint import evaluate_checkpoint
 
     run, step = arguments.pop("only_run"), arguments.pop("step")
     return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
 
 
 def _fetch(arguments: dict[str, Any]) -> int:
-    from ddptrain import fetch  # noqa: PLC0415
+    from ddptrain import fetch
 
     fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS)
     return _verify(arguments)
 
 
 def _verify(arguments: dict[str, Any]) -> int:
-    from ddptrain.verify import verify  # noqa: PLC0415
+    from ddptrain.verify import verify
 
     return verify(arguments["data_dir"])
 
@@ -175,6 +175,6 @@ def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
 
 def _leave_message(error: TrainerError) -> None:
     """A refused start leaves its reason where the operator reads it."""
-    from ddptrain import termination  # noqa: PLC0415
+    from ddptrain import termination
 
     termination.write(termination.failure(error, rank=None, progress={}), termination.destination())

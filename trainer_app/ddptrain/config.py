@@ -135,7 +135,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
     """The value as the field's type, or a UsageError that names its origin."""
-    kind = type(field.default)
+    kind: type[Any] = type(field.default)
     try:
         parsed = _boolean(value) if kind is bool else kind(value)
     except (ValueError, OverflowError):

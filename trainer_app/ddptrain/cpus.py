@@ -26,10 +26,10 @@ def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> i
 
 
 def calm_torch(env: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Before torch is imported: keep idle threads from burning the quota that their peers need, and C++ traces out of the log.
+    """Before torch is imported: keep idle threads from burning the peers' quota, and C++ traces out of the log.
 
-    OpenMP's threads spin at every barrier by default. Where another process wants the core, each barrier then costs a scheduler
-    tick: a training step took 520 ms instead of 105 ms on two busy cores.
+    OpenMP's threads spin at every barrier by default. Where another process wants the core, each barrier then costs a
+    scheduler tick: a training step took 520 ms instead of 105 ms on two busy cores.
     """
     env.setdefault("GOMP_SPINCOUNT", "1000")
     env.setdefault(

@@ -1,7 +1,7 @@
 """The test set, sharded without padding: every sample is counted once, whatever the number of ranks.
 
-The set is cut into fixed chunks and each rank takes whole chunks: a chunk has the same shape wherever it is computed, so the same
-weights give the same accuracy on one rank and on seven.
+The set is cut into fixed chunks and each rank takes whole chunks: a chunk has the same shape wherever it is computed,
+so the same weights give the same accuracy on one rank and on seven.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``data fetch``: the four MNIST files from the first mirror that delivers them whole.
 
-Each file is judged by the digest of its decompressed content, written under a temporary name and renamed, under a lock that lets one
-process per directory download while the others wait and then find the files there.
+Each file is judged by the digest of its decompressed content, written under a temporary name and renamed, under a lock
+that lets one process per directory download while the others wait and then find the files there.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -16,9 +17,9 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # Group-writable: the next pod of the job may have another uid and share only the fsGroup.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o664)
         with os.fdopen(descriptor, "wb") as stream:
+            share(temporary, 0o664)
             stream.write(content)
             stream.flush()
             if durable:
@@ -29,6 +30,12 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def share(path: Path, mode: int) -> None:
+    """Give the group what the umask took: the next pod of the job may have another uid and share only the fsGroup."""
+    with contextlib.suppress(PermissionError):  # volumes without modes of their own (CIFS, some NFS) refuse
+        path.chmod(mode)
 
 
 def sync_directory(directory: Path) -> None:

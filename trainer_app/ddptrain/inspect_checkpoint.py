@@ -26,7 +26,8 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
     """Print one line of JSON with the accuracy of the newest valid checkpoint (or of ``run``, ``step``). Returns 0.
 
     Raises:
-        UsageError: no directory given. DataError: no valid checkpoint in it, or no data. Mismatch: trained on other data.
+        UsageError: no directory given. DataError: no valid checkpoint in it, or no data. Mismatch: trained on other
+        data.
     """
     if not config.checkpoint_dir:
         raise UsageError("eval needs --checkpoint-dir (or DDPJOB_CHECKPOINT_DIR)", next_step="name the directory")

@@ -1,60 +1,33 @@
 """The node's launcher: import torch once, fork the node's ranks, watch them, and say how the node ended.
 
-Importing torch takes seconds, a fork milliseconds. The parent must stay forkable: it runs no tensor operation, starts no thread and
-never asks for CUDA, because a child inherits locks and half-initialised runtimes, but not the threads that would release them.
-Its last act is the termination message: the root cause, not the first peer that noticed.
+Importing torch takes seconds, a fork milliseconds. The parent must stay forkable: it runs no tensor operation, starts
+no thread and never asks for CUDA, because a child inherits locks and half-initialised runtimes, but not the threads
+that would release them. Its last act is the termination message: the root cause, not the first peer that noticed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import selectors
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from ddptrain import termination
 from ddptrain.config import Config
 from ddptrain.console import Console, terminal_of
 from ddptrain.cpus import calm_torch
 from ddptrain.network import free_port
+from ddptrain.node import Child, Node, root_cause
 from ddptrain.ranks import Ranks
-from ddptrain.termination import Report
 
 STOP_GRACE = 25.0  # seconds from SIGTERM to SIGKILL; under the 30 s that a pod has by default
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass
-class Child:
-    """One forked rank as the launcher sees it."""
-
-    rank: int
-    pid: int
-    output: int
-    reports: int
-    log: BinaryIO | None = None
-    unfinished: bytes = b""
-    report: bytes = b""
-    status: int | None = None
-    ended: float = 0.0
-    killed_by_us: bool = False
-
-
-@dataclass
-class Node:
-    """All ranks of this node, and what was asked of them."""
-
-    children: list[Child] = field(default_factory=list)
-    stop_signal: int | None = None
-    deadline: float | None = None
 
 
 def launch(config: Config, ranks: Ranks, *, log_dir: str = "", stop_grace: float = STOP_GRACE) -> int:
@@ -85,12 +58,12 @@ def launch(config: Config, ranks: Ranks, *, log_dir: str = "", stop_grace: float
 def preload() -> None:
     """Import everything a rank will need, and nothing that computes.
 
-    ``torch._dynamo`` alone costs two seconds: the first optimizer that is constructed imports it, with some 900 modules.
+    ``torch._dynamo`` alone costs two seconds: the first optimizer that is constructed imports it, with some 900
+    modules.
     """
     calm_torch()
-    import torch._dynamo  # noqa: PLC0415
 
-    import ddptrain.worker  # noqa: F401, PLC0415
+    import ddptrain.worker  # noqa: F401
 
 
 def _fork(config: Config, ranks: Ranks, log_dir: str) -> Child:
@@ -139,7 +112,7 @@ def _become_rank(config: Config, ranks: Ranks, parent: int, output: int, reports
             "MASTER_ADDR": ranks.master_addr,
             "MASTER_PORT": str(ranks.master_port),
         }
-        from ddptrain.worker import run_forked  # noqa: PLC0415
+        from ddptrain.worker import run_forked
 
         code = run_forked(config, ranks, Console(ranks.rank, terminal), reports)
     finally:
@@ -229,54 +202,6 @@ def _kill(node: Node) -> None:
             child.killed_by_us = True
             os.kill(child.pid, signal.SIGKILL)
     node.deadline = None
-
-
-def root_cause(node: Node) -> Report:
-    """The report that explains the node's end: its own fault before a lost peer, then whichever came first."""
-    reports = [(child, _report_of(child)) for child in node.children]
-    failed = [(child, report) for child, report in reports if report["code"] != 0 and not child.killed_by_us]
-    if not failed:
-        failed = [(child, report) for child, report in reports if report["code"] != 0]
-        if failed and node.stop_signal is not None:
-            return {**failed[0][1], **_stopped_by_force(node.stop_signal)}
-    if not failed:
-        return reports[0][1]
-    failed.sort(key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))
-    cause = failed[0][1]
-    if cause.get("checkpoint") is None:  # only rank 0 knows where it saved
-        cause["checkpoint"] = next((r["checkpoint"] for _, r in reports if r.get("checkpoint")), None)
-    return cause
-
-
-def _stopped_by_force(number: int) -> Report:
-    name = signal.Signals(number).name
-    message = (
-        f"{name} was passed on, but no rank ended within the grace; killed, progress since the last checkpoint is lost"
-    )
-    return {
-        "outcome": "stopped",
-        "code": 75,
-        "signal": None,
-        "saved": False,
-        "exception": "Stopped",
-        "message": message,
-    }
-
-
-def _report_of(child: Child) -> Report:
-    """What the rank said, or what its status says where it could not."""
-    assert child.status is not None
-    code = os.waitstatus_to_exitcode(child.status)
-    try:
-        report: Report = json.loads(child.report)
-        if report["code"] == code:
-            return report
-    except (ValueError, KeyError):
-        pass
-    if code < 0:
-        return termination.killed(-code, rank=child.rank)
-    message = f"rank {child.rank} left with code {code} and no report"
-    return termination.failure(RuntimeError(message), rank=child.rank, progress={}) | {"code": code}
 
 
 def with_port(ranks: Ranks, env_port: str | None) -> Ranks:

@@ -57,8 +57,8 @@ class MetricsLog:
 def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
     """The train and eval rows that count, in order of step: what a run resumed over is dropped.
 
-    A run that resumed at step S supersedes every earlier run's rows beyond S, wherever in the file they stand: a leftover of an old
-    attempt may still append. Torn lines are skipped.
+    A run that resumed at step S supersedes every earlier run's rows beyond S, wherever in the file they stand: a
+    leftover of an old attempt may still append. Torn lines are skipped.
 
     Args:
         event: only rows of this kind, ``train`` or ``eval``.

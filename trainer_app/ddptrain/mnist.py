@@ -1,7 +1,7 @@
 """The dataset: IDX files found, decompressed, checked by the digest of their content, and held as uint8 arrays.
 
-Called by ``worker`` on every rank, by ``evaluate``'s verb, and by ``data verify``. Digests are of the decompressed bytes because
-the gzip headers of the copies in circulation differ.
+Called by ``worker`` on every rank, by ``evaluate``'s verb, and by ``data verify``. Digests are of the decompressed
+bytes because the gzip headers of the copies in circulation differ.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def load(kind: str, data_dir: str) -> Dataset:
         digest = hashlib.sha256(content).hexdigest()
         if kind == "mnist" and digest != file.sha256:
             raise DataError(
-                f"{file.name} in {data_dir} is not MNIST's: SHA-256 of its content is {digest[:16]}…, not {file.sha256[:16]}…",
+                f"{file.name} in {data_dir} is not MNIST's: its content has SHA-256 {digest[:16]}…, "
+                f"not {file.sha256[:16]}…",
                 hint="the file is damaged, or it is another dataset",
                 next_step="ddptrain data fetch --data-dir DIR fetches a good copy; --data idx accepts any IDX files",
             )
@@ -147,7 +148,7 @@ def _parse(content: bytes, file: IdxFile) -> Images:
 def _digits() -> Dataset:
     """scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
     try:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         raise DataError("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'") from error
     bunch = load_digits()

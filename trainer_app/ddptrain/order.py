@@ -1,7 +1,7 @@
 """Which sample is used when: one global order per epoch, cut into global batches, each split over the ranks.
 
-Pure. Everything is a function of (seed, epoch, position), never of the rank or the number of ranks, so no random state is
-ever saved, and a run resumed at any step, with any number of ranks, sees the very same global batches.
+Pure. Everything is a function of (seed, epoch, position), never of the rank or the number of ranks, so no random state
+is ever saved, and a run resumed at any step, with any number of ranks, sees the very same global batches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What rank 0 tells while it works: ``GET /progress`` on a port, and ``progress.json`` beside the metrics.
 
-Updated only after completed work, never by a timer: a silent trainer must look silent. ``train`` and ``worker`` update it, the
-operator polls it.
+Updated only after completed work, never by a timer: a silent trainer must look silent. ``train`` and ``worker`` update
+it, the operator polls it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -28,8 +29,9 @@ class Progress:
         self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
         self._file: Path | None = None
         self._values: dict[str, Any] = {
-            "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None, "loss": None, "accuracy": None,
-            "samplesPerSecond": None, "worldSize": world_size, "data": data, "checkpoint": None,
+            "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
+            "loss": None, "accuracy": None, "samplesPerSecond": None,
+            "worldSize": world_size, "data": data, "checkpoint": None,
         }  # fmt: skip
 
     def write_to(self, path: Path) -> None:
@@ -44,10 +46,8 @@ class Progress:
             self._seq, self._changed = self._seq + 1, time.monotonic()
         if self._file is not None and (turns or self._changed - self._written > _FILE_INTERVAL):
             self._written = self._changed
-            try:
+            with contextlib.suppress(OSError):  # a convenience copy; a sick volume is reported by the save it costs
                 write_atomically(self._file, json.dumps(self.snapshot()).encode(), durable=False)
-            except OSError:
-                pass  # a convenience copy; a sick volume is reported by the checkpoint that it costs
 
     def snapshot(self) -> dict[str, Any]:
         """The state as trainer-interface spells it; ``ageSeconds`` is the time since the last completed work."""
@@ -76,9 +76,10 @@ def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 5  # seconds; an idle connection must not hold a thread for ever
 
-        def do_GET(self) -> None:  # noqa: N802 - the base class's name
-            found = {"/progress": progress.snapshot, "/healthz": lambda: {"ok": True}}.get(self.path)
-            body = json.dumps(found() if found else {"error": "not found"}).encode()
+        def do_GET(self) -> None:
+            answers = {"/progress": progress.snapshot(), "/healthz": {"ok": True}}
+            found = self.path in answers
+            body = json.dumps(answers.get(self.path, {"error": "not found"})).encode()
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -1,7 +1,7 @@
 """Rank 0's memory: metrics rows, checkpoints and progress, in the one order that survives a kill.
 
-Rows reach the file before the checkpoint that makes them final is renamed. On other ranks, and without a checkpoint directory,
-saving does nothing. ``train`` drives it.
+Rows reach the file before the checkpoint that makes them final is renamed. On other ranks, and without a checkpoint
+directory, saving does nothing. ``train`` drives it.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class Recorder:
             check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
             changed = [k for k in numerics() if found[0].manifest.get(k) != self._facts[k]]
             if changed or found[0].manifest.get("worldSize") != self._facts["worldSize"]:
-                say(
-                    "resuming on another world size, thread count, CPU or torch: results agree to rounding, not bit for bit"
-                )
+                say("resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit")
         return found
 
     def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> int | None:
@@ -181,7 +179,8 @@ def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: 
         )
     if manifest["dataDigest"] != facts["dataDigest"]:
         raise Mismatch(
-            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, now {facts['dataDigest'][:16]}…",
+            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
+            f"now {facts['dataDigest'][:16]}…",
             hint="another volume is mounted as data directory",
             next_step="mount the data of before, or use a new --checkpoint-dir",
         )

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT become a flag; who acts on it depends on the phase.
 
-Before training a rank may leave alone (``leave_if_requested``). In training the flag rides in the metrics vector of ``sync``, so
-that all ranks leave after the same step: one that left alone would strand the others in a collective.
+Before training a rank may leave alone (``leave_if_requested``). In training the flag rides in the metrics vector of
+``sync``, so that all ranks leave after the same step: one that left alone would strand the others in a collective.
 """
 
 from __future__ import annotations

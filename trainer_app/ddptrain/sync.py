@@ -1,7 +1,8 @@
 """How the ranks' gradients and the step's few numbers meet.
 
-``--sync ddp``: DistributedDataParallel averages over ranks, so each rank's loss is ``local_sum × world / global_count``: the
-average of these gradients is the gradient of the global batch's mean loss, whatever the sizes of the shards.
+``--sync ddp``: DistributedDataParallel averages over ranks, so each rank's loss is ``local_sum × world /
+global_count``: the average of these gradients is the gradient of the global batch's mean loss, whatever the sizes of
+the shards.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def wrap(model: nn.Module, group: Group) -> nn.Module:
 def _settle_buckets(wrapped: DistributedDataParallel, device: torch.device) -> None:
     """A throw-away backward pass, so that every real step sums in one and the same order.
 
-    DDP lays its buckets out anew after the first backward pass, and the place of a gradient in a bucket decides the order in
-    which a ring adds it up. A resumed run would otherwise take its first step in another layout than the undisturbed one.
-    The layout is rebuilt at the next forward pass, before any real gradient exists.
+    DDP lays its buckets out anew after the first backward pass, and the place of a gradient in a bucket decides the
+    order in which a ring adds it up. A resumed run would otherwise take its first step in another layout than the
+    undisturbed one. The layout is rebuilt at the next forward pass, before any real gradient exists.
     """
     dtype = next(wrapped.parameters()).dtype
     blank = torch.zeros(1, 1, 28, 28, dtype=dtype, device=device)
@@ -38,7 +39,7 @@ def _settle_buckets(wrapped: DistributedDataParallel, device: torch.device) -> N
 
 
 class StepNumbers:
-    """The global batch's loss and whether any rank wants to stop: one small all-reduce per step, beside the backward pass."""
+    """The global batch's loss, and whether any rank wants to stop: one small all-reduce beside the backward pass."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

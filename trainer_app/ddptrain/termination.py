@@ -1,6 +1,7 @@
 """The last word of a rank or a node: the termination message, at most 4,096 bytes of JSON, on success too.
 
-``worker`` builds a rank's report, ``launch`` (or the worker itself, where no launcher is above it) writes the node's message.
+``worker`` builds a rank's report, ``launch`` (or the worker itself, where no launcher is above it) writes the node's
+message.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def killed(signal_number: int, *, rank: int) -> Report:
     name = signal.Signals(signal_number).name
     hint = "; often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else ""
     return {
-        "schema": 1, "outcome": "failed", "code": 128 + signal_number, "cause": "own", "rank": rank, "step": None, "phase": None,
-        "signal": signal_number, "exception": None, "message": f"rank {rank} was killed by {name}{hint}", "where": None,
-        "checkpoint": None,
+        "schema": 1, "outcome": "failed", "code": 128 + signal_number, "cause": "own",
+        "rank": rank, "step": None, "phase": None, "signal": signal_number, "exception": None,
+        "message": f"rank {rank} was killed by {name}{hint}", "where": None, "checkpoint": None,
     }  # fmt: skip
 
 

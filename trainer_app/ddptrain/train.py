@@ -1,4 +1,4 @@
-"""The training loop, and how a run begins, resumes and ends. Collective: every rank runs the same lines in the same order.
+"""The training loop, and how a run begins, resumes and ends. Collective: every rank runs the same lines in order.
 
 Called by ``worker`` with the group and the data in hand; ``recorder`` writes, ``sync`` and ``evaluate`` exchange.
 """
@@ -42,7 +42,7 @@ class Training:
     """One rank's model, optimizer and batches, at ``done`` completed steps."""
 
     def __init__(
-        self, config: Config, dataset: Dataset, group: Group, progress: Progress, console: Console, stop: StopFlag
+        self, config: Config, dataset: Dataset, group: Group, *, progress: Progress, console: Console, stop: StopFlag
     ) -> None:
         self._config, self._dataset, self._group = config, dataset, group
         self._console, self._stop = console, stop
@@ -92,7 +92,7 @@ class Training:
             logits = self._step_model(batch.images)
             loss_sum = functional.cross_entropy(logits, batch.labels, reduction="sum")
         self._numbers.send(loss_sum, self._stop.requested)
-        (loss_sum * (self._group.world_size / batch.global_count)).backward()
+        (loss_sum * (self._group.world_size / batch.global_count)).backward()  # type: ignore[no-untyped-call]
         total, stopping = self._numbers.receive()
         loss = total / batch.global_count
         if not math.isfinite(loss):
@@ -168,9 +168,11 @@ class Training:
 
     def _last_saved(self, moment: str) -> dict[str, int] | None:
         """Rank 0's newest checkpoint, told to all; the others wait here until it is written."""
-        return self._group.from_rank_zero(
-            moment, lambda: self._recorder.progress.snapshot()["checkpoint"], self._config.collective_timeout
-        )
+
+        def place() -> dict[str, int] | None:
+            return self._recorder.progress.snapshot()["checkpoint"]  # type: ignore[no-any-return]
+
+        return self._group.from_rank_zero(moment, place, self._config.collective_timeout)
 
     def _recorder_save(self, evaluation: Evaluation | None) -> None:
         if self._group.rank == 0:

@@ -1,7 +1,7 @@
 """One rank's life: threads, progress port, group, data, training; every end of it becomes a report and an exit code.
 
-``cli`` runs it in this very process (alone, under torchrun, or by hand), ``launch`` in each forked child. The first module that
-imports torch.
+``cli`` runs it in this very process (alone, under torchrun, or by hand), ``launch`` in each forked child. The first
+module that imports torch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Worker:
             f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
             f"global batch {config.global_batch}, {config.epochs} epoch(s)"
         )
-        result = Training(config, dataset, self._group, self._progress, self._console, self._stop).run()
+        training = Training(
+            config, dataset, self._group, progress=self._progress, console=self._console, stop=self._stop
+        )
+        result = training.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
         self._group.close()
         return result

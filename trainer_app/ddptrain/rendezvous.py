@@ -1,0 +1,152 @@
+"""Where the ranks meet: the TCP store at MASTER_ADDR:MASTER_PORT, who has signed in, and who is missing.
+
+Used by ``group`` alone. Whatever may wait long waits by polling, so that SIGTERM and a peer's death are noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError, classify
+from ddptrain.ranks import Ranks
+from ddptrain.stop import StopFlag
+
+LEFT = "left"  # key under which a failing rank says that it is not coming
+
+
+def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopFlag) -> bytes:
+    """The key's value as soon as it is set.
+
+    Raises:
+        PeerLost: a rank announced that it leaves, or the store's host is gone.
+        RendezvousError: ``deadline`` (of time.monotonic) passed.
+        Stopped: a signal came.
+    """
+    pause = 0.002
+    while not store.check([key]):
+        if store.check([LEFT]):
+            left = json.loads(store.get(LEFT))
+            raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
+        if time.monotonic() > deadline:
+            raise RendezvousError(f"waited in vain for {what}", hint="that rank is stopped, slow or gone")
+        stop.leave_if_requested("rendezvous")
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    value: bytes = store.get(key)
+    return value
+
+
+def job_key(env: Mapping[str, str]) -> str:
+    """Keeps two jobs that meet at one port, or two lives of one job, from reading each other's keys."""
+    parts = (
+        env.get(k, "") for k in ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    )
+    return "ddptrain/" + "/".join(parts)
+
+
+def connect(ranks: Ranks, deadline: float, stop: StopFlag, env: Mapping[str, str]) -> Store:
+    """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
+    hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not hosts:
+        _await_port(ranks, deadline, stop)
+    try:
+        return TCPStore(
+            ranks.master_addr,
+            ranks.master_port,
+            is_master=hosts,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0][:300]
+        if hosts:
+            raise RendezvousError(
+                f"rank 0 cannot listen on port {ranks.master_port}: {reason}",
+                hint="another process has the port, perhaps an earlier run that still ends",
+                next_step="choose another MASTER_PORT",
+            ) from error
+        raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
+
+
+def _await_port(ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+    """Until the store's host accepts connections. Its name may not resolve yet: a pod's appears with its address."""
+    pause, last = 0.05, "nothing tried"
+    while True:
+        stop.leave_if_requested("rendezvous")
+        try:
+            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
+                return
+        except OSError as error:
+            last = str(error)
+        if time.monotonic() > deadline:
+            raise RendezvousError(
+                f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer ({last})",
+                hint="the node of rank 0 has not started, or a network policy or firewall is between",
+                next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
+            )
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)
+
+
+def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+    """Each rank signs in; rank 0 waits for all and tells the verdict to everybody."""
+    presence = json.dumps({"world": ranks.world_size, "host": socket.gethostname()})
+    if store.add(f"claims/{ranks.rank}", 1) > 1:
+        raise RanksError(
+            f"two processes claim rank {ranks.rank}",
+            hint="two nodes have the same NODE_RANK, or an earlier run still holds the port",
+            next_step="give every node its own NODE_RANK",
+        )
+    store.set(f"present/{ranks.rank}", presence)
+    if ranks.is_zero:
+        try:
+            _await_all(store, ranks, deadline, stop)
+        except TrainerError as error:
+            store.set("verdict", str(error))
+            raise
+        store.set("verdict", "")
+        return
+    # Rank 0 decides at its own deadline; a little patience lets its verdict, with the names, arrive.
+    try:
+        verdict = wait_for_key(store, "verdict", deadline + 15, "rank 0's verdict on who is here", stop).decode()
+    except RuntimeError as error:
+        raise classify(error) from error
+    if verdict:
+        raise RendezvousError(verdict, hint="rank 0 gave up waiting")
+
+
+def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+    waiting = set(range(ranks.world_size))
+    while waiting:
+        for rank in sorted(waiting):
+            if store.check([f"present/{rank}"]):
+                waiting.discard(rank)
+                theirs = json.loads(store.get(f"present/{rank}"))
+                if theirs["world"] != ranks.world_size:
+                    raise RanksError(
+                        f"rank {rank} on {theirs['host']} counts {theirs['world']} ranks, rank 0 {ranks.world_size}",
+                        next_step="give every node the same NNODES and NPROC_PER_NODE",
+                    )
+        if waiting and time.monotonic() > deadline:
+            raise RendezvousError(
+                f"missing {_named(sorted(waiting), ranks)} of {ranks.world_size} ranks",
+                hint="their pods have not started, cannot reach rank 0, or failed before they could sign in",
+                next_step="look at the log of the first missing node",
+            )
+        if waiting:
+            stop.leave_if_requested("rendezvous")
+            time.sleep(0.02)
+
+
+def _named(missing: Iterable[int], ranks: Ranks) -> str:
+    """``rank 2 (node 1), rank 3 (node 1)``, cut after eight."""
+    missing = list(missing)
+    names = [f"rank {r} (node {ranks.node_of(r)})" for r in missing[:8]]
+    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return ", ".join(names) + more
