@@ -86,6 +86,9 @@ class ControlPlane:
 
     def request(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> Json:
         """One request as administrator; a PATCH is a merge patch. Raises ``ApiError``."""
+        return cast(Json, json.loads(self._text(method, path, body, token=token)))
+
+    def _text(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> str:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(  # noqa: S310 - always our own https server
             f"{self.server}/{path.lstrip('/')}",
@@ -99,12 +102,11 @@ class ControlPlane:
         )
         try:
             with opener.open(request, timeout=30) as response:
-                text = response.read()
+                return str(response.read().decode())
         except urllib.error.HTTPError as error:
-            text = error.read()
-            message = json.loads(text).get("message", "") if text.startswith(b"{") else text.decode()
+            text = error.read().decode()
+            message = json.loads(text).get("message", "") if text.startswith("{") else text
             raise ApiError(error.code, message) from error
-        return cast(Json, json.loads(text)) if text.startswith(b"{") else {"text": text.decode()}
 
     def kubectl(
         self,
@@ -178,6 +180,12 @@ class ControlPlane:
         """Audit events of all writes so far, in the order they were answered."""
         log = self.folder / "audit.log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def history(self, path: str, since: str) -> list[Json]:
+        """All watch events of a collection after the resourceVersion ``since``, replayed."""
+        separator = "&" if "?" in path else "?"
+        query = f"watch=true&resourceVersion={since}&timeoutSeconds=1"
+        return [json.loads(line) for line in self._text("GET", f"{path}{separator}{query}").splitlines()]
 
     def _serves_jobs(self) -> bool:
         try:
@@ -275,7 +283,7 @@ class ControlPlane:
                 name = Path(cast(list[str], process.args)[0]).name
                 raise RuntimeError(f"{name} ended with {process.returncode}:\n{tail(self._log(name))}")
         try:
-            return self.ca_file.exists() and self.request("GET", "/readyz")["text"] == "ok"
+            return self.ca_file.exists() and self._text("GET", "/readyz") == "ok"
         except (ApiError, OSError):
             return False
 

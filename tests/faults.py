@@ -56,6 +56,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="fault proxy")
         self._stop = asyncio.Event()
+        self._streams: set[web.BaseRequest] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -78,6 +79,15 @@ class FaultProxy:
             return None
 
         self.rule = rule
+
+    def cut(self) -> None:
+        """Break every connection that is under way, watches first of all."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        for request in self._streams:
+            if request.transport is not None:
+                request.transport.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -119,9 +129,13 @@ class FaultProxy:
             headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await response.write(chunk)
-            await response.write_eof()
+            self._streams.add(request)
+            try:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+            finally:
+                self._streams.discard(request)
             return response
 
     def _upstream(

@@ -44,14 +44,6 @@ def test_a_repetition_wakes_nobody() -> None:
     assert woken == [Key("default", "mnist")]
 
 
-def test_the_answer_to_an_own_write_need_not_wake_the_job() -> None:
-    woken: list[Key] = []
-    cache = Cache(woken.append)
-    cache.put(names.PODS, a_pod("a", 1), wake=False)
-    assert names_of(cache) == ["a"]
-    assert woken == []
-
-
 def test_a_late_answer_does_not_raise_the_dead() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 5))

@@ -65,11 +65,8 @@ class Cache:
         )
         return {state: float(number) for state, number in states.items()}
 
-    def put(self, resource: Resource, obj: Json, *, wake: bool = True) -> bool:
-        """Take in an object unless what is known is newer; returns whether that changed anything.
-
-        ``wake`` False suppresses ``on_change``, for the answer to a write whose effect is already known.
-        """
+    def put(self, resource: Resource, obj: Json) -> bool:
+        """Take in an object unless what is known is newer; returns whether that changed anything."""
         obj["metadata"].pop("managedFields", None)  # half of a pod's size, and nobody here asks for it
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
@@ -82,8 +79,7 @@ class Cache:
             if known is not None and _job_uid(known) != _job_uid(obj):
                 self._pods_of[_job_uid(known)].pop(place, None)
             self._pods_of[_job_uid(obj)][place] = obj
-        if wake:
-            self._wake(resource, obj)
+        self._wake(resource, obj)
         return True
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:

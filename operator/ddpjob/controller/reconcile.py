@@ -123,7 +123,7 @@ class Reconciler:
 
     async def _refresh(self, key: Key) -> None:
         try:
-            self._cache.put(names.DDPJOBS, await self._cluster.get(names.DDPJOBS, *key), wake=False)
+            self._cache.put(names.DDPJOBS, await self._cluster.get(names.DDPJOBS, *key))
         except NotFound:
             if known := self._cache.job(key):
                 self._cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
@@ -183,7 +183,7 @@ class Reconciler:
             self._forget(key)
             return None
         memory.patched_at = self._clock()
-        self._cache.put(names.DDPJOBS, recorded, wake=False)
+        self._cache.put(names.DDPJOBS, recorded)  # wakes the key: it rests only when a plan has nothing to write
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 

@@ -1,0 +1,174 @@
+"""The operator as a process, the API server for real: what becomes of a job from apply to its end."""
+
+import pytest
+
+from ddpjob.api import names
+from tests.controller.jobs import Jobs
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ControlPlane
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+
+
+def test_a_job_makes_exactly_what_its_plan_says_and_then_rests(operator: OperatorProcess, jobs: Jobs) -> None:
+    claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    job = jobs.submit(numNodes=3, checkpoint={"claimTemplate": claim})
+    uid = job["metadata"]["uid"]
+    jobs.wait_for("Pending", nodes={"desired": 3, "pending": 3, "running": 0, "succeeded": 0, "failed": 0})
+    jobs.settle()
+    assert jobs.owned("pods") == [names.pod_name("mnist", uid, 1, rank) for rank in range(3)]
+    assert jobs.owned("services") == [names.service_name("mnist", uid)]
+    assert [claim["metadata"]["name"] for claim in jobs.list("persistentvolumeclaims")] == ["mnist-checkpoints"]
+    writes = jobs.writes(about="mnist")
+    assert {code for *_, code in writes} <= {200, 201}, writes
+    made = [(verb, resource) for verb, resource, *_ in writes]
+    assert made[0] == ("patch", "ddpjobs/status"), "the decision is written before anything is made"
+    assert made.count(("create", "pods")) == 3
+    assert made.count(("create", "services")) == 1
+    assert made.count(("create", "persistentvolumeclaims")) == 1
+    assert made.count(("patch", "ddpjobs/status")) == 2
+    assert made.count(("create", "events")) == 1
+    assert len(made) == 8, made
+
+
+def test_the_status_follows_the_pods_through_watch_events_alone(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit(numNodes=2)
+    pods = jobs.wait_for_pods(2)
+    for pod in pods:
+        jobs.run(pod)
+    running = jobs.wait_for("Running", nodesReady="2/2")
+    assert running["world"]["worldSize"] == 2
+    jobs.end(pods[1], 0)
+    jobs.wait_for("Running", succeededRanks=[1])
+    jobs.end(pods[0], 0)
+    done = jobs.wait_for("Succeeded", succeededRanks=[0, 1])
+    assert done["completionTime"] >= done["startTime"]
+    assert jobs.condition("Finished")["status"] == "True"
+    assert len(jobs.pods()) == 2, "ended pods stay, with their logs"
+
+
+def test_a_failed_pod_restarts_the_group_after_the_decision_was_written(operator: OperatorProcess, jobs: Jobs) -> None:
+    since = jobs.submit(numNodes=2)["metadata"]["resourceVersion"]
+    first = jobs.wait_for_pods(2)
+    for pod in first:
+        jobs.run(pod)
+    jobs.wait_for("Running")
+    jobs.end(first[1], 1)
+    second = jobs.wait_for_pods(2, attempt=2)
+    status = jobs.status()
+    assert (status["attempt"], status["restarts"], status["restartsCountedTowardsLimit"]) == (2, 1, 1)
+    assert status["failures"][0]["rank"] == 1
+    survivor, failed = first
+    assert eventually("the survivor is gone", lambda: [p["metadata"]["name"] for p in jobs.pods(attempt=1)]) == [
+        failed["metadata"]["name"]
+    ]
+
+    history = jobs.plane.history(jobs.path, since)
+    decided = min(version(event) for event in history if event["object"].get("status", {}).get("attempt") == 2)
+    pod_history = jobs.plane.history(f"/api/v1/namespaces/{jobs.namespace}/pods", since)
+    gone = [
+        version(event)
+        for event in pod_history
+        if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == survivor["metadata"]["name"]
+    ]
+    assert gone, pod_history
+    assert decided < min(gone)
+    assert decided < min(int(pod["metadata"]["resourceVersion"]) for pod in second)
+
+
+def version(event: dict[str, dict[str, dict[str, str]]]) -> int:
+    return int(event["object"]["metadata"]["resourceVersion"])
+
+
+def test_when_the_restarts_are_spent_the_job_fails_and_nothing_runs_on(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit(numNodes=2, restartPolicy={"maxRestarts": 0})
+    pods = jobs.wait_for_pods(2)
+    for pod in pods:
+        jobs.run(pod)
+    jobs.wait_for("Running")
+    jobs.end(pods[0], 1)
+    jobs.wait_for("Failed")
+    eventually("the peer is gone", lambda: len(jobs.pods()) == 1)
+    jobs.settle()
+    assert len(jobs.pods()) == 1
+
+
+def test_many_pods_that_start_at_once_cost_few_status_patches(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit(numNodes=16)
+    pods = jobs.wait_for_pods(16)
+    jobs.wait_for("Pending", nodes={"desired": 16, "pending": 16, "running": 0, "succeeded": 0, "failed": 0})
+    before = len(jobs.writes(about="mnist"))
+    start = jobs.plane.writes()[-1]["stageTimestamp"]
+    for pod in pods:
+        jobs.run(pod)
+    jobs.wait_for("Running", nodesReady="16/16")
+    patches = [write for write in jobs.writes(about="mnist", since=before) if write[1] == "ddpjobs/status"]
+    assert start
+    assert len(patches) < 16, patches
+
+
+def test_a_finished_job_deletes_itself_when_its_time_to_live_is_over(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit(ttlSecondsAfterFinished=1)
+    (pod,) = jobs.wait_for_pods(1)
+    jobs.end(pod, 0)
+    eventually("the job is gone", lambda: not jobs.exists())
+
+
+def test_a_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit(numNodes=2)
+    jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
+    writes = len(jobs.writes(about="mnist"))
+    jobs.plane.request("DELETE", f"{jobs.path}/mnist")
+    for pod in jobs.pods():
+        jobs.delete(pod)
+    jobs.settle()
+    assert jobs.writes(about="mnist", since=writes) == []
+
+
+def test_a_job_of_another_namespace_is_not_touched(
+    operator: OperatorProcess, jobs: Jobs, control_plane: ControlPlane
+) -> None:
+    control_plane.make_namespace(f"{jobs.namespace}-other")
+    other = Jobs(control_plane, f"{jobs.namespace}-other")
+    other.submit()
+    jobs.settle()
+    assert other.status() == {}
+    assert other.writes() == []
+
+
+def test_events_tell_the_transitions_once_each(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit()
+    (pod,) = jobs.wait_for_pods(1)
+    jobs.run(pod)
+    jobs.wait_for("Running")
+    jobs.end(pod, 0)
+    jobs.wait_for("Succeeded")
+    uid = jobs.get()["metadata"]["uid"]
+
+    def reasons() -> list[str]:
+        events = [event for event in jobs.list("events") if event["involvedObject"].get("uid") == uid]
+        return [event["reason"] for event in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
+
+    eventually("the last event", lambda: "Succeeded" in reasons())
+    assert reasons() == ["Started", "Running", "Succeeded"]
+
+
+def test_log_lines_are_json_and_name_the_job_and_its_attempt(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit()
+    jobs.settle()
+    text = operator.text().splitlines()
+    assert len(operator.lines()) == len(text), [line for line in text if not line.startswith("{")]
+    about = [line for line in operator.lines() if line.get("job") == "mnist"]
+    assert about
+    assert {(line["namespace"], line["attempt"]) for line in about} == {(jobs.namespace, 1)}
+
+
+def test_the_metrics_count_jobs_and_requests(operator: OperatorProcess, jobs: Jobs) -> None:
+    jobs.submit()
+    jobs.wait_for("Pending", nodes={"desired": 1, "pending": 1, "running": 0, "succeeded": 0, "failed": 0})
+    assert operator.metric("ddpjob_jobs", state="Pending") == 1
+    assert operator.metric("ddpjob_api_request_duration_seconds_count", verb="create", kind="Pod", code="201") == 1
+    assert operator.metric("ddpjob_reconcile_duration_seconds_count", result="done") >= 1
+    assert operator.metric("ddpjob_reconcile_errors_total") == 0
+    assert 0 <= operator.metric("ddpjob_watch_age_seconds", path=jobs.path) < 90
