@@ -1,0 +1,107 @@
+"""`python -m tests.kind ...`: the test cluster and what it is made of, by hand. Results go to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.kind import cluster, docker, dockerd, images
+from tests.kind.command import CommandError
+from tests.kind.toolchain import BINARIES, ToolchainError, binary
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (CommandError, ToolchainError, docker.DockerUnavailableError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.kind", description="The kind cluster of the tests. See tests/kind/README.md.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    one = commands.add_parser("binary", help="print the paths of pinned programs, building them first if need be")
+    one.add_argument("names", nargs="+", metavar="NAME", help=f"all, or one of: {', '.join(BINARIES)}")
+    one.set_defaults(run=_binary)
+
+    build = commands.add_parser("images", help="build the operator's and the trainer's image")
+    build.add_argument("--operator", default=images.OPERATOR_TAG, metavar="TAG", help="default: %(default)s")
+    build.add_argument("--trainer", default=images.TRAINER_TAG, metavar="TAG", help="default: %(default)s")
+    build.add_argument("--load", metavar="CLUSTER", help="then put them on the nodes of this cluster")
+    build.set_defaults(run=_images)
+
+    up = commands.add_parser("up", help="bring up the cluster, or find it healthy; prints the path of its kubeconfig")
+    up.set_defaults(run=_up)
+    down = commands.add_parser("down", help="delete the cluster and its shared folder")
+    down.set_defaults(run=_down)
+    status = commands.add_parser("status", help="say what runs (exit code 1: no healthy cluster)")
+    status.set_defaults(run=_status)
+    for command in (up, down, status):
+        command.add_argument("--name", default=cluster.DEFAULT_NAME, help="of the cluster (default: %(default)s)")
+
+    engine = commands.add_parser("docker", help="make sure that a Docker engine answers; prints what a shell needs to reach it")
+    engine.add_argument("--install", action="store_true", help="install Debian's Docker and debootstrap where they are missing")
+    engine.add_argument("--stop", action="store_true", help="end the engine that was started here (never another one)")
+    engine.set_defaults(run=_docker)
+    return parser
+
+
+def _binary(options: argparse.Namespace) -> int:
+    for name in BINARIES if options.names == ["all"] else options.names:
+        print(binary(name))
+    return 0
+
+
+def _images(options: argparse.Namespace) -> int:
+    for tag in images.build_images(options.operator, options.trainer):
+        if options.load:
+            _existing(options.load).load_image(tag)
+        print(tag)
+    return 0
+
+
+def _existing(name: str) -> cluster.Cluster:
+    found = cluster.find(name)
+    if found is None:
+        raise CommandError(f"there is no healthy cluster {name}; bring it up with: python -m tests.kind up --name {name}")
+    return found
+
+
+def _up(options: argparse.Namespace) -> int:
+    print(cluster.up(options.name).kubeconfig)
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    cluster.down(options.name)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    engine = docker.running_engine()
+    if engine is None:
+        print("Docker engine: none answers")
+    else:
+        print(f"Docker engine: {'started here, log ' + str(dockerd.log_file()) if engine.started_by_us else 'as installed'}")
+    found = cluster.find(options.name)
+    if found is None:
+        print(f"cluster {options.name}: not up")
+        return 1
+    print(f"cluster {options.name}: up\nKUBECONFIG={found.kubeconfig}\nshared folder {found.shared_dir}")
+    return 0
+
+
+def _docker(options: argparse.Namespace) -> int:
+    if options.stop:
+        print("ended" if dockerd.stop() else "no engine was started here")
+        return 0
+    engine = docker.ensure_engine(install=True if options.install else None)
+    print(*docker.shell_exports(engine), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

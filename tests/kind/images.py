@@ -1,0 +1,126 @@
+"""Builds the operator's and the trainer's image, with or without a registry and a network inside containers.
+
+Where a registry answers, this is plain `docker build`. Otherwise the base image is made here (base_images.py) and pip's wheels are downloaded on
+this machine, into a folder that is part of the build context only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kind.base_images import build_arguments, python_image, registry_reachable
+from tests.kind.cache import cache_dir, digest, locked
+from tests.kind.command import run, step
+from tests.kind.docker import Engine, docker, ensure_engine
+
+OPERATOR_TAG = "ddpjob/operator:dev"
+TRAINER_TAG = "ddpjob/trainer:dev"
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_SHARED_WHEELS = _REPOSITORY.parent / "shared" / "wheels"
+# What .dockerignore lets through.
+_CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "operator", "trainer_app", "images")
+_BUILD_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Image:
+    """One of the project's images: its Dockerfile, and where pyproject.toml says what it needs."""
+
+    name: str
+    dockerfile: str
+    extra: str | None
+
+    def requirements(self, pyproject: str) -> list[str]:
+        """The packages it installs beside the project itself, and what builds the project."""
+        project = tomllib.loads(pyproject)
+        needed: list[str] = project["project"]["optional-dependencies"][self.extra] if self.extra else project["project"]["dependencies"]
+        return [*needed, *project["build-system"]["requires"]]
+
+
+OPERATOR = Image("operator", "Dockerfile", None)
+TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer")
+
+
+def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TAG) -> tuple[str, str]:
+    """Build both images from the working tree and return their tags. Unchanged layers are not built again."""
+    engine = ensure_engine()
+    build_image(engine, OPERATOR, operator_tag)
+    build_image(engine, TRAINER, trainer_tag)
+    return operator_tag, trainer_tag
+
+
+def build_image(engine: Engine, image: Image, tag: str) -> None:
+    """Build one image. Raises CommandError with the end of the build's output."""
+    command = ["build", *build_arguments(engine), "--tag", tag]
+    with step(f"building the image {tag}"):
+        base = os.environ.get("DDPJOB_BASE_IMAGE")
+        if base:
+            command += ["--build-arg", f"BASE_IMAGE={base}"]
+        elif not registry_reachable():
+            command += ["--build-arg", f"BASE_IMAGE={python_image(engine)}"]
+        if registry_reachable():
+            docker(*command, "--file", _REPOSITORY / image.dockerfile, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS)
+            return
+        wheels = _downloaded_wheels(image)
+        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".image-context-") as scratch:
+            context = Path(scratch)
+            _fill_context(context, wheels)
+            docker(*command, "--file", _REPOSITORY / image.dockerfile, context, engine=engine, timeout=_BUILD_SECONDS)
+
+
+def _fill_context(context: Path, wheels: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for source in [*(_REPOSITORY / name for name in _CONTEXT), *_constraints()]:
+        if source.is_dir():
+            shutil.copytree(source, context / source.name, ignore=ignored)
+        else:
+            shutil.copy2(source, context)
+    # Hard links: the trainer's wheels are some 300 MB.
+    shutil.copytree(wheels, context / "wheels", copy_function=os.link)
+
+
+def _constraints() -> list[Path]:
+    return sorted(_REPOSITORY.glob("constraints*.txt"))
+
+
+def _downloaded_wheels(image: Image) -> Path:
+    """The folder with every wheel that ``image`` is made of, downloaded now unless the cache has it for these inputs."""
+    pyproject = (_REPOSITORY / "pyproject.toml").read_text()
+    requirements = image.requirements(pyproject)
+    local = sorted(path.name for path in _SHARED_WHEELS.glob("*.whl"))
+    key = digest(*requirements, *local, platform.machine(), files=_constraints())
+    target = cache_dir() / "wheels" / f"{image.name}-{key}"
+    with locked(f"wheels-{image.name}"):
+        if not target.exists():
+            with step(f"downloading the wheels of {image.name}"):
+                _download(requirements, target)
+    return target
+
+
+def _download(requirements: list[str], target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".downloading-") as scratch:
+        folder = Path(scratch) / "wheels"
+        run([*download_command(folder, platform.machine()), *requirements], timeout=_BUILD_SECONDS)
+        folder.rename(target)
+
+
+def download_command(folder: Path, machine: str) -> list[str]:
+    """pip's command line, less the packages: wheels for the images' Python 3.11 on Linux, whatever runs here."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--only-binary", ":all:", "--python-version", "3.11"]
+    for glibc in ("2_28", "2_27", "2_26", "2_24", "2_17", "2_5"):
+        command += ["--platform", f"manylinux_{glibc}_{machine}"]
+    command += ["--platform", f"manylinux2014_{machine}"]
+    for constraints in _constraints():
+        command += ["--constraint", str(constraints)]
+    if _SHARED_WHEELS.is_dir():
+        command += ["--find-links", str(_SHARED_WHEELS)]
+    return command
