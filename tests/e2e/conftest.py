@@ -1,0 +1,83 @@
+"""One kind cluster and one installed operator for all tests here; one undisturbed training to compare others with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e import scene as scenes
+from tests.e2e.installation import Installation
+from tests.e2e.scene import Scene, scene
+from tests.e2e.undisturbed import Undisturbed, train_undisturbed
+from tests.kind import images
+from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
+from tests.kind.docker import DockerUnavailableError
+from tests.kind.toolchain import ToolchainError
+
+PROGRESS_SECONDS = 1
+_installed: list[Installation] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the cluster looks like, while the failed test's objects are still there."""
+    report = yield
+    if report.failed and call.when != "teardown" and _installed:
+        report.sections.append(("cluster", scenes.describe_everything(_installed[-1])))
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that is up already is used and kept; one made for these tests goes away with them."""
+    name = os.environ.get("DDPJOB_KIND_CLUSTER") or DEFAULT_NAME
+    try:
+        kept = find(name) is not None
+        made = up(name)
+    except (DockerUnavailableError, ToolchainError) as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error).splitlines()[0])
+    yield made
+    if not kept:
+        down(name)
+
+
+@pytest.fixture(scope="session")
+def trainer_image(cluster: Cluster) -> str:
+    """The image that the example names, built from this tree and on every node."""
+    images.build_images()
+    cluster.load_image(images.TRAINER_TAG)
+    return images.TRAINER_TAG
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
+    """The operator, freshly installed with Helm from charts/ddpjob."""
+    cluster.load_image(images.OPERATOR_TAG)
+    installation = Installation.of(cluster.kubeconfig)
+    _installed.append(installation)
+    installation.uninstall()
+    installation.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
+    installation.wait_until_ready()
+    yield installation
+
+
+@pytest.fixture
+def own(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A namespace and a volume of the test's own."""
+    name: Any = request.node.name
+    with scene(cluster, str(name).removeprefix("test_")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Cluster, operator: Installation) -> Iterator[Undisturbed]:
+    """The example, trained to its end while somebody watches."""
+    with scene(cluster, "undisturbed") as made:
+        yield train_undisturbed(made)

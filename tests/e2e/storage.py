@@ -1,0 +1,38 @@
+"""What a training needs on its volume: MNIST's files, where the example's ``--data-dir`` looks for them.
+
+The volume is a folder of this machine that ``tests.kind`` mounts into every node, so a test reads checkpoints and
+metrics as plain files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.kind.cluster_config import mnist_dir
+
+MNIST_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+def has_mnist() -> bool:
+    """Whether this machine has the files: in ``$DDPJOB_MNIST_DIR``, or in ../shared/mnist beside the repository."""
+    folder = mnist_dir()
+    return folder is not None and all((folder / name).is_file() for name in MNIST_FILES)
+
+
+def put_mnist(volume: Path) -> None:
+    """Copy what is missing to ``volume``/data, open to the trainer's user: a host folder takes no fsGroup."""
+    volume.chmod(0o777)
+    folder = volume / "data"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    source = mnist_dir()
+    for name in MNIST_FILES:
+        if source is not None and not (folder / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+            (folder / name).chmod(0o644)

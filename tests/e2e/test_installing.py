@@ -1,0 +1,45 @@
+"""What an administrator does: install, prove it, apply the plain manifests, uninstall and install again."""
+
+import json
+
+import pytest
+
+from tests.e2e.conftest import PROGRESS_SECONDS
+from tests.e2e.installation import ROOT, Installation
+from tests.e2e.jobs import JOB_KIND
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.undisturbed import Undisturbed
+from tests.kind.cluster import Cluster
+from tests.kind.images import OPERATOR_TAG
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+
+
+def test_helm_test_passes(operator: Installation) -> None:
+    assert "Succeeded" in operator.helm("test", "ddpjob", "--timeout=120s")
+
+
+def test_the_plain_manifests_are_accepted_by_the_api_server(cluster: Cluster, operator: Installation) -> None:
+    kubectl = Kubectl(cluster.kubeconfig)
+    # Server-side apply, because the chart's release owns some of the same objects; nothing is stored.
+    said = kubectl(
+        "apply", "--kustomize", str(ROOT / "manifests"), "--server-side", "--force-conflicts", "--dry-run=server"
+    )
+    assert "customresourcedefinition.apiextensions.k8s.io/ddpjobs.ddpjob.dev" in said
+    assert "deployment.apps/ddpjob-operator" in said
+
+
+def test_jobs_and_their_definition_outlive_the_release_and_meet_the_next_one(
+    undisturbed: Undisturbed, operator: Installation
+) -> None:
+    before = undisturbed.scene.job(undisturbed.name)
+
+    operator.uninstall()
+
+    assert operator.kubectl.objects("deployments") == []
+    assert undisturbed.scene.job(undisturbed.name) == before
+    operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
+    operator.wait_until_ready()
+    assert operator.kubectl.object("customresourcedefinition", JOB_KIND)["status"]["acceptedNames"]["shortNames"]
+    after = undisturbed.scene.job(undisturbed.name)
+    assert after == before, f"a finished job is left as it is: {json.dumps(after['status'])}"

@@ -1,0 +1,83 @@
+"""Loss in mid-training: of a pod, of a single process, of the operator. The training goes on as if nothing had been."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from ddptrain.metrics import effective_rows
+from tests.e2e.installation import Installation
+from tests.e2e.jobs import mnist_job
+from tests.e2e.kubectl import Json
+from tests.e2e.scene import CLAIM, Scene, claim_of
+from tests.e2e.undisturbed import Undisturbed, metrics_of
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+
+NAME = "survivor"
+# PID 1 of a container cannot be killed from inside it; the launcher's children, the ranks, can.
+KILL_A_RANK = """
+import os, pathlib, signal
+ranks = [int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
+         and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid()]
+os.kill(max(ranks), signal.SIGKILL)
+"""
+
+
+def kill_a_pod(scene: Scene, pod: str) -> None:
+    scene.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+
+def kill_a_process(scene: Scene, pod: str) -> None:
+    scene.kubectl("exec", pod, "--", "python3", "-c", KILL_A_RANK)
+
+
+def uids(pods: list[Json]) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+
+@pytest.mark.parametrize("kill", [kill_a_pod, kill_a_process])
+def test_after_a_kill_in_mid_training_a_new_attempt_resumes_and_learns_the_same(
+    own: Scene, operator: Installation, undisturbed: Undisturbed, kill: Callable[[Scene, str], None]
+) -> None:
+    own.kubectl.apply(claim_of(own), mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
+    before = own.until_step(NAME, 60, checkpoint=50)
+    assert before["attempt"] == 1
+    victim = next(pod for pod in uids(own.pods()) if pod.endswith("-1-1"))
+
+    kill(own, victim)
+
+    status = own.until_finished(NAME)
+    assert status["state"] == "Succeeded"
+    assert (status["attempt"], status["restarts"]) == (2, 1)
+    assert status["failures"][0]["attempt"] == 1
+    if kill is kill_a_process:
+        assert status["failures"][0]["exitCode"] == 137
+        assert status["failures"][0]["pod"] == victim
+    assert status["checkpoint"]["resumedFromStep"] >= 50
+    rows = effective_rows(metrics_of(own), "train")
+    assert [row["step"] for row in rows] == list(range(1, len(undisturbed.losses) + 1))
+    assert [row["loss"] for row in rows] == pytest.approx(undisturbed.losses, abs=1e-6)
+    assert len({row["run"] for row in rows}) == 2, "both attempts trained"
+    assert operator.refused_requests() == []
+
+
+def test_killing_the_operator_in_mid_training_touches_no_pod_and_the_status_goes_on(
+    own: Scene, operator: Installation
+) -> None:
+    own.kubectl.apply(claim_of(own), mnist_job(NAME, "--epochs", "1", "--step-delay", "0.1", claim=CLAIM))
+    own.until_step(NAME, 20)
+    before = uids(own.pods())
+
+    operator.kill()
+
+    seen = own.status(NAME)["progress"]["step"]
+    status = own.until_step(NAME, seen + 10)
+    assert status["state"] == "Running", "the training must outlive the operator's absence: give it more steps"
+    assert uids(own.pods()) == before
+    status = own.until_finished(NAME)
+    assert status["state"] == "Succeeded"
+    assert (status["attempt"], status["restarts"]) == (1, 0)
+    assert uids(own.pods()) == before
+    starts = [line for line in metrics_of(own).read_text().splitlines() if json.loads(line)["event"] == "start"]
+    assert len(starts) == 1, "one undivided run"

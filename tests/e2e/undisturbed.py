@@ -1,0 +1,69 @@
+"""The example trained from beginning to end by nobody's interference: what the other tests compare with."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddptrain.metrics import FILE_NAME, effective_rows
+from tests.e2e.jobs import mnist_job
+from tests.e2e.kubectl import Json, Kubectl, condition_of, until
+from tests.e2e.scene import Scene
+from tests.kind.toolchain import binary
+from tests.processes import end, spawn
+
+NAME = "mnist-cpu"
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """The finished job, and what was seen while it ran."""
+
+    scene: Scene
+    name: str
+    job: Json
+    pods: list[Json]
+    """Its pods while all of them ran."""
+    table: list[str]
+    """Rows that `kubectl get ddp --watch` printed."""
+
+    @property
+    def status(self) -> Json:
+        status: Json = self.job["status"]
+        return status
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of every step, from the first."""
+        return [row["loss"] for row in effective_rows(metrics_of(self.scene), "train")]
+
+
+def metrics_of(scene: Scene) -> Path:
+    """metrics.jsonl, as it lies on the volume."""
+    return scene.volume / FILE_NAME
+
+
+def train_undisturbed(scene: Scene) -> Undisturbed:
+    """Apply the example, watch it as a user would, and wait for its end."""
+    with _table(scene.kubectl) as table:
+        scene.kubectl.apply(mnist_job(NAME, storage_class=scene.storage_class))
+        until("all nodes run", lambda: condition_of(scene.job(NAME), "Running").get("status") == "True", seconds=120)
+        pods = scene.pods()
+        scene.until_finished(NAME)
+        return Undisturbed(scene, NAME, scene.job(NAME), pods, table.read_text().splitlines())
+
+
+@contextmanager
+def _table(kubectl: Kubectl) -> Iterator[Path]:
+    """`kubectl get ddp --watch`, running; yields the file that it prints to."""
+    with tempfile.TemporaryDirectory(prefix="ddpjob-e2e-") as folder:
+        output = Path(folder) / "table"
+        head: list[str | Path] = [binary("kubectl"), "--kubeconfig", kubectl.kubeconfig]
+        process = spawn([*head, "--namespace", kubectl.namespace, "get", "ddp", "--watch"], output)
+        try:
+            yield output
+        finally:
+            end(process)
