@@ -1,0 +1,93 @@
+"""The operator as a process, with nothing but the rights that the chart gives it, through a job's whole life."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob.api import names
+from tests.builders import ended
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ApiError, ControlPlane
+from tests.install.chart import CHART, NAMESPACE, helm, tool
+from tests.install.test_examples import EXAMPLES
+from tests.install.test_rights import OPERATOR
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+TEAM = "team-a"
+JOBS = f"/{names.DDPJOBS.path_prefix}/namespaces/{TEAM}/{names.DDPJOBS.plural}"
+CORE = f"/api/v1/namespaces/{TEAM}"
+WRITES = {"create", "update", "patch", "delete"}
+# Owner references may need it (OwnerReferencesPermissionEnforcement), and only repeated events are patched.
+NOT_SEEN = {("ddpjob.dev", "ddpjobs/finalizers", "update"), ("", "events", "patch")}
+
+
+def pods_of_attempt(plane: ControlPlane, attempt: int) -> list[dict[str, Any]]:
+    found = plane.request("GET", f"{CORE}/pods?labelSelector={names.LABEL_ATTEMPT}%3D{attempt}")["items"]
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"])) if len(found) == 2 else []
+
+
+def end_pod(plane: ControlPlane, pod: dict[str, Any], code: int) -> None:
+    """As a kubelet would say it."""
+    plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": ended(code)})
+
+
+def gone(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.request("GET", path)
+    except ApiError as error:
+        return error.status == 404
+    return False
+
+
+def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of every write of an account that the audit log has."""
+    used = set()
+    for event in plane.writes():
+        if event["user"]["username"] == account:
+            where = event["objectRef"]
+            resource = "/".join(filter(None, (where["resource"], where.get("subresource"))))
+            used.add((where.get("apiGroup", ""), resource, event["verb"]))
+    return used
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_the_charts_rights_suffice_and_are_all_used(scope: str) -> None:
+    for name in ("etcd", "kube-apiserver", "helm"):
+        tool(name)
+    served = TEAM if scope == "namespace" else ""
+    with ControlPlane(audit=True) as plane:
+        plane.make_namespace(TEAM)
+        where = ("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, "--create-namespace")
+        values = ("--set", f"scope={scope}", "--set-json", f'namespaces=["{TEAM}"]' if served else "namespaces=[]")
+        done = helm("install", "ddpjob", str(CHART), *where, *values)
+        assert done.returncode == 0, done.stderr
+        plane.apply_crd()  # waits until it is served
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
+        token = plane.request("POST", account, request)["status"]["token"]
+        with OperatorProcess(plane, served, token=token) as operator:
+            live_through(plane)
+            assert "forbidden" not in operator.text().lower(), operator.text()
+        used = used_by(plane, f"system:serviceaccount:{NAMESPACE}:ddpjob-operator")
+    granted = {triple for triple in OPERATOR if triple[2] in WRITES}
+    assert used <= granted
+    assert granted - used <= NOT_SEEN
+
+
+def live_through(plane: ControlPlane) -> None:
+    """A job with a claim of its own starts, fails once, succeeds, and deletes itself."""
+    job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
+    job["spec"]["ttlSecondsAfterFinished"] = 0
+    plane.request("POST", JOBS, job)
+    first, second = eventually("both pods of attempt 1", lambda: pods_of_attempt(plane, 1))
+    assert plane.request("GET", f"{CORE}/persistentvolumeclaims/mnist-cpu-checkpoints")
+    assert plane.request("GET", f"{CORE}/services/{first['spec']['subdomain']}")
+    # Only once the status has seen them all is a failure one of the whole attempt.
+    path = f"{JOBS}/mnist-cpu"
+    eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)
+    end_pod(plane, second, 1)
+    for pod in eventually("both pods of attempt 2", lambda: pods_of_attempt(plane, 2)):
+        end_pod(plane, pod, 0)
+    eventually("the job deleted itself", lambda: gone(plane, path))
