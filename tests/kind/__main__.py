@@ -1,4 +1,7 @@
-"""`python -m tests.kind ...`: the test cluster and what it is made of, by hand. Results go to stdout, progress to stderr."""
+"""`python -m tests.kind ...`: the test cluster and what it is made of, by hand.
+
+Results go to stdout, progress to stderr.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.kind", description="The kind cluster of the tests. See tests/kind/README.md.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kind", description="The kind cluster of the tests. See tests/kind/README.md."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     one = commands.add_parser("binary", help="print the paths of pinned programs, building them first if need be")
@@ -42,8 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     for command in (up, down, status):
         command.add_argument("--name", default=cluster.DEFAULT_NAME, help="of the cluster (default: %(default)s)")
 
-    engine = commands.add_parser("docker", help="make sure that a Docker engine answers; prints what a shell needs to reach it")
-    engine.add_argument("--install", action="store_true", help="install Debian's Docker and debootstrap where they are missing")
+    engine = commands.add_parser(
+        "docker", help="make sure that a Docker engine answers; prints what a shell needs to reach it"
+    )
+    engine.add_argument(
+        "--install", action="store_true", help="install Debian's Docker and debootstrap where they are missing"
+    )
     engine.add_argument("--stop", action="store_true", help="end the engine that was started here (never another one)")
     engine.set_defaults(run=_docker)
     return parser
@@ -66,7 +75,9 @@ def _images(options: argparse.Namespace) -> int:
 def _existing(name: str) -> cluster.Cluster:
     found = cluster.find(name)
     if found is None:
-        raise CommandError(f"there is no healthy cluster {name}; bring it up with: python -m tests.kind up --name {name}")
+        raise CommandError(
+            f"there is no healthy cluster {name}; bring it up with: python -m tests.kind up --name {name}"
+        )
     return found
 
 
@@ -85,7 +96,8 @@ def _status(options: argparse.Namespace) -> int:
     if engine is None:
         print("Docker engine: none answers")
     else:
-        print(f"Docker engine: {'started here, log ' + str(dockerd.log_file()) if engine.started_by_us else 'as installed'}")
+        origin = f"started here, its log is {dockerd.log_file()}" if engine.started_by_us else "as installed"
+        print(f"Docker engine: {origin}")
     found = cluster.find(options.name)
     if found is None:
         print(f"cluster {options.name}: not up")

@@ -25,18 +25,19 @@ _PROBE_SECONDS = 5.0
 
 @cache
 def registry_reachable() -> bool:
-    """Whether Docker Hub answers within five seconds (asked once per process). It wants credentials, and saying so is an answer."""
+    """Whether Docker Hub answers within five seconds (asked once per process)."""
     try:
         with urllib.request.urlopen(_REGISTRY_PROBE, timeout=_PROBE_SECONDS) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as error:
-        return error.code == 401
+        return error.code == 401  # it wants credentials, and saying so is an answer
     except OSError:
         return False
 
 
 def build_arguments(engine: Engine) -> list[str]:
-    """Arguments of every `docker build`: our own engine has no name server for its bridge network where the machine's resolver is local."""
+    """Arguments of every `docker build`."""
+    # A name server on the machine's own loopback is out of reach from the bridge network of an engine started here.
     return ["--network", "host"] if engine.started_by_us else []
 
 
@@ -59,7 +60,16 @@ def python_image(engine: Engine) -> str:
         if image_id(tag, engine=engine) is None:
             with step("building the Python base image"), tempfile.TemporaryDirectory() as empty:
                 arguments = ["--build-arg", f"DEBIAN={debian}", "--tag", tag, "--tag", f"ddpjob/python-base:{_SUITE}"]
-                docker("build", *build_arguments(engine), *arguments, "--file", dockerfile, empty, engine=engine, timeout=900)
+                docker(
+                    "build",
+                    *build_arguments(engine),
+                    *arguments,
+                    "--file",
+                    dockerfile,
+                    empty,
+                    engine=engine,
+                    timeout=900,
+                )
     return tag
 
 
@@ -70,7 +80,10 @@ def _root_file_system(name: str) -> Path:
     archive.parent.mkdir(exist_ok=True)
     if shutil.which("debootstrap") is None:
         packages.install("debootstrap")
-    with step(f"bootstrapping Debian {_SUITE}"), tempfile.TemporaryDirectory(dir=archive.parent, prefix=".building-") as scratch:
+    with (
+        step(f"bootstrapping Debian {_SUITE}"),
+        tempfile.TemporaryDirectory(dir=archive.parent, prefix=".building-") as scratch,
+    ):
         root = Path(scratch) / "root"
         run(["debootstrap", "--variant=minbase", _SUITE, root], timeout=1200)
         for superfluous in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):

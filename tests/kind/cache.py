@@ -1,7 +1,8 @@
 """Where the test cluster's builds are kept, how they are named, and who may write them.
 
 Everything slow (Go binaries, file systems, images) lies in one folder under a name made of the digest of its inputs:
-the same inputs are never built twice, changed inputs never meet an old result, and the folder may be deleted at any time.
+the same inputs are never built twice, changed inputs never meet an old result, and the folder may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def cache_dir() -> Path:
 def digest(*parts: str, files: Iterable[Path] = ()) -> str:
     """A 16-digit hexadecimal name for these inputs.
 
-    Each part and each file (name, mode and content; the order does not matter) goes in with its length, so that no two different lists
-    of inputs give the same byte stream.
+    Each part and each file (name, mode and content; the order does not matter) goes in with its length, so that no
+    two different lists of inputs give the same byte stream.
     """
     sha = hashlib.sha256()
 

@@ -1,7 +1,7 @@
 """A kind cluster for tests and development: one control plane, two workers, one host folder shared by all of them.
 
-`up()` returns a cluster that is ready for pods, reusing a healthy one; `down()` leaves nothing of it. Everything else here is what a test needs of
-a cluster: kubectl, images on its nodes, volumes that all of its nodes share.
+`up()` returns a cluster that is ready for pods, reusing a healthy one; `down()` leaves nothing of it. Everything else
+here is what a test needs of a cluster: kubectl, images on its nodes, volumes that all of its nodes share.
 """
 
 from __future__ import annotations
@@ -39,30 +39,52 @@ class Cluster:
     """On this machine; the nodes see it at cluster_config.SHARED_MOUNT."""
 
     @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of the nodes that pods run on, which are also those of their containers."""
+        return (f"{self.name}-worker", f"{self.name}-worker2")
+
+    @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of its nodes, which are also those of their containers."""
-        return (f"{self.name}-control-plane", f"{self.name}-worker", f"{self.name}-worker2")
+        """The names of all nodes."""
+        return (f"{self.name}-control-plane", *self.workers)
 
     def kubectl(
-        self, *args: str | Path, input: str | None = None, timeout: float = 60, check: bool = True  # noqa: A002
+        self,
+        *args: str | Path,
+        input: str | None = None,  # noqa: A002 - what subprocess.run calls it
+        timeout: float = 60,
+        check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl on this cluster, with ``input`` as its standard input. Raises CommandError (see command.run)."""
-        return run([binary("kubectl"), "--kubeconfig", self.kubeconfig, *args], timeout=timeout, stdin=input, check=check)
+        return run(
+            [binary("kubectl"), "--kubeconfig", self.kubeconfig, *args], timeout=timeout, stdin=input, check=check
+        )
 
     def load_image(self, tag: str, *, timeout: float = 300) -> None:
-        """Put a local image on every node; nodes that already have that very image are left alone. Raises CommandError."""
+        """Put a local image on every worker that does not have that very image yet. Raises CommandError."""
         engine = ensure_engine()
         wanted = image_id(tag, engine=engine)
         if wanted is None:
             raise CommandError(f"there is no local image {tag}; build it with: python -m tests.kind images")
-        missing = [node for node in self.nodes if self._loaded(engine, node, tag) != wanted]
+        missing = [node for node in self.workers if self._loaded(engine, node, tag) != wanted]
         if not missing:
             return
-        with step(f"loading {tag} into {len(missing)} nodes"):
-            command = [binary("kind"), "load", "docker-image", tag, "--name", self.name, "--nodes", ",".join(missing)]
+        with step(f"loading {tag} into {len(missing)} workers"):
+            command: list[str | Path] = [
+                binary("kind"),
+                "load",
+                "docker-image",
+                tag,
+                "--name",
+                self.name,
+                "--nodes",
+                ",".join(missing),
+            ]
             run(command, env=engine.environment, timeout=timeout)
             for node in missing:
-                docker("exec", "--interactive", node, "cp", "/dev/stdin", _loaded_note(tag), engine=engine, stdin=wanted)
+                docker(
+                    "exec", "--interactive", node, "cp", "/dev/stdin", _loaded_note(tag), engine=engine, stdin=wanted
+                )
 
     def _loaded(self, engine: Engine, node: str, tag: str) -> str:
         return docker("exec", node, "cat", _loaded_note(tag), engine=engine, check=False).stdout.strip()
@@ -70,10 +92,11 @@ class Cluster:
     def shared_volume(
         self, name: str, *, storage_class: str = "", claim: tuple[str, str] | None = None, capacity: str = "10Gi"
     ) -> dict[str, object]:
-        """Make an empty folder that every node sees and every user may write, and return the PersistentVolume for it, ready to be applied.
+        """Make an empty folder that every node sees and every user may write, and return the PersistentVolume for it.
 
-        It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name, reserves it for that claim. To bind it, a claim names the
-        volume's ``storage_class`` (the default, "", has to be written out: left away, the cluster's default class is filled in).
+        Still to be applied. It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name, reserves it
+        for that claim. To bind it, a claim names the volume's ``storage_class`` (the default, "", has to be written
+        out: left away, the cluster's default class is filled in).
         """
         folder = self.shared_dir / name
         folder.mkdir(parents=True)
@@ -148,12 +171,27 @@ def _healthy(cluster: Cluster) -> bool:
 def _delete(engine: Engine, name: str) -> None:
     # Also what a killed `kind create` left: kind finds a cluster by its containers' labels, whole or not.
     kubeconfig = _described(name).kubeconfig
-    run([binary("kind"), "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig], env=engine.environment, timeout=180)
+    run(
+        [binary("kind"), "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig],
+        env=engine.environment,
+        timeout=180,
+    )
     shutil.rmtree(_folder(name), ignore_errors=True)
 
 
 def _create(engine: Engine, cluster: Cluster, config: str, image: str | None) -> None:
-    command = [binary("kind"), "create", "cluster", "--name", cluster.name, "--kubeconfig", cluster.kubeconfig, "--config", "-", "--retain"]
+    command: list[str | Path] = [
+        binary("kind"),
+        "create",
+        "cluster",
+        "--name",
+        cluster.name,
+        "--kubeconfig",
+        cluster.kubeconfig,
+        "--config",
+        "-",
+        "--retain",
+    ]
     if image is not None:
         command += ["--image", image]
     with _logs_on_failure(engine, cluster):
@@ -171,13 +209,16 @@ def _logs_on_failure(engine: Engine, cluster: Cluster) -> Iterator[None]:
             (logs / node).mkdir(parents=True)
             docker("cp", f"{node}:/var/log", logs / node, engine=engine, timeout=60, check=False)
             (logs / node / "container.log").write_text(docker("logs", node, engine=engine, check=False).stdout)
-        raise CommandError(f"the kind cluster {cluster.name} did not start; its nodes' logs are in {logs}\n{error}") from error
+        raise CommandError(
+            f"the kind cluster {cluster.name} did not start; its nodes' logs are in {logs}\n{error}"
+        ) from error
 
 
 def _answer_only_cluster_names(cluster: Cluster) -> None:
     """Take forwarding out of CoreDNS.
 
-    Our nodes' resolver is Docker's at 127.0.0.11, which inside a pod is the pod itself: CoreDNS would ask itself, notice the loop and exit.
+    Our nodes' resolver is Docker's at 127.0.0.11, which inside a pod is the pod itself: CoreDNS would ask itself,
+    notice the loop and exit.
     """
     namespace = "--namespace=kube-system"
     config_map = json.loads(cluster.kubectl(namespace, "get", "configmap", "coredns", "--output=json").stdout)
@@ -191,8 +232,12 @@ def _answer_only_cluster_names(cluster: Cluster) -> None:
 def _wait_ready(cluster: Cluster) -> None:
     wait_until(f"all nodes of {cluster.name} are Ready", lambda: _healthy(cluster), timeout=_READY_SECONDS)
     wait = f"--timeout={_READY_SECONDS:.0f}s"
-    cluster.kubectl("--namespace=kube-system", "rollout", "status", "deployment/coredns", wait, timeout=_READY_SECONDS + 10)
-    cluster.kubectl("--namespace=kube-system", "rollout", "status", "daemonset/kube-proxy", wait, timeout=_READY_SECONDS + 10)
+    cluster.kubectl(
+        "--namespace=kube-system", "rollout", "status", "deployment/coredns", wait, timeout=_READY_SECONDS + 10
+    )
+    cluster.kubectl(
+        "--namespace=kube-system", "rollout", "status", "daemonset/kube-proxy", wait, timeout=_READY_SECONDS + 10
+    )
 
 
 def _loaded_note(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""What a test cluster is made of, as text: kind's configuration, volumes, CoreDNS's file. Pure; cluster.py carries it out."""
+"""What a test cluster is made of, as text: kind's configuration, volumes, CoreDNS's file. cluster.py applies it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SERVICE_SUBNET = "198.18.128.0/20"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-# etcd's fsync protects data that lives as long as the cluster: not here. Leader election serves several control planes: here is one.
+# etcd's fsync protects data that lives as long as the cluster: not here. Leader election serves several control
+# planes: here is one.
 _KUBEADM_PATCH = """\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -36,18 +37,20 @@ scheduler:
 
 
 def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder with MNIST's four files that is mounted into the nodes: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist where that exists."""
+    """The folder with MNIST's four files, mounted into the nodes: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, if any."""
     chosen = environment.get("DDPJOB_MNIST_DIR")
     folder = Path(chosen) if chosen else _REPOSITORY.parent / "shared" / "mnist"
     if folder.is_dir():
         return folder.resolve()
     if chosen:
-        raise ValueError(f"DDPJOB_MNIST_DIR={chosen} is not a folder; unset it or name the one that holds MNIST's four .gz files")
+        raise ValueError(
+            f"DDPJOB_MNIST_DIR={chosen} is not a folder; unset it or name the one that holds MNIST's four .gz files"
+        )
     return None
 
 
 def kind_config(shared_dir: Path, data_dir: Path | None) -> str:
-    """kind's configuration file for one control plane and two workers. JSON, which is YAML that needs no quoting rules."""
+    """kind's configuration file for one control plane and two workers: JSON, which is YAML with simpler quoting."""
     mounts: list[dict[str, object]] = [{"hostPath": str(shared_dir), "containerPath": SHARED_MOUNT}]
     if data_dir is not None:
         mounts.append({"hostPath": str(data_dir), "containerPath": DATA_MOUNT, "readOnly": True})

@@ -1,4 +1,4 @@
-"""Runs the programs that make the test cluster: always with a time limit, always with an error that shows their last words."""
+"""Runs the programs that make the test cluster: always with a time limit and an error that shows their last words."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``command`` and return its outcome; ``env`` is added to this process's environment.
 
-    ``timeout`` is in seconds. Raises CommandError when the time is up, when the program does not exist and, with ``check``,
-    when it exits non-zero.
+    ``timeout`` is in seconds. Raises CommandError when the time is up, when the program does not exist and, with
+    ``check``, when it exits non-zero.
     """
     words = [str(word) for word in command]
     shown = " ".join(words)
@@ -62,7 +62,7 @@ def _tail(text: str) -> str:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say on stderr that a long step begins, and how long it took: stdout stays free for what a command prints as its result."""
+    """Say on stderr that a long step begins, and how long it took. Stdout is for results."""
     print(f"▸ {what}", file=sys.stderr, flush=True)
     begin = time.monotonic()
     yield
@@ -72,7 +72,8 @@ def step(what: str) -> Iterator[None]:
 def wait_until(what: str, ready: Callable[[], object], *, timeout: float, interval: float = 0.5) -> None:
     """Call ``ready`` every ``interval`` seconds until it returns something true.
 
-    ``ready`` may raise CommandError, which counts as "not yet". Raises CommandError with its last answer after ``timeout`` seconds.
+    ``ready`` may raise CommandError, which counts as "not yet". Raises CommandError with its last answer after
+    ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     last: object = None

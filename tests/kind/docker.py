@@ -1,7 +1,8 @@
-"""The Docker engine that the test cluster runs on: a running one is used as it is, otherwise this starts one of its own.
+"""The Docker engine that the test cluster runs on: the one that runs already, otherwise one started here.
 
-Our own engine keeps to itself: its socket and state are not those of an installed Docker, so neither can disturb the other. It is started only by
-root on Linux, survives the command that started it, and is ended by `python -m tests.kind docker --stop` alone.
+Our own engine keeps to itself: its socket and state are not those of an installed Docker, so neither can disturb the
+other. It is started only by root on Linux, survives the command that started it, and is ended by `python -m
+tests.kind docker --stop` alone.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ class Engine:
 
 
 def running_engine() -> Engine | None:
-    """The engine that the client reaches as it is configured, else the one that an earlier command of ours started, else None."""
+    """The engine that the client reaches as configured, else the one that was started here earlier, else None."""
     if shutil.which("docker") is None:
         return None
     try:
-        if run(["docker", "version", "--format", "{{.Server.Version}}"], timeout=_ANSWER_SECONDS, check=False).returncode == 0:
+        if (
+            run(
+                ["docker", "version", "--format", "{{.Server.Version}}"], timeout=_ANSWER_SECONDS, check=False
+            ).returncode
+            == 0
+        ):
             return Engine({}, started_by_us=False)
     except CommandError:
         pass  # a client that hangs on a dead remote engine is no engine
@@ -94,7 +100,8 @@ def ensure_engine(*, install: bool | None = None) -> Engine:
 def _require_programs(*, install: bool) -> None:
     if not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/proc/self/status").exists():
         raise DockerUnavailableError(
-            "No Docker engine answers. Start Docker (https://docs.docker.com/engine/install/), or run this as root on Linux."
+            "No Docker engine answers. Start Docker (https://docs.docker.com/engine/install/), "
+            "or run this as root on Linux."
         )
     missing = [name for name in ("docker", "dockerd", "iptables", "ip") if shutil.which(name) is None]
     if missing and not install:
@@ -107,7 +114,8 @@ def _require_programs(*, install: bool) -> None:
 
 
 def _remove_dead_clusters(engine: Engine) -> None:
-    # An engine that has only just started holds no live cluster: what it lists are remains of a killed run, and it may even be restarting them.
+    # An engine that has only just started holds no live cluster: what it lists are remains of a killed run, and it
+    # may even be restarting them.
     listed = docker("ps", "-aq", "--filter", "label=io.x-k8s.kind.cluster", engine=engine).stdout.split()
     if listed:
         docker("rm", "--force", "--volumes", *listed, engine=engine, timeout=120)
@@ -116,7 +124,7 @@ def _remove_dead_clusters(engine: Engine) -> None:
 def docker(
     *args: str | Path, engine: Engine | None = None, timeout: float = 60, stdin: str | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Docker client against ``engine`` (default: the one that ensure_engine() finds); ``timeout`` in seconds."""
+    """Run the Docker client against ``engine``, by default ensure_engine()'s; ``timeout`` in seconds."""
     chosen = engine or ensure_engine()
     return run(["docker", *args], env=chosen.environment, timeout=timeout, stdin=stdin, check=check)
 

@@ -1,7 +1,8 @@
-"""Starts and ends the Docker engine that the tests bring along where none is running: Debian's dockerd, with state of its own.
+"""Starts and ends the Docker engine that the tests bring along where none is running.
 
-Used by docker.py alone. A killed run may leave anything behind (pid files of processes long gone, a half-written state); start() copes with all of it,
-in the last resort by throwing the state away: it is a cache.
+It is Debian's dockerd with state of its own, used by docker.py alone. A killed run may leave anything behind (pid files
+of processes long gone, a half-written state); start() copes with all of it, in the last resort by throwing the state
+away: it is a cache.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _START_SECONDS = 90.0
 _STOP_SECONDS = 60.0
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 
-# 198.18.0.0/15 is reserved for tests between networks (RFC 2544): it collides with no private network the machine may be in.
+# 198.18.0.0/15 is reserved for tests between networks (RFC 2544): it collides with no private network the machine may
+# be in.
 _ADDRESS_POOL = {"base": "198.18.16.0/20", "size": 24}
 
 
@@ -54,7 +56,7 @@ def lacks_sys_resource(process_status: str | None = None) -> bool:
 
 
 def configuration(*, runc_reduced: Path | None) -> dict[str, object]:
-    """dockerd's configuration file. With ``runc_reduced``, every container is started through that program (see go/node/runc-reduced)."""
+    """dockerd's configuration file. ``runc_reduced``: start containers through that program (go/node/runc-reduced)."""
     settings: dict[str, object] = {
         "hosts": [f"unix://{SOCKET}"],
         "data-root": str(data_root()),
@@ -115,11 +117,13 @@ def _start_once(config: Path, answers: Callable[[], bool]) -> None:
             raise CommandError(f"dockerd exited with code {process.returncode}")
     except CommandError as error:
         tail = "\n".join(log_file().read_text(errors="replace").splitlines()[-15:])
-        raise CommandError(f"The Docker engine could not be started ({error}). Its log, {log_file()}, ends with:\n{tail}") from error
+        raise CommandError(
+            f"The Docker engine could not be started ({error}). Its log, {log_file()}, ends with:\n{tail}"
+        ) from error
 
 
 def stop() -> bool:
-    """End the engine that start() started, with all its containers. False when there is none. Never touches another engine."""
+    """End the engine that start() started, with all its containers, never another one. False when there is none."""
     pid = _our_pid(_PID_FILE, "dockerd", "dockerd.json")
     if pid is None:
         return False

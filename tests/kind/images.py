@@ -1,7 +1,7 @@
 """Builds the operator's and the trainer's image, with or without a registry and a network inside containers.
 
-Where a registry answers, this is plain `docker build`. Otherwise the base image is made here (base_images.py) and pip's wheels are downloaded on
-this machine, into a folder that is part of the build context only.
+Where a registry answers, this is plain `docker build`. Otherwise the base image is made here (base_images.py) and
+pip's wheels are downloaded on this machine, into a folder that is part of the build context only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Image:
     def requirements(self, pyproject: str) -> list[str]:
         """The packages it installs beside the project itself, and what builds the project."""
         project = tomllib.loads(pyproject)
-        needed: list[str] = project["project"]["optional-dependencies"][self.extra] if self.extra else project["project"]["dependencies"]
+        needed: list[str] = (
+            project["project"]["optional-dependencies"][self.extra]
+            if self.extra
+            else project["project"]["dependencies"]
+        )
         return [*needed, *project["build-system"]["requires"]]
 
 
@@ -67,7 +71,9 @@ def build_image(engine: Engine, image: Image, tag: str) -> None:
         elif not registry_reachable():
             command += ["--build-arg", f"BASE_IMAGE={python_image(engine)}"]
         if registry_reachable():
-            docker(*command, "--file", _REPOSITORY / image.dockerfile, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS)
+            docker(
+                *command, "--file", _REPOSITORY / image.dockerfile, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS
+            )
             return
         wheels = _downloaded_wheels(image)
         with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".image-context-") as scratch:
@@ -92,7 +98,7 @@ def _constraints() -> list[Path]:
 
 
 def _downloaded_wheels(image: Image) -> Path:
-    """The folder with every wheel that ``image`` is made of, downloaded now unless the cache has it for these inputs."""
+    """The folder with every wheel that ``image`` is made of, downloaded now unless the cache has it."""
     pyproject = (_REPOSITORY / "pyproject.toml").read_text()
     requirements = image.requirements(pyproject)
     local = sorted(path.name for path in _SHARED_WHEELS.glob("*.whl"))
@@ -115,7 +121,19 @@ def _download(requirements: list[str], target: Path) -> None:
 
 def download_command(folder: Path, machine: str) -> list[str]:
     """pip's command line, less the packages: wheels for the images' Python 3.11 on Linux, whatever runs here."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--only-binary", ":all:", "--python-version", "3.11"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--dest",
+        str(folder),
+        "--only-binary",
+        ":all:",
+        "--python-version",
+        "3.11",
+    ]
     for glibc in ("2_28", "2_27", "2_26", "2_24", "2_17", "2_5"):
         command += ["--platform", f"manylinux_{glibc}_{machine}"]
     command += ["--platform", f"manylinux2014_{machine}"]

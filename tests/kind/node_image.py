@@ -1,6 +1,7 @@
 """The image of a cluster's nodes: kind's own by default, one built here where no registry is reachable.
 
-The built one carries everything a cluster starts with (see node/): Debian's containerd, our Kubernetes binaries, and the control plane's images as archives.
+The built one carries everything a cluster starts with (see node/): Debian's containerd, our Kubernetes binaries, and
+the control plane's images as archives.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NODE_PROGRAMS = ("kubeadm", "kubelet", "kubectl", "runc-reduced")
 
 
 def node_image(engine: Engine) -> str | None:
-    """The node image to give to kind, or None for kind's own default: ``$DDPJOB_NODE_IMAGE``, the default if it can be pulled, or ours."""
+    """The node image to give to kind: ``$DDPJOB_NODE_IMAGE``, None (kind's default) if it can be pulled, or ours."""
     chosen = os.environ.get("DDPJOB_NODE_IMAGE")
     if chosen:
         return chosen
@@ -46,11 +47,15 @@ def node_image(engine: Engine) -> str | None:
 
 
 def built_node_image(engine: Engine) -> str:
-    """The tag of the node image made of this folder's sources, built (minutes, the first time) or loaded from the cache now if need be."""
+    """The tag of our node image: built now (minutes, the first time) or loaded from the cache if need be."""
     programs = {name: binary(name) for name in sorted({*_NODE_PROGRAMS, *_STATIC_IMAGES.values(), "kube-proxy"})}
     debian = debian_image(engine)
     # A binary's path holds the digest of its inputs.
-    key = digest(debian, *(str(path.relative_to(cache_dir())) for path in programs.values()), files=[*source_files(_NODE), Path(__file__)])
+    key = digest(
+        debian,
+        *(str(path.relative_to(cache_dir())) for path in programs.values()),
+        files=[*source_files(_NODE), Path(__file__)],
+    )
     tag = f"ddpjob/node:{KUBERNETES_VERSION}-{key}"
     archive = cache_dir() / "images" / f"node-{key}.tar"
     with locked("node-image"):
@@ -85,12 +90,21 @@ def _build(engine: Engine, debian: str, programs: dict[str, Path], tag: str) -> 
         for name in _NODE_PROGRAMS:
             shutil.copy(programs[name], context / "bin")
         docker(
-            "build", *build_arguments(engine), "--build-arg", f"DEBIAN={debian}", "--tag", tag, context, engine=engine, timeout=1200
+            "build",
+            *build_arguments(engine),
+            "--build-arg",
+            f"DEBIAN={debian}",
+            "--tag",
+            tag,
+            context,
+            engine=engine,
+            timeout=1200,
         )
 
 
 def _import_static_image(engine: Engine, image: str, program: Path, scratch: Path) -> None:
-    """An image of nothing but one static program: kubeadm's manifests name it without a path, CoreDNS's only give arguments."""
+    """Make an image of nothing but one static program."""
+    # kubeadm's manifests name it without a path, CoreDNS's gives arguments only: hence both PATH and an entry point.
     archive = scratch / "image.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(program, arcname=f"usr/local/bin/{program.name}")
@@ -102,7 +116,7 @@ def _import_static_image(engine: Engine, image: str, program: Path, scratch: Pat
 def _build_kube_proxy(engine: Engine, debian: str, program: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".kube-proxy-context-") as context:
         shutil.copy(program, context)
-        dockerfile = _NODE / "kube-proxy.Dockerfile"
+        dockerfile = str(_NODE / "kube-proxy.Dockerfile")
         arguments = ["--build-arg", f"DEBIAN={debian}", "--tag", _KUBE_PROXY, "--file", dockerfile]
         docker("build", *build_arguments(engine), *arguments, context, engine=engine, timeout=900)
 

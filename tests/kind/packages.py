@@ -15,7 +15,9 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 def install(*names: str) -> None:
     """apt-get install these packages. Raises CommandError, also where there is no apt-get."""
     if shutil.which("apt-get") is None:
-        raise CommandError(f"This is not Debian or Ubuntu: please install what {', '.join(names)} stands for on your system.")
+        raise CommandError(
+            f"This is not Debian or Ubuntu: please install what {', '.join(names)} stands for on your system."
+        )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     waiting = ["-o", "DPkg::Lock::Timeout=300"]
     with step(f"installing {' '.join(names)}"), _no_services_started():
@@ -25,7 +27,8 @@ def install(*names: str) -> None:
 
 @contextmanager
 def _no_services_started() -> Iterator[None]:
-    # Without systemd (a container, a chroot) a package's script would start its daemon by hand, with settings that are not ours.
+    # Without systemd (a container, a chroot) a package's script would start its daemon by hand, with settings that
+    # are not ours.
     if Path("/run/systemd/system").exists() or _POLICY.exists():
         yield
         return

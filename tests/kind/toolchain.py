@@ -1,7 +1,8 @@
 """The programs the tests run for real: Kubernetes, etcd, CoreDNS, Helm and kind, built from pinned Go modules.
 
-`binary("kube-apiserver")` returns the path of an executable, building it on first use. Each folder below go/ is a module of its own with a
-committed go.sum, so every byte that is compiled is pinned, and no project's versions pull at another's.
+`binary("kube-apiserver")` returns the path of an executable, building it on first use. Each folder below go/ is a
+module of its own with a committed go.sum, so every byte that is compiled is pinned, and no project's versions pull at
+another's.
 """
 
 from __future__ import annotations
@@ -146,9 +147,7 @@ def _go_environment() -> dict[str, str]:
 def _go_version(folder: Path) -> str:
     # Asked inside the module: Go may fetch the newer toolchain that the module's go line demands.
     try:
-        done = run(
-            ["go", "env", "GOVERSION", "GOOS", "GOARCH"], cwd=folder, env=_go_environment(), timeout=300
-        )
+        done = run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], cwd=folder, env=_go_environment(), timeout=300)
     except CommandError as error:
         raise ToolchainError(f"`go env` failed; is Go 1.25 or newer installed?\n{error}") from error
     return done.stdout
