@@ -8,6 +8,7 @@ that would release them. Its last act is the termination message: the root cause
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import selectors
 import signal
@@ -62,8 +63,8 @@ def preload() -> None:
     modules.
     """
     calm_torch()
-
-    import ddptrain.worker  # noqa: F401
+    for module in ("torch._dynamo", "ddptrain.worker"):
+        importlib.import_module(module)
 
 
 def _fork(config: Config, ranks: Ranks, log_dir: str) -> Child:

@@ -1,0 +1,187 @@
+"""Builders for the process tests: start ``ddptrain``, watch it, signal it, and read what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddptrain.checkpoint import newest_valid
+from ddptrain.metrics import effective_rows
+
+PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
+
+
+def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """The condition's first true value."""
+    end = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {patience:.0f} s in vain: {what}"
+        time.sleep(0.01)
+    return value
+
+
+def free_port() -> int:
+    """A port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Run:
+    """One ``ddptrain`` process started by the fork server."""
+
+    pid: int
+    log: Path
+    termination_log: Path
+    progress_port: int
+
+    @property
+    def ended(self) -> bool:
+        return Path(f"{self.log}.code").exists()
+
+    def wait(self) -> int:
+        """The exit code, as a shell would see it."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.ended, "the process to end")
+        if not self.ended:
+            os.killpg(self.pid, signal.SIGKILL)
+            raise AssertionError(f"hung:\n{self.output()}")
+        return int(Path(f"{self.log}.code").read_text())
+
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def message(self) -> dict[str, Any]:
+        """The termination message."""
+        content = self.termination_log.read_bytes()
+        assert len(content) <= 4096
+        message: dict[str, Any] = json.loads(content)
+        assert message["schema"] == 1
+        return message
+
+    def progress(self) -> dict[str, Any] | None:
+        """GET /progress, None while nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.progress_port}/progress", timeout=2) as answer:
+                return dict(json.load(answer))
+        except OSError:
+            return None
+
+    def at_step(self, step: int) -> dict[str, Any]:
+        """Wait until ``step`` steps are completed; returns that progress."""
+
+        def reached() -> dict[str, Any] | None:
+            assert not self.ended, f"ended before step {step}:\n{self.output()}"
+            now = self.progress()
+            return now if now and now["step"] >= step else None
+
+        return dict(wait_until(reached, f"step {step}"))
+
+    def ranks(self) -> dict[int, int]:
+        """Rank to pid of the launcher's children."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return dict(enumerate(sorted(map(int, children))))  # forked in order of rank
+
+
+class ForkServer:
+    """The server process; ``start`` gives it a command."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, itertools.count()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.forkserver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._pids: list[Run] = []
+        assert self._readline() == "ready"
+
+    def start(self, *argv: object, env: dict[str, object] | None = None) -> Run:
+        """Start ``ddptrain ARGV`` with nothing in its environment but ``env`` and what every test wants."""
+        log = self._folder / f"{next(self._count)}.log"
+        run = Run(0, log, log.with_suffix(".termination"), free_port())
+        base: dict[str, object] = {
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": 1,
+            "DDPJOB_TERMINATION_LOG": run.termination_log,
+            "DDPJOB_PROGRESS_PORT": run.progress_port,
+        }
+        merged = {key: str(value) for key, value in (base | (env or {})).items()}
+        request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        run.pid = int(self._readline())
+        self._pids.append(run)
+        return run
+
+    def run(self, *argv: object, env: dict[str, object] | None = None, code: int = 0) -> Run:
+        """Start and wait; the exit code must be ``code``."""
+        run = self.start(*argv, env=env)
+        got = run.wait()
+        assert got == code, f"exit code {got}, wanted {code}:\n{run.output()}"
+        return run
+
+    def clean(self) -> None:
+        """Kill what a failed test left running, by process group."""
+        for run in self._pids:
+            if not run.ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(run.pid, signal.SIGKILL)
+        self._pids.clear()
+
+    def close(self) -> None:
+        self.clean()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def _readline(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def fork_server(folder: Path) -> Iterator[ForkServer]:
+    server = ForkServer(folder)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def final_weights(checkpoint_dir: Path) -> dict[str, torch.Tensor]:
+    """The model in the newest checkpoint, which must be that of a finished run."""
+    found = newest_valid(checkpoint_dir, lambda path, reason: None)
+    assert found is not None
+    assert found[0].manifest["complete"]
+    state: dict[str, torch.Tensor] = torch.load(io.BytesIO(found[1]), weights_only=True)["model"]
+    return state
+
+
+def losses(checkpoint_dir: Path) -> list[tuple[int, float]]:
+    """(step, loss) of every step that counts."""
+    return [(row["step"], row["loss"]) for row in effective_rows(checkpoint_dir / "metrics.jsonl", "train")]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Bit-identical weights and equal losses at every step."""
+    mine, theirs = final_weights(one), final_weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), f"{name} differs by {(value - theirs[name]).abs().max():g}"
+    assert losses(one) == losses(other)

@@ -1,0 +1,163 @@
+"""A run that was killed and resumed is the run that was not: same weights, bit for bit, same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddptrain.checkpoint import manifests, run_numbers
+from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
+
+# 300 samples in batches of 37: 9 steps an epoch, the last of 4 samples, which four ranks get one each of.
+SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3, "--checkpoint-every", 4, "--keep", 50)
+STEPS = 27
+
+
+def command(world_size: int, idx: Path, checkpoints: Path, *more: object) -> list[object]:
+    verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
+    return [*verb, *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *more]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "victim", "step", "model"), [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")]
+)
+def test_run_killed_in_mid_training_and_started_again_ends_like_the_undisturbed_one(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int, victim: int, step: int, model: str
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    ddptrain.run(*command(world_size, idx, whole, "--model", model))
+
+    first = ddptrain.start(*command(world_size, idx, cut, "--model", model, "--step-delay", 0.1))
+    first.at_step(step)
+    os.kill(first.ranks()[victim] if world_size > 1 else first.pid, signal.SIGKILL)
+    assert first.wait() == (128 + signal.SIGKILL if world_size > 1 else -signal.SIGKILL)
+    if world_size > 1:
+        message = first.message()
+        assert (message["code"], message["signal"], message["rank"], message["cause"]) == (137, 9, victim, "own")
+
+    second = ddptrain.run(*command(world_size, idx, cut, "--model", model))
+    resumed = second.message()["resumedFrom"]
+    assert resumed["run"] == 1
+    assert resumed["step"] >= step // 4 * 4
+    assert f"resumed from run 1, step {resumed['step']}" in second.output()
+    assert [at for at, _ in losses(cut)] == list(range(1, STEPS + 1))
+    assert_same_end(whole, cut)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sigterm_saves_leaves_with_75_and_costs_nothing(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    ddptrain.run(*command(world_size, idx, whole, "--checkpoint-every", 0))
+    stopped = ddptrain.start(*command(world_size, idx, cut, "--checkpoint-every", 0, "--step-delay", 0.1))
+    stopped.at_step(3)
+    # One rank alone is told, as when one node is drained: all must leave at the same step.
+    os.kill(stopped.ranks()[1] if world_size > 1 else stopped.pid, signal.SIGTERM)
+    assert stopped.wait() == 75
+    message = stopped.message()
+    assert (message["outcome"], message["code"], message["saved"]) == ("stopped", 75, True)
+    assert message["checkpoint"] == {"run": 1, "step": message["step"]}
+
+    second = ddptrain.run(*command(world_size, idx, cut, "--checkpoint-every", 0))
+    assert second.message()["resumedFrom"] == message["checkpoint"]
+    assert_same_end(whole, cut)
+
+
+def test_launcher_told_to_stop_passes_it_on(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    run = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.1))
+    run.at_step(2)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75
+    assert run.message()["saved"] is True
+
+
+def test_sigterm_without_a_checkpoint_directory_still_leaves_with_75(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start("train", *SMALL, "--data-dir", idx, "--step-delay", 0.1)
+    run.at_step(2)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75
+    assert run.message()["saved"] is False
+
+
+def test_finished_job_started_again_says_so_and_touches_nothing(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    first = ddptrain.run(*command(2, idx, tmp_path)).message()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = ddptrain.run(*command(1, idx, tmp_path))
+    assert "already finished" in again.output()
+    message = again.message()
+    assert (message["outcome"], message["code"]) == ("already finished", 0)
+    assert (message["accuracy"], message["checkpoint"]) == (first["accuracy"], first["checkpoint"])
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert before == after
+
+
+def test_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    ddptrain.run(*command(1, idx, whole))
+    run = ddptrain.start(*command(1, idx, cut, "--step-delay", 0.1))
+    run.at_step(14)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    (newest, manifest), (previous, _) = manifests(cut, 1)[:2]
+    content = bytearray(manifest.with_suffix(".pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    manifest.with_suffix(".pt").write_bytes(content)
+
+    second = ddptrain.run(*command(1, idx, cut))
+    assert second.message()["resumedFrom"] == {"run": 1, "step": previous}
+    assert f"step-{newest:09d}.json is unusable: content does not match its digest" in second.output()
+    assert (cut / "run-000001" / f"step-{newest:09d}.pt.corrupt").exists()
+    assert_same_end(whole, cut)
+
+
+def test_writer_that_sees_a_newer_run_leaves_with_80(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    old = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.2))
+    old.at_step(2)
+    new = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.01))
+    assert new.wait() == 0, new.output()
+    assert old.wait() == 80, old.output()
+    message = old.message()
+    assert (message["code"], message["cause"], message["exception"]) == (80, "own", "Superseded")
+    assert [at for at, _ in losses(tmp_path)] == list(range(1, STEPS + 1))
+    assert final_weights(tmp_path)
+
+
+def test_another_configuration_is_refused_with_78_and_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    ddptrain.run(*command(1, idx, tmp_path))
+    run = ddptrain.run(*command(1, idx, tmp_path, "--lr", 0.5), code=78)
+    assert "lr 0.006 → 0.5" in run.message()["message"]
+    assert run_numbers(tmp_path) == [1]
+
+
+def test_other_data_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    from tests.trainer.synthetic import write_idx
+
+    ddptrain.run(*command(1, idx, tmp_path / "checkpoints"))
+    other = write_idx(tmp_path / "other", seed=1)
+    run = ddptrain.run(*command(1, other, tmp_path / "checkpoints"), code=78)
+    assert "other data" in run.message()["message"]
+
+
+def test_metrics_tell_where_each_run_came_from(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    job = {"DDPJOB_UID": "u-1", "DDPJOB_ATTEMPT": 4}
+    run = ddptrain.start(*command(1, idx, tmp_path, "--step-delay", 0.1), env=job)
+    run.at_step(5)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75
+    ddptrain.run(*command(2, idx, tmp_path), env=job | {"DDPJOB_ATTEMPT": 5})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    starts = [row for row in rows if row["event"] == "start"]
+    assert [(s["run"], s["attempt"], s["worldSize"]) for s in starts] == [(1, 4, 1), (2, 5, 2)]
+    assert starts[0]["resumedFrom"] is None
+    assert starts[1]["resumedFrom"]["run"] == 1
+    owner = json.loads((tmp_path / "run-000002" / "owner.json").read_text())
+    assert (owner["uid"], owner["attempt"], owner["parentRun"]) == ("u-1", 5, 1)
