@@ -10,10 +10,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_KEPT_SECONDS = 14 * 24 * 3600.0
 
 
 def cache_dir() -> Path:
@@ -47,6 +51,17 @@ def digest(*parts: str, files: Iterable[Path] = ()) -> str:
 def source_files(folder: Path) -> list[Path]:
     """Every file under ``folder`` that can change what is built from it."""
     return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def forget_unused(folder: Path) -> None:
+    """Delete what lies in a folder of the cache and was not used for two weeks. Whoever uses an entry touches it."""
+    oldest = time.time() - _KEPT_SECONDS
+    for entry in folder.iterdir():
+        if entry.stat().st_mtime < oldest:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ scheduler:
 
 
 def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder with MNIST's four files, mounted into the nodes: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, if any."""
+    """The folder with MNIST's four files that nodes get: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, else None."""
     chosen = environment.get("DDPJOB_MNIST_DIR")
     folder = Path(chosen) if chosen else _REPOSITORY.parent / "shared" / "mnist"
     if folder.is_dir():

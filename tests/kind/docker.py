@@ -107,7 +107,7 @@ def _require_programs(*, install: bool) -> None:
     if missing and not install:
         raise DockerUnavailableError(
             f"No Docker engine answers, and {', '.join(missing)} is not installed. "
-            "Install Docker, or on Debian run: make setup (python -m tests.kind docker --install)."
+            "Install Docker, or on Debian have it done by: python -m tests.kind docker --install"
         )
     if missing:
         packages.install("docker.io", "iptables", "iproute2", "ca-certificates")

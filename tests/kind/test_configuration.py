@@ -1,0 +1,163 @@
+"""What is decided before anything starts: the configuration of engine and cluster, and whose processes are ours."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kind import cluster_config, dockerd, images
+from tests.kind.command import CommandError, run, wait_until
+
+# What kubeadm 1.34 writes.
+COREFILE = """\
+.:53 {
+    errors
+    health {
+       lameduck 5s
+    }
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+       pods insecure
+       fallthrough in-addr.arpa ip6.arpa
+       ttl 30
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf {
+       max_concurrent 1000
+    }
+    cache 30 {
+       disable success cluster.local
+       disable denial cluster.local
+    }
+    loop
+    reload
+    loadbalance
+}
+"""
+
+
+def test_corefile_loses_forwarding_and_loop_detection_and_nothing_else() -> None:
+    expected = COREFILE.replace("    forward . /etc/resolv.conf {\n       max_concurrent 1000\n    }\n", "")
+    assert cluster_config.without_forwarding(COREFILE) == expected.replace("    loop\n", "")
+
+
+def test_corefile_without_forwarding_stays_as_it_is() -> None:
+    once = cluster_config.without_forwarding(COREFILE)
+    assert cluster_config.without_forwarding(once) == once
+
+
+def test_all_three_nodes_see_the_shared_folder_and_the_data_read_only(tmp_path: Path) -> None:
+    config = json.loads(cluster_config.kind_config(tmp_path / "shared", tmp_path / "mnist"))
+    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
+    for node in config["nodes"]:
+        shared, data = node["extraMounts"]
+        assert (shared["hostPath"], shared["containerPath"]) == (str(tmp_path / "shared"), "/ddpjob-shared")
+        assert (data["hostPath"], data["containerPath"], data["readOnly"]) == (
+            str(tmp_path / "mnist"),
+            "/ddpjob-data",
+            True,
+        )
+
+
+def test_without_data_only_the_shared_folder_is_mounted(tmp_path: Path) -> None:
+    config = json.loads(cluster_config.kind_config(tmp_path, None))
+    assert [len(node["extraMounts"]) for node in config["nodes"]] == [1, 1, 1]
+
+
+def test_chosen_data_folder_that_does_not_exist_is_an_error_and_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"DDPJOB_MNIST_DIR=.*is not a folder"):
+        cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path / "absent")})
+    assert cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path)}) == tmp_path
+
+
+def test_shared_volume_is_for_one_claim_where_one_is_named() -> None:
+    volume = cluster_config.shared_volume("v", storage_class="", claim=("ns", "c"), capacity="1Gi")
+    assert volume["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "capacity": {"storage": "1Gi"},
+        "storageClassName": "",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "hostPath": {"path": "/ddpjob-shared/v", "type": "Directory"},
+        "claimRef": {"namespace": "ns", "name": "c"},
+    }
+
+
+def test_only_nodes_whose_ready_condition_is_true_count() -> None:
+    def node(name: str, status: str) -> dict[str, object]:
+        return {
+            "metadata": {"name": name},
+            "status": {
+                "conditions": [{"type": "MemoryPressure", "status": "True"}, {"type": "Ready", "status": status}]
+            },
+        }
+
+    unheard = {"metadata": {"name": "d"}, "status": {}}
+    listed = {"items": [node("a", "True"), node("b", "False"), node("c", "Unknown"), unheard]}
+    assert cluster_config.ready_nodes(listed) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("bounding", "lacking"),
+    [("000001ffffffffff", False), ("000001fffeffffff", True), ("0000000001000000", False), ("0", True)],
+)
+def test_missing_capability_is_read_from_the_bounding_set(bounding: str, lacking: bool) -> None:
+    status = f"Name:\tx\nCapPrm:\t{'f' * 16}\nCapBnd:\t{bounding}\nCapAmb:\t0\n"
+    assert dockerd.lacks_sys_resource(status) is lacking
+
+
+def test_our_engine_shares_no_path_and_no_namespace_with_an_installed_docker() -> None:
+    config = dockerd.configuration(runc_reduced=None)
+    for key in ("hosts", "data-root", "exec-root", "pidfile", "containerd-namespace", "containerd-plugins-namespace"):
+        assert "ddpjob" in str(config[key]), key
+    assert "default-runtime" not in config
+    reduced = dockerd.configuration(runc_reduced=Path("/x/runc-reduced"))
+    assert reduced["default-runtime"] == "reduced"
+
+
+def test_stopping_the_engine_leaves_a_stranger_with_its_process_number_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        try:
+            (tmp_path / "docker.pid").write_text(str(stranger.pid))
+            monkeypatch.setattr(dockerd, "_PID_FILE", tmp_path / "docker.pid")
+            assert dockerd.stop() is False
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_images_need_what_pyproject_says_and_what_builds_the_project() -> None:
+    pyproject = """
+        [build-system]
+        requires = ["setuptools>=77"]
+        [project]
+        dependencies = ["kopf"]
+        optional-dependencies = { trainer = ["torch", "numpy"], test = ["pytest"] }
+    """
+    assert images.OPERATOR.requirements(pyproject) == ["kopf", "setuptools>=77"]
+    assert images.TRAINER.requirements(pyproject) == ["torch", "numpy", "setuptools>=77"]
+
+
+def test_command_error_shows_what_the_program_said_last() -> None:
+    with pytest.raises(CommandError, match=r"exit code 3: sh -c .*\nfirst\nlast"):
+        run(["sh", "-c", "echo first; echo last >&2; exit 3"], timeout=30)
+
+
+def test_command_past_its_time_is_ended_and_its_output_shown() -> None:
+    begin = time.monotonic()
+    with pytest.raises(CommandError, match=r"no end after 0.3 s: sh[^\n]*\nhalf"):
+        run(["sh", "-c", "echo half; exec sleep 600"], timeout=0.3)
+    assert time.monotonic() - begin < 30
+
+
+def test_missing_program_is_named() -> None:
+    with pytest.raises(CommandError, match=r"no-such-program is not installed"):
+        run(["no-such-program"], timeout=5)
+
+
+def test_waiting_ends_with_the_last_answer() -> None:
+    with pytest.raises(CommandError, match=r"not within 0 s: the thing is there. Last answer: not yet"):
+        wait_until("the thing is there", lambda: (_ for _ in ()).throw(CommandError("not yet")), timeout=0)
