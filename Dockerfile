@@ -26,11 +26,13 @@ RUN /build/pip-install.sh /opt/ddpjob --no-deps --prefix /opt/project /src
 FROM ${BASE_IMAGE}
 COPY --from=dependencies /opt/ddpjob /opt/ddpjob
 COPY --from=project /opt/project /opt/ddpjob
-# Bytecode was compiled by pip; with a read-only file system there is no point in trying again.
+# Bytecode was compiled by pip; with a read-only file system there is no point in trying again. kopf and torch ask for the
+# user's name, which a user known by number alone (any cluster may choose another) has from here.
 ENV PATH=/opt/ddpjob/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    HOME=/tmp
+    HOME=/tmp \
+    USER=ddpjob-operator
 # By number, for Kubernetes cannot see that a name is not root's (runAsNonRoot).
 USER 65532:65532
 ENTRYPOINT ["ddpjob-operator"]
