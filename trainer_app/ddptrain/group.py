@@ -49,13 +49,16 @@ class Group:
             raise
         self._store.set(f"{name}/{self.rank}", "{}")
         for rank in range(self.world_size):
-            verdict = json.loads(self._wait(f"{name}/{rank}", timeout, f"{name} on rank {rank}"))
+            verdict = json.loads(self._wait(f"{name}/{rank}", timeout, f"{name} on rank {rank}", self._stop))
             if "error" in verdict:
                 raise PeerLost(f"rank {rank} failed in phase {name}: {verdict['error']}")
         return result
 
-    def from_rank_zero(self, name: str, work: Callable[[], T], timeout: float) -> T:
+    def from_rank_zero(self, name: str, work: Callable[[], T], timeout: float, *, ending: bool = False) -> T:
         """Rank 0 does ``work``; every rank gets its JSON-able result, or learns that rank 0 failed.
+
+        Args:
+            ending: the ranks are about to leave together, so a signal changes nothing any more.
 
         Raises:
             PeerLost: on the other ranks, when rank 0's work failed.
@@ -70,7 +73,7 @@ class Group:
                 raise
             self._store.set(name, json.dumps({"result": result}))
             return result
-        verdict = json.loads(self._wait(name, timeout, f"rank 0's {name}"))
+        verdict = json.loads(self._wait(name, timeout, f"rank 0's {name}", None if ending else self._stop))
         if "error" in verdict:
             raise PeerLost(f"rank 0 failed in phase {name}: {verdict['error']}")
         return verdict["result"]  # type: ignore[no-any-return]
@@ -105,10 +108,11 @@ class Group:
         if self._store is not None:
             dist.barrier()
             dist.destroy_process_group()
+            self._store = None
 
-    def _wait(self, key: str, timeout: float, what: str) -> bytes:
+    def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:
         assert self._store is not None
-        return wait_for_key(self._store, key, time.monotonic() + timeout, what, self._stop)
+        return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop)
 
 
 def join(

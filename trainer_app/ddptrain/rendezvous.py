@@ -20,8 +20,11 @@ from ddptrain.stop import StopFlag
 LEFT = "left"  # key under which a failing rank says that it is not coming
 
 
-def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopFlag) -> bytes:
+def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopFlag | None) -> bytes:
     """The key's value as soon as it is set.
+
+    Args:
+        stop: leave on a signal; None at the end of a run, where all ranks leave together anyway.
 
     Raises:
         PeerLost: a rank announced that it leaves, or the store's host is gone.
@@ -35,7 +38,8 @@ def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopF
             raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
         if time.monotonic() > deadline:
             raise RendezvousError(f"waited in vain for {what}", hint="that rank is stopped, slow or gone")
-        stop.leave_if_requested("rendezvous")
+        if stop is not None:
+            stop.leave_if_requested(f"waiting for {what}")
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)
     value: bytes = store.get(key)

@@ -127,6 +127,7 @@ class Training:
         """All ranks are here at the same step; rank 0 has saved it if there is a place to save."""
         self._recorder.flush()
         place = self._last_saved("stopped")
+        self._group.close()
         saved = place is not None and place["step"] == self.done
         where = "and saved" if saved else "not saved: no --checkpoint-dir"
         raise Stopped(f"stopped by a signal after step {self.done}, {where}", saved=saved)
@@ -172,7 +173,7 @@ class Training:
         def place() -> dict[str, int] | None:
             return self._recorder.progress.snapshot()["checkpoint"]  # type: ignore[no-any-return]
 
-        return self._group.from_rank_zero(moment, place, self._config.collective_timeout)
+        return self._group.from_rank_zero(moment, place, self._config.collective_timeout, ending=True)
 
     def _recorder_save(self, evaluation: Evaluation | None) -> None:
         if self._group.rank == 0:
