@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -182,6 +182,8 @@ async def _run_kopf(
         registry=handlers,
         settings=settings(),
         standalone=True,
+        # By itself kopf asks for the user's name, and a user id that a cluster assigned has none.
+        identity=cast(Any, names.MANAGED_BY),
         clusterwide=not namespaces,
         namespaces=list(namespaces),
     )
