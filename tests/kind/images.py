@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kind.base_images import build_arguments, python_image, registry_reachable
-from tests.kind.cache import cache_dir, digest, locked
+from tests.kind.cache import cache_dir, digest, forget_unused, locked
 from tests.kind.command import run, step
 from tests.kind.docker import Engine, docker, ensure_engine
 
@@ -58,6 +58,8 @@ def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TA
     engine = ensure_engine()
     build_image(engine, OPERATOR, operator_tag)
     build_image(engine, TRAINER, trainer_tag)
+    if engine.started_by_us:  # what an installed Docker keeps is its owner's affair
+        docker("image", "prune", "--force", "--filter", "until=336h", engine=engine, timeout=300)
     return operator_tag, trainer_tag
 
 
@@ -108,6 +110,8 @@ def _downloaded_wheels(image: Image) -> Path:
         if not target.exists():
             with step(f"downloading the wheels of {image.name}"):
                 _download(requirements, target)
+            forget_unused(target.parent)
+        os.utime(target)
     return target
 
 

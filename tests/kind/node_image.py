@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.kind.base_images import build_arguments, debian_image, registry_reachable
-from tests.kind.cache import cache_dir, digest, locked, source_files
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, source_files
 from tests.kind.command import step
 from tests.kind.docker import Engine, docker, image_id
 from tests.kind.toolchain import KUBERNETES_VERSION, binary
@@ -59,6 +59,8 @@ def built_node_image(engine: Engine) -> str:
     tag = f"ddpjob/node:{KUBERNETES_VERSION}-{key}"
     archive = cache_dir() / "images" / f"node-{key}.tar"
     with locked("node-image"):
+        if archive.exists():
+            archive.touch()
         if image_id(tag, engine=engine) is not None:
             return tag
         if archive.exists():
@@ -69,7 +71,16 @@ def built_node_image(engine: Engine) -> str:
         with step("building the node image"):
             _build(engine, debian, programs, tag)
             _save(engine, [tag], archive)
+        forget_unused(archive.parent)
+        _remove_other_tags(engine, tag)
     return tag
+
+
+def _remove_other_tags(engine: Engine, kept: str) -> None:
+    # A gigabyte each; the archives bring one back when an older checkout asks for it.
+    for tag in docker("images", "--format", "{{.Repository}}:{{.Tag}}", "ddpjob/node", engine=engine).stdout.split():
+        if tag != kept:
+            docker("rmi", tag, engine=engine, check=False)  # refused while a cluster runs on it
 
 
 def _build(engine: Engine, debian: str, programs: dict[str, Path], tag: str) -> None:

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kind import toolchain
-from tests.kind.cache import digest
+from tests.kind.cache import digest, forget_unused
 from tests.kind.toolchain import BINARIES, MODULES, Module, ToolchainError, binary, module_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -137,3 +138,13 @@ def test_runc_reduced_takes_out_one_capability_and_nothing_else(tmp_path: Path) 
     assert changed["process"].pop("capabilities") == {"bounding": ["CAP_CHOWN", "CAP_KILL"], "effective": []}
     config["process"].pop("capabilities")
     assert changed == config
+
+
+def test_cache_forgets_what_was_not_used_for_two_weeks(tmp_path: Path) -> None:
+    for name in ("used", "unused"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    long_ago = time.time() - 15 * 24 * 3600
+    os.utime(tmp_path / "unused", (long_ago, long_ago))
+    forget_unused(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["used"]

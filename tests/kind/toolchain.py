@@ -7,13 +7,14 @@ another's.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.kind.cache import cache_dir, digest, locked, source_files
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, source_files
 from tests.kind.command import CommandError, run, step
 
 KUBERNETES_VERSION = "v1.34.4"
@@ -95,12 +96,14 @@ def _built(module: Module, name: str) -> Path:
     key = module_key(module, _go_version(module.path))
     target = cache_dir() / "bin" / f"{module.folder}-{key}" / name
     if target.exists():
+        os.utime(target.parent)
         return target
     # One lock for all: two builds at once would compile the same packages twice and gain nothing.
     with locked("go-build"):
         if not target.exists():
             with step(f"building {name} (first time: minutes)"):
                 _build(module, name, target)
+                forget_unused(target.parent.parent)
     return target
 
 
