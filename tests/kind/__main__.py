@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.kind import cluster, docker, dockerd, images
+from tests.kind import cluster, docker, dockerd, images, packages
 from tests.kind.command import CommandError
 from tests.kind.toolchain import BINARIES, ToolchainError, binary
 
@@ -111,6 +111,8 @@ def _docker(options: argparse.Namespace) -> int:
         print("ended" if dockerd.stop() else "no engine was started here")
         return 0
     engine = docker.ensure_engine(install=True if options.install else None)
+    if options.install:
+        packages.require("debootstrap", install=True)
     print(*docker.shell_exports(engine), sep="\n")
     return 0
 

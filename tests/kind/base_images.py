@@ -6,14 +6,13 @@ With a registry none of this runs: Dockerfiles then name public images. Used by 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 from functools import cache
 from pathlib import Path
 
 from tests.kind import packages
-from tests.kind.cache import cache_dir, digest, locked
+from tests.kind.cache import cache_dir, digest, locked, scratch_folder
 from tests.kind.command import run, step
 from tests.kind.docker import Engine, docker, image_id
 
@@ -58,7 +57,7 @@ def python_image(engine: Engine) -> str:
     tag = f"ddpjob/python-base:{_SUITE}-{digest(debian, files=[dockerfile])}"
     with locked("python-image"):
         if image_id(tag, engine=engine) is None:
-            with step("building the Python base image"), tempfile.TemporaryDirectory() as empty:
+            with step("building the Python base image"), scratch_folder() as empty:
                 arguments = ["--build-arg", f"DEBIAN={debian}", "--tag", tag, "--tag", f"ddpjob/python-base:{_SUITE}"]
                 docker(
                     "build",
@@ -78,19 +77,15 @@ def _root_file_system(name: str) -> Path:
     if archive.exists():
         return archive
     archive.parent.mkdir(exist_ok=True)
-    if shutil.which("debootstrap") is None:
-        packages.install("debootstrap")
-    with (
-        step(f"bootstrapping Debian {_SUITE}"),
-        tempfile.TemporaryDirectory(dir=archive.parent, prefix=".building-") as scratch,
-    ):
-        root = Path(scratch) / "root"
+    packages.require("debootstrap")
+    with step(f"bootstrapping Debian {_SUITE}"), scratch_folder() as scratch:
+        root = scratch / "root"
         run(["debootstrap", "--variant=minbase", _SUITE, root], timeout=1200)
         for superfluous in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
             shutil.rmtree(root / superfluous, ignore_errors=True)
         (root / "var/cache/apt/archives/partial").mkdir(parents=True)
         (root / "var/lib/apt/lists/partial").mkdir(parents=True)
-        whole = Path(scratch) / "root.tar"
+        whole = scratch / "root.tar"
         run(["tar", "--numeric-owner", "--create", "--file", whole, "--directory", root, "."], timeout=300)
         whole.replace(archive)
     return archive

@@ -11,7 +11,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,6 +64,33 @@ def forget_unused(folder: Path) -> None:
                 shutil.rmtree(entry)
             else:
                 entry.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder on the cache's file system, for work in progress; what is done is renamed to its place.
+
+    It goes away at the end. What killed processes left of theirs goes away now.
+    """
+    parent = cache_dir() / "scratch"
+    parent.mkdir(exist_ok=True)
+    for folder in parent.iterdir():
+        if not Path("/proc", folder.name.partition("-")[0]).exists():
+            discard(folder)
+    own = Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
+    try:
+        yield own
+    finally:
+        discard(own)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, after unmounting what an engine or debootstrap left mounted in it."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in reversed(mounts):
+        if mount.startswith(f"{folder}/"):
+            subprocess.run(["umount", "--lazy", mount], timeout=30, check=True)
+    shutil.rmtree(folder)
 
 
 @contextmanager

@@ -137,8 +137,9 @@ def down(name: str = DEFAULT_NAME) -> None:
     with locked(f"cluster-{name}"):
         if engine is not None:
             _delete(engine, name)
-            # Docker refuses while another cluster is in it.
-            docker("network", "rm", "kind", engine=engine, check=False)
+            # Docker refuses while another cluster is in it. On an installed engine it may be of use to its owner.
+            if engine.started_by_us:
+                docker("network", "rm", "kind", engine=engine, check=False)
         shutil.rmtree(_folder(name), ignore_errors=True)
 
 

@@ -81,36 +81,24 @@ def ensure_engine(*, install: bool | None = None) -> Engine:
         engine = running_engine()
         if engine is not None:
             return engine
-        allowed = os.environ.get("CI") == "true" if install is None else install
-        _require_programs(install=allowed)
-        engine = running_engine()  # installing may have started the system's own
-        if engine is not None:
-            return engine
+        if not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/proc/self/status").exists():
+            raise DockerUnavailableError(
+                "No Docker engine answers. Start Docker (https://docs.docker.com/engine/install/), "
+                "or run this as root on Linux."
+            )
         try:
+            packages.require("docker", "dockerd", "iptables", "ip", install=install)
+            engine = running_engine()  # installing may have started the system's own
+            if engine is not None:
+                return engine
             dockerd.start(answers=lambda: _our_engine() is not None)
         except CommandError as error:
-            raise DockerUnavailableError(str(error)) from error
+            raise DockerUnavailableError(f"No Docker engine answers. {error}") from error
         engine = _our_engine()
         if engine is None:
             raise DockerUnavailableError(f"the Docker engine stopped answering; its log is {dockerd.log_file()}")
         _remove_dead_clusters(engine)
         return engine
-
-
-def _require_programs(*, install: bool) -> None:
-    if not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/proc/self/status").exists():
-        raise DockerUnavailableError(
-            "No Docker engine answers. Start Docker (https://docs.docker.com/engine/install/), "
-            "or run this as root on Linux."
-        )
-    missing = [name for name in ("docker", "dockerd", "iptables", "ip") if shutil.which(name) is None]
-    if missing and not install:
-        raise DockerUnavailableError(
-            f"No Docker engine answers, and {', '.join(missing)} is not installed. "
-            "Install Docker, or on Debian have it done by: python -m tests.kind docker --install"
-        )
-    if missing:
-        packages.install("docker.io", "iptables", "iproute2", "ca-certificates")
 
 
 def _remove_dead_clusters(engine: Engine) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kind.cache import cache_dir
-from tests.kind.command import CommandError, run, step, wait_until
+from tests.kind.cache import cache_dir, discard
+from tests.kind.command import CommandError, step, wait_until
 from tests.kind.toolchain import binary
 
 # Not in the cache folder: a socket's path may have 107 bytes, and this state must not outlive a reboot.
@@ -91,7 +90,7 @@ def start(answers: Callable[[], bool]) -> None:
             if not had_state:
                 raise
             stop()
-            _discard_state()
+            discard(data_root())
             _start_once(config, answers)
 
 
@@ -172,12 +171,3 @@ def _enable_forwarding() -> None:
             switch.write_text("1")
         except OSError as error:
             raise CommandError(f"Containers need IPv4 forwarding, and {switch} cannot be set: {error}") from error
-
-
-def _discard_state() -> None:
-    root = data_root()
-    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    for mount in reversed(mounts):
-        if mount.startswith(f"{root}/"):
-            run(["umount", "--lazy", mount], timeout=30, check=False)
-    shutil.rmtree(root)

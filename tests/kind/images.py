@@ -10,13 +10,12 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kind.base_images import build_arguments, python_image, registry_reachable
-from tests.kind.cache import cache_dir, digest, forget_unused, locked
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder
 from tests.kind.command import run, step
 from tests.kind.docker import Engine, docker, ensure_engine
 
@@ -78,8 +77,7 @@ def build_image(engine: Engine, image: Image, tag: str) -> None:
             )
             return
         wheels = _downloaded_wheels(image)
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".image-context-") as scratch:
-            context = Path(scratch)
+        with scratch_folder() as context:
             _fill_context(context, wheels)
             docker(*command, "--file", _REPOSITORY / image.dockerfile, context, engine=engine, timeout=_BUILD_SECONDS)
 
@@ -117,8 +115,8 @@ def _downloaded_wheels(image: Image) -> Path:
 
 def _download(requirements: list[str], target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".downloading-") as scratch:
-        folder = Path(scratch) / "wheels"
+    with scratch_folder() as scratch:
+        folder = scratch / "wheels"
         run([*download_command(folder, platform.machine()), *requirements], timeout=_BUILD_SECONDS)
         folder.rename(target)
 

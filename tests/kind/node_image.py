@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-import tempfile
 from pathlib import Path
 
 from tests.kind.base_images import build_arguments, debian_image, registry_reachable
-from tests.kind.cache import cache_dir, digest, forget_unused, locked, source_files
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder, source_files
 from tests.kind.command import step
 from tests.kind.docker import Engine, docker, image_id
 from tests.kind.toolchain import KUBERNETES_VERSION, binary
@@ -84,8 +83,7 @@ def _remove_other_tags(engine: Engine, kept: str) -> None:
 
 
 def _build(engine: Engine, debian: str, programs: dict[str, Path], tag: str) -> None:
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".node-context-") as scratch:
-        context = Path(scratch)
+    with scratch_folder() as context:
         for source in _NODE.iterdir():
             shutil.copy(source, context)
         cni = context / "default-cni.yaml"
@@ -125,7 +123,7 @@ def _import_static_image(engine: Engine, image: str, program: Path, scratch: Pat
 
 
 def _build_kube_proxy(engine: Engine, debian: str, program: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".kube-proxy-context-") as context:
+    with scratch_folder() as context:
         shutil.copy(program, context)
         dockerfile = str(_NODE / "kube-proxy.Dockerfile")
         arguments = ["--build-arg", f"DEBIAN={debian}", "--tag", _KUBE_PROXY, "--file", dockerfile]

@@ -1,7 +1,8 @@
-"""Installs Debian packages: where CI=true, or where `make setup` asks for it. Never on its own."""
+"""Installs the Debian packages that an engine of our own needs: where CI=true or where asked for, never on its own."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,34 @@ from tests.kind.command import CommandError, run, step
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def install(*names: str) -> None:
-    """apt-get install these packages. Raises CommandError, also where there is no apt-get."""
+# Each program that is looked for, and what it comes with.
+_PACKAGES = {
+    "docker": ["docker.io"],
+    "dockerd": ["docker.io"],
+    "iptables": ["iptables"],
+    "ip": ["iproute2"],
+    "debootstrap": ["debootstrap", "debian-archive-keyring"],
+}
+
+
+def require(*programs: str, install: bool | None = None) -> None:
+    """Make sure that these programs are there, installing them where ``install`` (default: CI=true) allows it.
+
+    Raises CommandError, which says what to install.
+    """
+    missing = [name for name in programs if shutil.which(name) is None]
+    if not missing:
+        return
+    allowed = os.environ.get("CI") == "true" if install is None else install
+    if not allowed:
+        raise CommandError(
+            f"{', '.join(missing)} is not installed. Install it, "
+            "or on Debian have it done by: python -m tests.kind docker --install"
+        )
+    _install(sorted({package for name in missing for package in _PACKAGES[name]}))
+
+
+def _install(names: list[str]) -> None:
     if shutil.which("apt-get") is None:
         raise CommandError(
             f"This is not Debian or Ubuntu: please install what {', '.join(names)} stands for on your system."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kind import cluster_config, dockerd, images
+from tests.kind import cluster_config, dockerd, images, packages
 from tests.kind.command import CommandError, run, wait_until
 
 # What kubeadm 1.34 writes.
@@ -161,3 +161,10 @@ def test_missing_program_is_named() -> None:
 def test_waiting_ends_with_the_last_answer() -> None:
     with pytest.raises(CommandError, match=r"not within 0 s: the thing is there. Last answer: not yet"):
         wait_until("the thing is there", lambda: (_ for _ in ()).throw(CommandError("not yet")), timeout=0)
+
+
+def test_nothing_is_installed_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"dockerd, ip is not installed.*python -m tests.kind docker --install"):
+        packages.require("dockerd", "ip")

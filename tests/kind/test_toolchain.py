@@ -8,11 +8,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kind import toolchain
-from tests.kind.cache import digest, forget_unused
+from tests.kind.cache import digest, forget_unused, scratch_folder
 from tests.kind.toolchain import BINARIES, MODULES, Module, ToolchainError, binary, module_key
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ def test_pause_waits_until_it_is_told_to_end() -> None:
 @needs_go
 def test_runc_reduced_takes_out_one_capability_and_nothing_else(tmp_path: Path) -> None:
     capabilities = {"bounding": ["CAP_CHOWN", "CAP_SYS_RESOURCE", "CAP_KILL"], "effective": ["CAP_SYS_RESOURCE"]}
-    config = {
+    config: dict[str, Any] = {
         "process": {"capabilities": capabilities, "args": ["<sh>"]},
         "linux": {"resources": {"memory": {"limit": 9223372036854771712}}},
     }
@@ -148,3 +149,17 @@ def test_cache_forgets_what_was_not_used_for_two_weeks(tmp_path: Path) -> None:
     os.utime(tmp_path / "unused", (long_ago, long_ago))
     forget_unused(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["used"]
+
+
+def test_work_in_progress_of_killed_processes_goes_away_and_that_of_living_ones_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPJOB_CACHE", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    dead, alive = (tmp_path / "scratch" / f"{number}-x" for number in (ended.pid, os.getppid()))
+    for folder in (dead, alive):
+        folder.mkdir(parents=True)
+    with scratch_folder() as own:
+        assert sorted((tmp_path / "scratch").iterdir()) == sorted([alive, own])
+    assert list((tmp_path / "scratch").iterdir()) == [alive]

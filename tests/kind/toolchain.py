@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.kind.cache import cache_dir, digest, forget_unused, locked, source_files
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder, source_files
 from tests.kind.command import CommandError, run, step
 
 KUBERNETES_VERSION = "v1.34.4"
@@ -124,8 +123,8 @@ def _build(module: Module, name: str, target: Path) -> None:
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", module.linker_flags]
     if shutil.which("nice"):
         command = ["nice", *command]
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as scratch:
-        output = Path(scratch) / name
+    with scratch_folder() as scratch:
+        output = scratch / name
         try:
             run(
                 [*command, "-o", output, module.packages[name]],
