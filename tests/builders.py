@@ -138,3 +138,12 @@ class World:
             assert name not in self.pods, f"{name} exists already"
             meta = body["metadata"] | {"uid": f"uid-of-{name}"}
             self.pods[name] = body | {"metadata": meta, "status": {"phase": "Pending"}}
+
+
+def a_running_world(job: dict[str, Any]) -> World:
+    """A world in which every pod of the job's first attempt runs, and the status says so."""
+    world = World(job)
+    world.settle()
+    world.run_all()
+    world.settle()
+    return world

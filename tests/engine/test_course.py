@@ -1,0 +1,110 @@
+"""The course of a whole job: success, suspension, deadlines, time to live, and edits on the way."""
+
+import pytest
+
+from ddpjob.api import names
+from tests.builders import UID, World, a_job, a_running_world, ended
+
+
+def test_success_of_every_node_finishes_the_job_and_keeps_its_pods() -> None:
+    world = a_running_world(a_job())
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+        world.settle()
+    assert world.status["state"] == "Succeeded"
+    assert world.condition("Finished")["status"] == world.condition("Succeeded")["status"] == "True"
+    assert world.condition("Failed")["status"] == "False"
+    assert len(world.pods) == 2
+    assert "completionTime" in world.status
+
+
+def test_suspend_stops_the_pods_and_resume_begins_an_attempt_that_costs_nothing() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.forward(100)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.status["state"] == "Suspended" and not world.pods
+    assert world.status["activeSeconds"] == 100
+    world.forward(1000)
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0
+    assert world.condition("Suspended")["status"] == "False"
+    world.run_all()
+    world.settle()
+    assert world.status["state"] == "Running"
+
+
+def test_a_job_created_suspended_makes_nothing_until_it_is_resumed() -> None:
+    world = World(a_job(suspend=True))
+    world.settle()
+    assert world.status["state"] == "Suspended" and not world.pods and world.service is None
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["attempt"] == 1 and len(world.pods) == 2
+
+
+def test_the_active_deadline_stands_still_while_suspended() -> None:
+    world = a_running_world(a_job(activeDeadlineSeconds=150))
+    world.forward(100)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.forward(500)
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.forward(49)
+    made = world.reconcile()
+    assert made.requeue_after == pytest.approx(1)
+    world.forward(2)
+    world.settle()
+    assert world.status["state"] == "Failed"
+    assert world.condition("Failed")["reason"] == "DeadlineExceeded"
+    assert not world.pods
+
+
+def test_ttl_deletes_a_finished_job_with_its_uid() -> None:
+    world = a_running_world(a_job(numNodes=1, ttlSecondsAfterFinished=60))
+    world.set_pod(0, ended(0))
+    world.settle()
+    assert world.reconcile().requeue_after == pytest.approx(60)
+    world.forward(60)
+    made = world.reconcile()
+    assert [(d.resource, d.uid) for d in made.deletes] == [(names.DDPJOBS, UID)]
+
+
+def test_a_finished_job_is_left_alone_by_later_edits() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(0))
+    world.settle()
+    world.job["spec"]["suspend"] = True
+    world.pods.clear()
+    assert world.reconcile().idle
+
+
+def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+    job = a_job()
+    job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    assert World(job).reconcile().idle
+
+
+def test_a_changed_template_holds_restarts_until_it_is_undone() -> None:
+    world = a_running_world(a_job(template={"spec": {"containers": [{"name": "trainer", "tty": False}]}}))
+    world.job["spec"]["template"]["spec"]["containers"][0]["tty"] = True
+    world.set_pod(0, ended(1))
+    world.settle()
+    assert world.status["attempt"] == 1
+    assert world.condition("Stalled")["reason"] == "SpecChanged"
+    world.job["spec"]["template"]["spec"]["containers"][0]["tty"] = False
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_a_sidecar_does_not_keep_a_finished_job_alive() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    status = ended(0) | {"phase": "Running"}
+    status["containerStatuses"].append({"name": "side", "state": {"running": {}}})
+    world.set_pod(0, status)
+    world.settle()
+    assert world.status["state"] == "Succeeded" and not world.pods

@@ -1,0 +1,139 @@
+"""What the status says: conditions, obstacles, progress, and events on their transitions."""
+
+import json
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.engine.actions import Problem
+from ddpjob.engine.observe import observe
+from ddpjob.engine.plan import plan
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended
+
+
+def test_all_nodes_running_is_said_once_and_shown_in_every_field() -> None:
+    world = World(a_job(nprocPerNode=2))
+    world.settle()
+    world.run_all()
+    made = world.reconcile()
+    assert [note.reason for note in made.events] == ["Running"]
+    assert world.status["state"] == "Running"
+    assert world.status["nodesReady"] == "2/2"
+    assert world.status["world"]["worldSize"] == 4
+    assert world.status["world"]["masterAddress"] == "mnist-0a1b2-1-0.mnist-0a1b2.default.svc.cluster.local:29500"
+    assert world.condition("Scheduled")["status"] == "True"
+    assert world.condition("Reconciling")["status"] == "False"
+    assert world.reconcile().idle
+
+
+def test_every_condition_is_set_from_the_first_visit() -> None:
+    world = World(a_job())
+    world.reconcile()
+    kinds = [condition["type"] for condition in world.status["conditions"]]
+    assert kinds == [
+        "Scheduled", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Finished", "Reconciling", "Stalled",
+    ]  # fmt: skip
+    assert all(condition["reason"] for condition in world.status["conditions"])
+
+
+def test_a_spec_that_cannot_be_parsed_is_explained_once() -> None:
+    job = a_job(numNodes=0)
+    world = World(job)
+    made = world.reconcile()
+    assert world.status["state"] == "Invalid"
+    assert "spec.numNodes" in world.condition("Stalled")["message"]
+    assert [note.type for note in made.events] == ["Warning"]
+    assert world.reconcile().idle
+
+
+def test_a_refused_create_is_shown_with_the_servers_words() -> None:
+    world = World(a_job())
+    world.reconcile()
+    world.pods.clear()
+    problem = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota: pods=1")
+    observed = observe(world.job, [], service=world.service, problems=[problem])
+    made = plan(world.job, observed, NOW, SETTINGS)
+    assert made.status is not None
+    condition = next(c for c in made.status["conditions"] if c["type"] == "Running")
+    assert (condition["reason"], condition["message"]) == ("CreateRefused", "exceeded quota: pods=1")
+    assert made.creates, "it is tried again"
+
+
+def test_a_name_conflict_is_shown_as_stalled() -> None:
+    world = World(a_job())
+    world.reconcile()
+    problem = Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", "pod mnist-0a1b2-1-0 belongs to somebody else")
+    made = plan(world.job, observe(world.job, [], problems=[problem]), NOW, SETTINGS)
+    assert made.status is not None
+    stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "NameConflict")
+
+
+@pytest.mark.parametrize(
+    ("status", "condition", "reason", "words"),
+    [
+        (
+            {"phase": "Pending", "conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3: no gpu"}]},
+            "Scheduled", "Unschedulable", "0/3: no gpu",
+        ),
+        (
+            {"phase": "Pending", "containerStatuses": [
+                {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]},
+            "Running", "ImagePullBackOff", "no such image",
+        ),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_pod_from_running_is_quoted(status: dict, condition: str, reason: str, words: str) -> None:  # type: ignore[type-arg]
+    world = World(a_job())
+    world.settle()
+    world.pod(1)["status"] = status
+    made = world.reconcile()
+    assert world.condition(condition)["reason"] == reason
+    assert words in world.condition(condition)["message"]
+    assert reason in [note.reason for note in made.events]
+    assert world.reconcile().idle
+
+
+def test_progress_of_rank_zero_is_folded_in_and_a_late_answer_of_an_old_attempt_is_not() -> None:
+    world = World(a_job())
+    world.settle()
+    world.run_all()
+    made = world.reconcile()
+    assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", names.PROGRESS_PORT) and made.poll
+    report = {"schema": 1, "seq": 4, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 30, "totalSteps": 120,
+              "loss": 0.25, "samplesPerSecond": 1234.5, "checkpoint": {"run": 1, "step": 20}}  # fmt: skip
+    world.progress = (report, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.status["progress"]["display"] == "25% 30/120"
+    assert world.status["progress"]["loss"] == "0.25"
+    assert world.status["checkpoint"]["path"] == "run-000001/step-000000020.pt"
+    world.set_pod(0, ended(1))
+    world.settle()
+    world.run_all()
+    world.settle()
+    world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
+    assert world.reconcile().idle
+
+
+def test_the_last_progress_travels_in_the_termination_message() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    message = json.dumps({
+        "schema": 1, "outcome": "succeeded", "code": 0, "accuracy": 0.9912345,
+        "progress": {"step": 470, "totalSteps": 470, "loss": 0.01}, "checkpoint": {"run": 1, "step": 470},
+        "resumedFrom": {"run": 1, "step": 200},
+    })  # fmt: skip
+    world.set_pod(0, ended(0, message=message))
+    made = world.reconcile()
+    assert world.status["progress"]["accuracy"] == "0.991235"
+    assert world.status["progress"]["percent"] == 100
+    assert world.status["checkpoint"]["resumedFromStep"] == 200
+    assert "ResumedFromCheckpoint" in [note.reason for note in made.events]
+
+
+@pytest.mark.parametrize("message", ["", "Traceback ...", "{", "[1]", '{"progress": 3}', '{"progress": {"step": "x"}}'])
+def test_a_trainer_that_speaks_no_json_still_succeeds(message: str) -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(0, message=message))
+    world.settle()
+    assert world.status["state"] == "Succeeded"
