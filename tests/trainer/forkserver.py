@@ -1,7 +1,7 @@
 """Runs ``ddptrain`` commands as real processes that need not import torch again: a server that has, and forks.
 
-The server obeys the launcher's own rule (no tensor operation, no thread), so what it forks is as good as a fresh interpreter.
-Protocol: one JSON line in, {"argv", "env", "log"}; one line out, the pid; the exit code goes to ``<log>.code``.
+The server obeys the launcher's own rule (no tensor operation, no thread), so what it forks is as good as a fresh
+interpreter. Protocol: one JSON line in, {"argv", "env", "log"}; one line out, the pid; the exit code goes to ``<log>.code``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ddptrain.cli import main
+from ddptrain.launch import preload
+
 
 def serve() -> None:
     """Fork a command for each line of stdin until it closes; then end what still runs."""
-    from ddptrain.launch import preload
-
     preload()
     wakeup, wakeup_write = os.pipe()
     for end in (wakeup, wakeup_write):
@@ -69,8 +70,6 @@ def _become(request: dict[str, object]) -> NoReturn:
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(request["env"])  # type: ignore[call-overload]
-        from ddptrain.cli import main
-
         code = main(request["argv"])  # type: ignore[arg-type]
     except SystemExit as leaving:
         code = leaving.code

@@ -64,6 +64,10 @@ class Run:
             raise AssertionError(f"hung:\n{self.output()}")
         return int(Path(f"{self.log}.code").read_text())
 
+    def stop(self) -> None:
+        """SIGTERM, as the kubelet sends it."""
+        os.kill(self.pid, signal.SIGTERM)
+
     def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 

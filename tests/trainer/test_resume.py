@@ -11,6 +11,7 @@ import pytest
 
 from ddptrain.checkpoint import manifests, run_numbers
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
+from tests.trainer.synthetic import write_idx
 
 # 300 samples in batches of 37: 9 steps an epoch, the last of 4 samples, which four ranks get one each of.
 SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3, "--checkpoint-every", 4, "--keep", 50)
@@ -22,12 +23,11 @@ def command(world_size: int, idx: Path, checkpoints: Path, *more: object) -> lis
     return [*verb, *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *more]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "victim", "step", "model"), [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")]
-)
+@pytest.mark.parametrize("killed", [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")])
 def test_run_killed_in_mid_training_and_started_again_ends_like_the_undisturbed_one(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int, victim: int, step: int, model: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, killed: tuple[int, int, int, str]
 ) -> None:
+    world_size, victim, step, model = killed
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     ddptrain.run(*command(world_size, idx, whole, "--model", model))
 
@@ -139,8 +139,6 @@ def test_another_configuration_is_refused_with_78_and_named(ddptrain: ForkServer
 
 
 def test_other_data_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    from tests.trainer.synthetic import write_idx
-
     ddptrain.run(*command(1, idx, tmp_path / "checkpoints"))
     other = write_idx(tmp_path / "other", seed=1)
     run = ddptrain.run(*command(1, other, tmp_path / "checkpoints"), code=78)

@@ -34,7 +34,12 @@ _MAX_DOWNLOAD = 64 * 2**20
 
 
 def fetch(
-    data_dir: str, *, mirrors: Sequence[str] = MIRRORS, say: Callable[[str], None] = print, pause: float = 1.0
+    data_dir: str,
+    *,
+    mirrors: Sequence[str] = MIRRORS,
+    files: Sequence[IdxFile] = MNIST_FILES,
+    say: Callable[[str], None] = print,
+    pause: float = 1.0,
 ) -> None:
     """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
 
@@ -46,8 +51,8 @@ def fetch(
         VolumeError: the directory cannot be written.
     """
     folder = Path(data_dir)
-    with _only_writer(folder):
-        for file in MNIST_FILES:
+    with _only_writer(folder, files):
+        for file in files:
             if is_whole(folder, file):
                 continue
             say(f"fetching {file.name}.gz")
@@ -76,12 +81,12 @@ def await_files(data_dir: str, stop: StopFlag, patience: float = 600.0) -> None:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def _only_writer(folder: Path, files: Sequence[IdxFile]) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".fetch.lock", os.O_RDWR | os.O_CREAT, 0o664)
     except OSError as error:
-        if all(is_whole(folder, file) for file in MNIST_FILES):
+        if all(is_whole(folder, file) for file in files):
             yield  # a read-only volume that holds everything needs no lock
             return
         raise volume_error(error, folder) from error

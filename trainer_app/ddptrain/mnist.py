@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,15 +135,15 @@ def _parse(content: bytes, file: IdxFile) -> Images:
     """An IDX file as an array: big-endian magic, one 4-byte size per dimension, then bytes."""
     is_images = file.part.endswith("images")
     magic, dims = (_IMAGES_MAGIC, 3) if is_images else (_LABELS_MAGIC, 1)
-    header = np.frombuffer(content[: 4 * (dims + 1)], dtype=">u4")
-    if len(header) != dims + 1 or header[0] != magic:
+    header = 4 * (dims + 1)
+    if len(content) < header or int.from_bytes(content[:4], "big") != magic:
         raise DataError(f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number")
-    shape = tuple(int(n) for n in header[1:])
-    if len(content) != 4 * (dims + 1) + int(np.prod(shape, dtype=object)):
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
+    if len(content) != header + math.prod(shape):
         raise DataError(f"{file.name} has {len(content)} bytes, which its header {shape} contradicts")
     if is_images and shape[1:] != (SIDE, SIDE):
         raise DataError(f"{file.name} holds images of {shape[1:]}, not 28×28")
-    return np.frombuffer(content, dtype=np.uint8, offset=4 * (dims + 1)).reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
 def _digits() -> Dataset:

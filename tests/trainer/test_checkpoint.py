@@ -1,0 +1,195 @@
+"""The store on its own: what is saved is proven, what is damaged is noticed, what is newer wins."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain.checkpoint import Checkpoints, fault, manifests, newest_valid, run_numbers, seal
+from ddptrain.errors import Mismatch, Superseded, VolumeError
+from ddptrain.files import write_atomically
+
+
+def store(root: Path, *, keep: int = 3) -> Checkpoints:
+    """A writer that has claimed a run."""
+    writer = Checkpoints(root, keep=keep)
+    writer.prepare()
+    writer.resume(lambda _: None)
+    writer.claim({"uid": "u"})
+    return writer
+
+
+def newest(root: Path) -> tuple[int, int, bytes] | None:
+    found = newest_valid(root, lambda path, reason: None)
+    return (found[0].run, found[0].step, found[1]) if found else None
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    store(tmp_path).save(7, b"weights", {"complete": True})
+    found = newest_valid(tmp_path, lambda path, reason: None)
+    assert found is not None
+    saved, content = found
+    assert (saved.place, content, saved.manifest["complete"]) == ({"run": 1, "step": 7}, b"weights", True)
+    assert saved.path == tmp_path / "run-000001" / "step-000000007.pt"
+    assert sorted(path.name for path in saved.path.parent.iterdir()) == [
+        "owner.json", "step-000000007.json", "step-000000007.pt",
+    ]  # fmt: skip
+
+
+def test_fifty_random_single_bit_flips_and_truncations_are_all_caught(tmp_path: Path) -> None:
+    store(tmp_path).save(7, random.Random(0).randbytes(3000), {"cursor": {"epoch": 0, "position": 259}})
+    manifest = tmp_path / "run-000001" / "step-000000007.json"
+    dice = random.Random(1)
+    for number in range(50):
+        victim = dice.choice([manifest, manifest.with_suffix(".pt")])
+        content = victim.read_bytes()
+        damaged = bytearray(content)
+        if number % 5 == 0:
+            damaged = damaged[: dice.randrange(len(damaged))]
+        else:
+            damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+        victim.write_bytes(damaged)
+        same = victim == manifest and _same_json(content, bytes(damaged))
+        assert same or fault(manifest)[0], f"{victim.name} damaged unnoticed in round {number}"
+        victim.write_bytes(content)
+        assert not fault(manifest)[0]
+
+
+def _same_json(one: bytes, other: bytes) -> bool:
+    """A flip in the manifest's indentation can leave its meaning whole."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_the_highest_run_wins_then_the_highest_step(tmp_path: Path) -> None:
+    store(tmp_path, keep=9).save(90, b"first, far", {})
+    second = store(tmp_path, keep=9)
+    second.save(10, b"second", {})
+    second.save(20, b"second, later", {})
+    assert newest(tmp_path) == (2, 20, b"second, later")
+    store(tmp_path)  # a third start that saved nothing yet
+    assert newest(tmp_path) == (2, 20, b"second, later")
+
+
+def test_bad_ones_are_set_aside_one_by_one_until_a_good_one_is_found(tmp_path: Path) -> None:
+    writer = store(tmp_path, keep=9)
+    for step in (1, 2, 3, 4):
+        writer.save(step, b"content %d" % step, {})
+    folder = tmp_path / "run-000001"
+    (folder / "step-000000004.pt").write_bytes(b"rubbish")
+    (folder / "step-000000003.json").write_bytes(b"{")
+    (folder / "step-000000002.pt").unlink()
+    said: list[str] = []
+    found = Checkpoints(tmp_path, keep=9).resume(said.append)
+    assert found is not None
+    assert found[1] == b"content 1"
+    reasons = ["content does not match its digest", "manifest is not readable", "checkpoint file is absent"]
+    assert all(reason in line for reason, line in zip(reasons, said, strict=True))
+    assert sorted(path.name for path in folder.glob("*.corrupt")) == [
+        "step-000000002.json.corrupt", "step-000000003.json.corrupt", "step-000000003.pt.corrupt",
+        "step-000000004.json.corrupt", "step-000000004.pt.corrupt",
+    ]  # fmt: skip
+    assert [step for step, _ in manifests(tmp_path, 1)] == [1]
+
+
+def test_a_checkpoint_without_a_manifest_was_never_finished_and_is_ignored(tmp_path: Path) -> None:
+    store(tmp_path).save(1, b"good", {})
+    (tmp_path / "run-000001" / "step-000000002.pt").write_bytes(b"half")
+    assert newest(tmp_path) == (1, 1, b"good")
+
+
+def test_a_format_of_the_future_is_refused_and_not_set_aside(tmp_path: Path) -> None:
+    store(tmp_path).save(1, b"good", {})
+    path = tmp_path / "run-000001" / "step-000000001.json"
+    manifest = json.loads(path.read_text()) | {"format": 2}
+    manifest["seal"] = seal(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(Mismatch, match="format 2") as caught:
+        Checkpoints(tmp_path, keep=1).resume(lambda _: None)
+    assert caught.value.code == 78
+    assert path.exists()
+
+
+def test_the_newest_are_kept_over_all_runs_and_the_parents_survives_the_first_save(tmp_path: Path) -> None:
+    first = store(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        first.save(step, b"x", {})
+    assert _everything(tmp_path) == [(1, 3), (1, 2)]
+    second = store(tmp_path, keep=2)
+    assert _everything(tmp_path) == [(1, 3), (1, 2)]
+    second.save(4, b"x", {})
+    assert _everything(tmp_path) == [(2, 4), (1, 3)]
+    second.save(5, b"x", {})
+    assert _everything(tmp_path) == [(2, 5), (2, 4)]
+    assert not list(tmp_path.glob("run-000001/step-*"))
+
+
+def _everything(root: Path) -> list[tuple[int, int]]:
+    return [(run, step) for run in run_numbers(root) for step, _ in manifests(root, run)]
+
+
+def test_a_writer_that_sees_a_higher_run_stops_and_leaves_the_directory_alone(tmp_path: Path) -> None:
+    old = store(tmp_path)
+    old.save(1, b"old", {})
+    new = store(tmp_path)
+    with pytest.raises(Superseded, match="run 2") as caught:
+        old.save(2, b"old", {})
+    assert caught.value.code == 80
+    assert newest(tmp_path) == (1, 1, b"old")
+    new.save(2, b"new", {})
+    assert newest(tmp_path) == (2, 2, b"new")
+
+
+def _claim(root: Path, barrier: Any, numbers: Any) -> None:
+    writer = Checkpoints(root, keep=3)
+    barrier.wait(60)
+    numbers.put(writer.claim({}))
+
+
+def test_of_many_starts_at_once_each_claims_a_run_of_its_own(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, numbers = context.Barrier(4), context.Queue()
+    starts = [context.Process(target=_claim, args=(tmp_path, barrier, numbers)) for _ in range(4)]
+    for start in starts:
+        start.start()
+    assert sorted(numbers.get(timeout=100) for _ in starts) == [1, 2, 3, 4]
+    for start in starts:
+        start.join(60)
+
+
+def test_leftovers_of_a_killed_writer_are_cleared_by_the_next_start(tmp_path: Path) -> None:
+    store(tmp_path)
+    leftover = tmp_path / "run-000001" / ".step-000000050.pt.17.tmp"
+    leftover.write_bytes(b"half")
+    store(tmp_path)
+    assert not leftover.exists()
+
+
+def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(VolumeError, match="cannot write") as caught:
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=1).prepare()
+    assert caught.value.code == 73
+    assert "fsGroup" in caught.value.next_step
+
+
+def test_files_can_be_written_by_the_group_whatever_the_umask(tmp_path: Path) -> None:
+    store(tmp_path).save(1, b"x", {})
+    folder = tmp_path / "run-000001"
+    assert folder.stat().st_mode & 0o7777 == 0o2775
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o664}
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    target = tmp_path / "directory"
+    target.mkdir()
+    with pytest.raises(OSError, match="irectory"):
+        write_atomically(target, b"content")
+    assert list(tmp_path.iterdir()) == [target]

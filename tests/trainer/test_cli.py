@@ -1,0 +1,121 @@
+"""The command line as a stranger meets it: a fresh interpreter, the printed examples, the refusals."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddptrain import __version__
+from ddptrain.cli import main
+from tests.trainer.runs import ForkServer
+
+DDPTRAIN = [sys.executable, "-m", "ddptrain"]
+
+
+def fresh(*argv: object, code: int = 0, **env: str) -> tuple[str, float]:
+    """(output, seconds) of a fresh interpreter."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [*DDPTRAIN, *map(str, argv)], capture_output=True, text=True, timeout=120, env=env, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr, time.perf_counter() - started
+
+
+def test_help_version_and_refusals_answer_without_importing_torch() -> None:
+    program = (
+        "import sys, contextlib, io\n"
+        "from ddptrain.cli import main\n"
+        "for argv in (['--help'], ['train', '--help'], ['--version'], ['train', '--epochs', '0'], ['data', 'verify', '--data-dir', '/']):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        main(argv)\n"
+        "print([m for m in ('torch', 'sklearn') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_is_quick() -> None:
+    assert min(fresh("--help")[1] for _ in range(3)) < 0.9  # 0.1 s on an idle machine; tests share theirs
+
+
+def test_version_is_printed() -> None:
+    assert fresh("--version")[0] == f"ddptrain {__version__}\n"
+
+
+def test_every_help_shows_an_example_that_works_as_printed(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = []
+    for verb in ([], ["train"], ["launch"], ["eval"], ["data"], ["data", "fetch"], ["data", "verify"]):
+        with pytest.raises(SystemExit):
+            main([*verb, "--help"])
+        found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
+        assert found, verb
+        examples.append(found[1].replace("/tmp/ddptrain-checkpoints", str(tmp_path / "checkpoints")).split())
+    for argv in examples:
+        wanted = 66 if argv[0] == "data" else 0  # there is no network and no data here
+        if argv[:2] != ["data", "fetch"]:
+            ddptrain.run(*argv, code=wanted)
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "code", "said"),
+    [
+        (["train"], {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "m"}, 2, "node rank 2 does not exist among 2"),
+        (["launch", "--nproc-per-node", "0"], {}, 2, "--nproc-per-node=0"),
+        (["launch", "--master-port", "0"], {}, 2, "--master-port=0"),
+        (["train"], {"RANK": "3", "WORLD_SIZE": "2"}, 2, "RANK=3"),
+        (["train"], {"DDPTRAIN_EPOCS": "3"}, 2, "did you mean DDPTRAIN_EPOCHS?"),
+        (["launch", "--nproc-per-node", "2", "--backend", "nccl"], {"CUDA_VISIBLE_DEVICES": ""}, 71, "0 GPU(s)"),
+        (["train", "--batch-size", "many"], {}, 2, "--batch-size='many'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_at_once_in_three_lines(
+    tmp_path: Path, argv: list[str], env: dict[str, str], code: int, said: str
+) -> None:
+    output, seconds = fresh(*argv, code=code, DDPJOB_TERMINATION_LOG=str(tmp_path / "log"), **env)
+    assert said in output
+    lines = output.splitlines()
+    assert lines[0].startswith("error: ")
+    assert lines[-1].startswith("next:  ")
+    assert len(lines) <= 3
+    assert seconds < 3
+    assert said.partition("=")[0] in (tmp_path / "log").read_text() or "mean" in said
+
+
+def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddptrain",
+            "train", "--data", "idx", "--data-dir", str(idx), "--batch-size", "37", "--checkpoint-dir", str(tmp_path / "out"),
+        ],
+        capture_output=True, text=True, timeout=300, check=False, env={"DDPJOB_TERMINATION_LOG": str(message), "PATH": "/usr/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 rank(s)" in done.stdout
+    assert '"outcome": "succeeded"' in message.read_text()
+
+
+def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind() -> None:
+    program = (
+        "import os, sys\n"
+        "from ddptrain.launch import preload\n"
+        "preload()\n"
+        "before = set(sys.modules)\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
+        "from ddptrain.cli import main\n"
+        "main(['train', '--data', 'digits', '--epochs', '1', '--model', 'mlp', '--batch-size', '500'])\n"
+        "late = [m for m in sys.modules if m not in before and m.startswith('torch')]\n"
+        "print(len(late))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1", "a thread in the parent would be missing in every child"
+    assert int(lines[-1]) < 30, "a rank should find torch imported"

@@ -1,0 +1,67 @@
+"""One schema: defaults, then environment, then flags; mistakes are named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ddptrain.config import Config, resolve
+from ddptrain.errors import UsageError
+
+
+def test_flags_win_over_the_environment_which_wins_over_defaults() -> None:
+    env = {"DDPTRAIN_EPOCHS": "5", "DDPTRAIN_LR": "0.1"}
+    config = resolve(env, {"epochs": "7", "seed": None})
+    assert (config.epochs, config.lr, config.seed) == (7, 0.1, 0)
+
+
+def test_the_jobs_own_variables_give_the_directories_and_the_trainers_win_over_them() -> None:
+    env = {"DDPJOB_DATA_DIR": "/data", "DDPJOB_CHECKPOINT_DIR": "/a", "DDPTRAIN_CHECKPOINT_DIR": "/b"}
+    config = resolve(env, {})
+    assert (config.data_dir, config.checkpoint_dir) == ("/data", "/b")
+
+
+def test_an_unknown_trainer_variable_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="DDPTRAIN_EPOCH") as caught:
+        resolve({"DDPTRAIN_EPOCH": "5"}, {})
+    assert caught.value.hint == "did you mean DDPTRAIN_EPOCHS?"
+    assert caught.value.code == 2
+
+
+def test_an_unknown_job_variable_is_none_of_our_business() -> None:
+    assert resolve({"DDPJOB_FROM_THE_FUTURE": "1"}, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", "0"), ("epochs", "many"), ("epochs", "1.5"), ("batch_size", "-1"), ("lr", "nan"), ("lr", "inf"),
+        ("data", "imagenet"), ("bf16", "perhaps"), ("keep", "0"), ("seed", "-1"), ("model", "CNN"),
+        ("collective_timeout", "0"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_and_its_origin_named(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"DDPTRAIN_{name.upper()}"):
+        resolve({f"DDPTRAIN_{name.upper()}": value}, {})
+    with pytest.raises(UsageError, match="--" + name.replace("_", "-")):
+        resolve({}, {name: value})
+
+
+def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with_no_other() -> None:
+    other = {
+        "data": "idx", "model": "mlp", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.5,
+        "shift": 0, "seed": 9, "dtype": "float64", "bf16": True, "data_dir": "/x", "download": True, "checkpoint_dir": "/x",
+        "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3, "rendezvous_timeout": 9.0,
+        "collective_timeout": 9.0, "step_delay": 1.0,
+    }  # fmt: skip
+    for field in dataclasses.fields(Config):
+        if field.name == "sync":  # one choice so far
+            continue
+        changed = dataclasses.replace(Config(), **{field.name: other[field.name]})
+        assert (changed.digest() != Config().digest()) == field.metadata["identity"], field.name
+
+
+def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_it() -> None:
+    assert Config(batch_size=256).digest() == Config().digest()
+    assert Config(data="digits").global_batch == 32

@@ -1,0 +1,154 @@
+"""Fetching from mirrors that fail in every way a mirror can, over loopback."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddptrain import fetch
+from ddptrain.errors import DataError
+from ddptrain.mnist import MNIST_FILES, IdxFile, load
+from tests.trainer.runs import ForkServer
+
+Answer = Callable[[http.server.BaseHTTPRequestHandler, str], None]
+
+
+@contextmanager
+def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """An HTTP server on loopback; yields its base URL and the list of names asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path.rsplit("/", 1)[-1])
+            answer(self, asked[-1])
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/mnist/", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def good(folder: Path) -> Answer:
+    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
+        content = (folder / name).read_bytes()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def refuse(status: int) -> Answer:
+    return lambda handler, name: handler.send_error(status)
+
+
+def deliver(content: bytes, length: int | None = None) -> Answer:
+    def answer(handler: http.server.BaseHTTPRequestHandler, name: str) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+@pytest.fixture
+def files(idx: Path) -> tuple[IdxFile, ...]:
+    """The four files with the digests of the synthetic set, so that fetching it can succeed."""
+    return tuple(
+        replace(file, sha256=hashlib.sha256(gzip.decompress((idx / f"{file.name}.gz").read_bytes())).hexdigest())
+        for file in MNIST_FILES
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "tries"),
+    [
+        (refuse(404), 1),
+        (refuse(403), 1),
+        (refuse(503), 3),
+        (deliver(b"<html>please log in</html>"), 3),
+        (deliver(gzip.compress(b"another file")), 3),
+        (deliver(b"\x1f\x8b", 5000), 3),
+        (deliver(b""), 3),
+    ],
+)
+def test_a_mirror_that_fails_is_left_for_the_next(
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], bad: Answer, tries: int
+) -> None:
+    said: list[str] = []
+    with mirror(bad) as (broken, asked), mirror(good(idx)) as (working, _):
+        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, say=said.append, pause=0.01)
+    assert asked == [f"{file.name}.gz" for file in files for _ in range(tries)]
+    assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_files_that_are_whole_are_not_fetched_again_and_a_damaged_one_is(
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
+) -> None:
+    with mirror(good(idx)) as (url, asked):
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
+        assert len(asked) == 4
+        (tmp_path / files[2].name).write_bytes(b"a damaged raw copy, which would be found first")
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
+        assert asked[4:] == [f"{files[2].name}.gz"]
+    assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
+
+
+def test_when_every_mirror_fails_each_ones_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    with (
+        mirror(refuse(404)) as (one, _),
+        mirror(refuse(410)) as (two, _),
+        pytest.raises(DataError, match=r"HTTP 404.*HTTP 410") as caught,
+    ):
+        fetch.fetch(str(tmp_path), mirrors=(one, two), pause=0.01)
+    assert caught.value.code == 66
+    assert [path.name for path in tmp_path.iterdir()] == [".fetch.lock"]
+
+
+def test_a_url_that_is_no_web_address_is_not_opened(tmp_path: Path, idx: Path) -> None:
+    with pytest.raises(DataError, match="not an http"):
+        fetch.fetch(str(tmp_path), mirrors=(f"file://{idx}/",), pause=0.01)
+
+
+def test_of_many_that_fetch_at_once_one_downloads(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
+    with mirror(good(idx)) as (url, asked):
+        threads = [
+            threading.Thread(target=fetch.fetch, args=(str(tmp_path),), kwargs={"mirrors": (url,), "files": files})
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(asked) == 4
+
+
+def test_the_verb_fetches_and_ends_with_66_when_the_content_is_not_mnists(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    with mirror(good(idx)) as (url, _):
+        run = ddptrain.run("data", "fetch", "--data-dir", tmp_path, "--url", url, code=66)
+    assert "wrong content" in run.output()
+    assert json.loads(run.termination_log.read_text())["code"] == 66

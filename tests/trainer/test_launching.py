@@ -1,0 +1,165 @@
+"""Launching: two nodes, ranks that never come, ranks that fail, and a launcher that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import ForkServer, free_port, losses, wait_until
+from tests.trainer.test_reports import PROGRESS
+
+SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 2)
+
+
+def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: object) -> dict[str, object]:
+    """The environment that the operator gives a node."""
+    return {
+        "NNODES": nnodes, "NODE_RANK": rank, "NPROC_PER_NODE": nproc, "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+        "PET_RDZV_CONF": "timeout=60", "DDPJOB_UID": "u", "DDPJOB_ATTEMPT": 0, **more,
+    }  # fmt: skip
+
+
+def test_two_nodes_of_two_ranks_train_together_and_rank_zero_tells(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "checkpoints", "--step-delay", 0.05)
+    # Node 1 is early: it must wait for the master's port to open.
+    one = ddptrain.start(*command, env=node(1, port))
+    zero = ddptrain.start(*command, env=node(0, port))
+    seen = [zero.at_step(step) for step in (2, 5, 9)]
+    assert set(seen[0]) == PROGRESS
+    assert seen[0]["seq"] < seen[1]["seq"] < seen[2]["seq"]
+    assert {report["worldSize"] for report in seen} == {4}
+    assert (seen[0]["phase"], seen[0]["totalEpochs"], seen[0]["totalSteps"], seen[0]["data"]) == ("train", 2, 18, "idx")
+    assert zero.wait() == 0, zero.output()
+    assert one.wait() == 0, one.output()
+    assert one.progress() is None
+    messages = [zero.message(), one.message()]
+    assert [message["rank"] for message in messages] == [0, 2]
+    for message in messages:
+        assert (message["outcome"], message["code"], message["resumedFrom"]) == ("succeeded", 0, None)
+        assert message["checkpoint"] == {"run": 1, "step": 18}
+        assert (message["progress"]["phase"], message["progress"]["step"]) == ("done", 18)
+    assert messages[0]["accuracy"] == messages[1]["accuracy"] == messages[0]["progress"]["accuracy"]
+    assert len(losses(tmp_path / "checkpoints")) == 18
+
+
+def test_a_node_lost_is_blamed_on_the_peer_by_the_other(ddptrain: ForkServer, idx: Path) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.1)
+    zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
+    zero.at_step(2)
+    os.killpg(one.pid, signal.SIGKILL)  # the launcher; its ranks must not outlive it
+    assert zero.wait() == 77, zero.output()
+    message = zero.message()
+    assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
+
+
+def test_a_rank_that_never_comes_is_named_within_the_timeout(ddptrain: ForkServer, idx: Path) -> None:
+    port = free_port()
+    env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=2")
+    zero = ddptrain.start("train", *SMALL, "--data-dir", idx, env=env)
+    one = ddptrain.start("train", *SMALL, "--data-dir", idx, env=env | {"NODE_RANK": 1})
+    assert zero.wait() == 69, zero.output()
+    assert one.wait() == 69, one.output()
+    for run in (zero, one):
+        message = run.message()
+        assert "missing rank 2 (node 2) of 3 ranks" in message["message"]
+        assert (message["code"], message["phase"]) == (69, "rendezvous")
+
+
+def test_a_master_that_never_comes_is_named(ddptrain: ForkServer, idx: Path) -> None:
+    env = node(1, free_port(), nproc=1, PET_RDZV_CONF="timeout=1", MASTER_ADDR="rank-0.invalid")
+    run = ddptrain.run("train", *SMALL, "--data-dir", idx, env=env, code=69)
+    assert "rank 0 (node 0) is missing: rank-0.invalid" in run.message()["message"]
+
+
+def test_two_nodes_that_claim_one_rank_are_refused(ddptrain: ForkServer, idx: Path) -> None:
+    port = free_port()
+    env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=20")
+    ddptrain.start("train", *SMALL, "--data-dir", idx, env=env)
+    twins = [ddptrain.start("train", *SMALL, "--data-dir", idx, env=env | {"NODE_RANK": 1}) for _ in range(2)]
+    first = wait_until(lambda: next((twin for twin in twins if twin.ended), None), "one of the twins to be refused")
+    assert first.wait() == 71, first.output()
+    assert "two processes claim rank 1" in first.message()["message"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sigterm_while_waiting_for_the_others_leaves_at_once(ddptrain: ForkServer, idx: Path, world_size: int) -> None:
+    run = ddptrain.start("train", *SMALL, "--data-dir", idx, env=node(0, free_port(), nproc=world_size))
+    wait_until(lambda: (run.progress() or {}).get("phase") == "rendezvous", "the rendezvous")
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75, run.output()
+    assert run.message()["saved"] is False
+
+
+def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--step-delay", 0.2)
+    run.at_step(1)
+    ranks = run.ranks()
+    os.kill(run.pid, signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    wait_until(lambda: not any(_lives(pid) for pid in ranks.values()), "the ranks to die")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_ranks_that_cannot_obey_sigterm_are_killed_when_the_grace_ends(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--stop-grace", 1, *SMALL, "--data-dir", idx, "--step-delay", 0.1
+    )
+    run.at_step(1)
+    for pid in run.ranks().values():
+        os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75
+    assert time.monotonic() - started < 20
+    assert run.message()["saved"] is False
+
+
+def test_a_diverged_loss_ends_with_79_on_the_step(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    run = ddptrain.run(*command, "--optimizer", "sgd", "--lr", 900, code=79)
+    message = run.message()
+    assert (message["code"], message["exception"], message["cause"]) == (79, "NotFinite", "own")
+    assert "next: lower --lr" in message["message"]
+
+
+def test_absent_data_ends_with_66_and_the_other_ranks_know_whose_fault_it_was(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    zero = ddptrain.start("train", *SMALL, "--data-dir", tmp_path, env=node(0, port, nproc=1))
+    one = ddptrain.start("train", *SMALL, "--data-dir", idx, env=node(1, port, nproc=1))
+    assert zero.wait() == 66, zero.output()
+    assert zero.message()["phase"] == "data"
+    assert one.wait() == 77, one.output()
+    assert (one.message()["cause"], one.message()["phase"]) == ("peer", "data")
+    assert "train-images-idx3-ubyte" in one.message()["message"]
+
+
+def test_an_unwritable_volume_ends_with_73(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "checkpoints"
+    run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", out, code=73)
+    assert (run.message()["code"], run.message()["rank"]) == (73, 0)
+
+
+def test_each_ranks_output_is_tagged_and_kept(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    run = ddptrain.run(
+        "launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx / "absent", code=66
+    )
+    assert "[rank 0] error: " in run.output()
+    assert "[rank 1] error: " in run.output()
+    assert all("error: " in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1))

@@ -1,0 +1,33 @@
+"""It learns: the bundled digits everywhere, the real MNIST where it lies beside the project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddptrain.metrics import effective_rows
+from tests.trainer.runs import ForkServer
+from tests.trainer.test_mnist import REAL, needs_mnist
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_two_epochs_of_the_digits_reach_85_percent(ddptrain: ForkServer, tmp_path: Path, world_size: int) -> None:
+    command = ("launch", "--nproc-per-node", world_size, "--data", "digits", "--epochs", 2)
+    message = ddptrain.run(*command, "--checkpoint-dir", tmp_path).message()
+    assert message["accuracy"] >= 0.85
+
+
+@needs_mnist
+def test_two_epochs_of_mnist_reach_98_5_percent_and_a_second_process_agrees(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    command = ("launch", "--nproc-per-node", 2, "--data-dir", REAL, "--epochs", 2, "--checkpoint-dir", tmp_path)
+    message = ddptrain.run(*command).message()
+    assert message["accuracy"] >= 0.985
+    evaluations = effective_rows(tmp_path / "metrics.jsonl", "eval")
+    assert [row["epoch"] for row in evaluations] == [1, 2]
+    assert evaluations[-1]["accuracy"] == message["accuracy"]
+    judged = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", REAL)
+    assert json.loads(judged.output().splitlines()[-1])["accuracy"] == message["accuracy"]

@@ -1,0 +1,82 @@
+"""The history reads as if no run had been interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ddptrain.metrics import MetricsLog, effective_rows
+
+
+def write(path: Path, run: int, resumed: int | None, steps: range, *, evals: tuple[int, ...] = ()) -> None:
+    log = MetricsLog(path, run)
+    log.add("start", {"resumedFrom": {"run": run - 1, "step": resumed} if resumed is not None else None})
+    for step in steps:
+        log.add("train", {"step": step, "loss": run + step / 1000})
+        if step in evals:
+            log.add("eval", {"step": step, "accuracy": 0.5, "loss": 1.0})
+    log.flush()
+
+
+def origins(path: Path) -> list[tuple[int, int]]:
+    return [(row["run"], row["step"]) for row in effective_rows(path, "train")]
+
+
+def test_a_resumed_run_supersedes_the_rows_beyond_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 4, range(5, 10))
+    assert origins(path) == [(1, step) for step in range(1, 5)] + [(2, step) for step in range(5, 10)]
+
+
+def test_rows_beyond_the_resume_do_not_come_back_when_the_resumed_run_dies_early(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 4, range(5, 6))
+    assert origins(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5)]
+
+
+def test_a_run_from_zero_supersedes_everything(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 8))
+    write(path, 2, None, range(1, 3))
+    assert origins(path) == [(2, 1), (2, 2)]
+
+
+def test_a_leftover_that_still_appends_is_not_heard(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    old = MetricsLog(path, 1)
+    old.add("start", {"resumedFrom": None})
+    old.add("train", {"step": 1, "loss": 1.0})
+    old.flush()
+    write(path, 2, 1, range(2, 4))
+    old.add("train", {"step": 2, "loss": 99.0})
+    old.flush()
+    assert origins(path) == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_a_line_torn_by_a_kill_is_skipped_and_the_next_run_starts_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 4))
+    with path.open("a") as stream:
+        stream.write('{"event": "train", "run": 1, "st')
+    assert origins(path) == [(1, 1), (1, 2), (1, 3)]
+    write(path, 2, 3, range(4, 6))
+    assert origins(path) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
+
+
+def test_an_evaluation_follows_the_step_it_was_made_after(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 5), evals=(2, 4))
+    assert [(row["event"], row["step"]) for row in effective_rows(path)] == [
+        ("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4), ("eval", 4),
+    ]  # fmt: skip
+
+
+def test_what_is_not_a_number_becomes_null_and_every_row_stays_json(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 1)
+    log.add("train", {"step": 1, "loss": float("nan"), "lr": float("inf")})
+    log.flush(durable=True)
+    row = json.loads(path.read_text(), parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
+    assert (row["loss"], row["lr"]) == (None, None)

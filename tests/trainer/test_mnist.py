@@ -1,0 +1,104 @@
+"""Data is what its content says, not what its file name or its gzip header says."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from ddptrain.cli import main
+from ddptrain.errors import DataError
+from ddptrain.mnist import MNIST_FILES, load
+from tests.trainer.synthetic import file_of, put, write_idx
+
+REAL = Path(__file__).parents[3] / "shared" / "mnist"
+needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not in ../shared/mnist")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_idx_files_are_read_gzipped_or_raw_with_one_digest(tmp_path: Path, zipped: bool) -> None:
+    data = load("idx", str(write_idx(tmp_path / "a", zipped=zipped)))
+    assert (data.train_images.shape, data.test_labels.shape) == ((300, 28, 28), (70,))
+    assert data.digest == load("idx", str(write_idx(tmp_path / "b"))).digest
+    assert data.digest != load("idx", str(write_idx(tmp_path / "c", seed=1))).digest
+
+
+def test_other_idx_files_are_not_taken_for_mnist(idx: Path) -> None:
+    with pytest.raises(DataError, match="is not MNIST's") as caught:
+        load("mnist", str(idx))
+    assert caught.value.code == 66
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "reason"),
+    [
+        ("train_images", struct.pack(">4I", 2049, 1, 28, 28) + bytes(784), "bad magic number"),
+        ("train_images", struct.pack(">4I", 2051, 2, 28, 28) + bytes(784), "contradicts"),
+        ("train_images", struct.pack(">4I", 2051, 2**31, 28, 28), "contradicts"),
+        ("train_images", struct.pack(">4I", 2051, 300, 14, 56) + bytes(300 * 784), "not 28×28"),
+        ("train_images", b"\0\0", "bad magic number"),
+        ("test_labels", struct.pack(">2I", 2049, 3) + bytes(3), "70 images and 3 labels"),
+        ("test_labels", struct.pack(">2I", 2049, 70) + bytes([10] * 70), "go up to 10"),
+    ],
+)
+def test_a_malformed_file_is_refused_and_named(
+    idx: Path, tmp_path: Path, part: str, content: bytes, reason: str
+) -> None:
+    folder = shutil.copytree(idx, tmp_path / "data")
+    put(folder, file_of(part), content)
+    with pytest.raises(DataError, match=reason):
+        load("idx", str(folder))
+
+
+def test_a_truncated_gzip_file_is_refused(idx: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(idx, tmp_path / "data")
+    path = folder / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="cannot read"):
+        load("idx", str(folder))
+
+
+def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").touch()
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\[.gz\] is not in .*lost\+found"):
+        load("mnist", str(tmp_path))
+    with pytest.raises(DataError, match="does not exist"):
+        load("mnist", str(tmp_path / "nowhere"))
+
+
+def test_without_a_directory_the_data_is_never_swapped_for_the_digits() -> None:
+    with pytest.raises(DataError, match="needs --data-dir"):
+        load("mnist", "")
+
+
+def test_the_digits_have_mnists_shape_and_a_test_set_of_their_own() -> None:
+    data = load("digits", "")
+    assert data.train_images.shape == (1438, 28, 28)
+    assert data.test_images.shape == (359, 28, 28)
+    assert data.train_images.max() == 255
+    train = {image.tobytes() for image in data.train_images}
+    assert not any(image.tobytes() in train for image in data.test_images)
+
+
+def test_verify_prints_a_verdict_per_file(idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(idx, tmp_path / "data")
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert main(["data", "verify", "--data-dir", str(folder)]) == 66
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:5]] == [file.name for file in MNIST_FILES]
+    assert table[1].endswith("not MNIST's content")
+    assert table[4].endswith("absent")
+    assert table[5] == f"next:  ddptrain data fetch --data-dir {folder}"
+
+
+@needs_mnist
+def test_the_real_files_are_mnist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "verify", "--data-dir", str(REAL)]) == 0
+    assert capsys.readouterr().out.count(" ok\n") == 4
+
+
+def test_the_known_digests_are_sha256() -> None:
+    assert {len(file.sha256) for file in MNIST_FILES} == {len(hashlib.sha256().hexdigest())}

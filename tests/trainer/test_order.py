@@ -1,0 +1,76 @@
+"""The global order, its batches and their shards: pure properties, for any sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddptrain.evaluate import chunks_of
+from ddptrain.order import Schedule, epoch_order, shard, shift_of
+
+SIZES = st.integers(1, 2000)
+
+
+@given(samples=SIZES, seed=st.integers(0, 2**62), epoch=st.integers(0, 99))
+def test_an_epochs_order_is_a_permutation_and_depends_on_nothing_but_seed_and_epoch(
+    samples: int, seed: int, epoch: int
+) -> None:
+    order = epoch_order(samples, seed, epoch)
+    assert sorted(order) == list(range(samples))
+    assert (order == epoch_order(samples, seed, epoch)).all()
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+    orders = [epoch_order(1000, seed, epoch) for seed in range(3) for epoch in range(3)]
+    for i, one in enumerate(orders):
+        for other in orders[i + 1 :]:
+            assert (one != other).mean() > 0.9
+
+
+def test_the_order_is_pinned_so_that_another_library_version_cannot_change_it() -> None:
+    assert list(epoch_order(8, 0, 0)) == [6, 5, 7, 1, 2, 4, 3, 0]
+
+
+@given(count=st.integers(0, 5000), world_size=st.integers(1, 64))
+def test_shards_partition_the_batch_in_order_and_differ_by_one_at_most(count: int, world_size: int) -> None:
+    parts = [shard(count, rank, world_size) for rank in range(world_size)]
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(count))
+    sizes = [part.stop - part.start for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(samples=SIZES, batch=st.integers(1, 300), epochs=st.integers(1, 4))
+@settings(max_examples=50)
+def test_batches_of_an_epoch_cover_it_once_and_the_schedule_ignores_the_world_size(
+    samples: int, batch: int, epochs: int
+) -> None:
+    schedule = Schedule(samples, batch, epochs, seed=1)
+    for epoch in range(epochs):
+        steps = range(epoch * schedule.steps_per_epoch, (epoch + 1) * schedule.steps_per_epoch)
+        bounds = [schedule.bounds(step) for step in steps]
+        assert {b[0] for b in bounds} == {epoch}
+        assert [i for _, first, end in bounds for i in range(first, end)] == list(range(samples))
+        assert [schedule.ends_epoch(step + 1) for step in steps] == [False] * (len(steps) - 1) + [True]
+
+
+@given(seed=st.integers(0, 1000), step=st.integers(0, 10**6), most=st.integers(0, 4))
+def test_a_shift_stays_within_its_bounds(seed: int, step: int, most: int) -> None:
+    down, right = shift_of(seed, step, most)
+    assert max(abs(down), abs(right)) <= most
+
+
+def test_shifts_reach_every_direction_about_equally_often() -> None:
+    seen = [shift_of(0, step, 1) for step in range(1800)]
+    counts = [seen.count((down, right)) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    assert min(counts) > 140  # 200 expected, four standard deviations off
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 50])
+@pytest.mark.parametrize("samples", [1, 70, 359, 10_000])
+def test_evaluation_sees_every_sample_once_whatever_the_world_size(samples: int, world_size: int) -> None:
+    seen = np.concatenate(
+        [np.arange(first, end) for rank in range(world_size) for first, end in chunks_of(samples, rank, world_size)]
+    )
+    assert sorted(seen) == list(range(samples))

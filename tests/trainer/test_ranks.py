@@ -1,0 +1,123 @@
+"""Which rank a process is, by its environment; what cannot be is refused before anything slow happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddptrain.cpus import available, threads_per_rank
+from ddptrain.errors import TrainerError
+from ddptrain.ranks import check_gpus, from_node, from_rank_environment, needs_launch
+from ddptrain.worker import timeout_of
+
+
+def test_ranks_are_dealt_out_node_by_node() -> None:
+    seen = []
+    for node_rank in range(3):
+        node = from_node({"NNODES": "3", "NODE_RANK": str(node_rank), "NPROC_PER_NODE": "2", "MASTER_ADDR": "m"})
+        seen += [(node.child(local).rank, node.node_of(node.child(local).rank)) for local in range(2)]
+    assert seen == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("env", "launch"),
+    [
+        ({}, False),
+        ({"NNODES": "1", "NPROC_PER_NODE": "1"}, False),
+        ({"NNODES": "1", "NPROC_PER_NODE": "2"}, True),
+        ({"NNODES": "2", "MASTER_ADDR": "m"}, True),
+        ({"NNODES": "2", "MASTER_ADDR": "m", "RANK": "0", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_a_node_of_several_ranks_that_nobody_split_yet_is_launched(env: dict[str, str], launch: bool) -> None:
+    assert needs_launch(env) is launch
+
+
+def test_torchruns_variables_are_understood() -> None:
+    env = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "m",
+        "MASTER_PORT": "1",
+    }
+    ranks = from_rank_environment(env)
+    assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.node_rank, ranks.nnodes) == (5, 8, 1, 1, 2)
+    assert (ranks.master_addr, ranks.master_port) == ("m", 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "m"}, "node rank 2"),
+        ({"NNODES": "2"}, "MASTER_ADDR"),
+        ({"NNODES": "0"}, "NNODES=0"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE=0"),
+        ({"NPROC_PER_NODE": "auto"}, "NPROC_PER_NODE=auto"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
+        ({"NODE_RANK": "-1"}, "NODE_RANK=-1"),
+    ],
+)
+def test_an_impossible_node_is_refused_and_the_variable_named(env: dict[str, str], named: str) -> None:
+    with pytest.raises(TrainerError, match=named) as caught:
+        from_node(env)
+    assert caught.value.code == 2
+    assert len(caught.value.lines().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 does not exist"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
+    ],
+)
+def test_an_impossible_rank_is_refused_and_the_variable_named(env: dict[str, str], named: str) -> None:
+    with pytest.raises(TrainerError, match=named) as caught:
+        from_rank_environment(env)
+    assert caught.value.code == 2
+
+
+def test_more_nccl_ranks_than_gpus_are_refused_without_asking_cuda() -> None:
+    with pytest.raises(TrainerError, match="GPU") as caught:
+        check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert caught.value.code == 71
+    check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize(
+    ("conf", "seconds"),
+    [("", 600), ("timeout=30", 30), ("a=b, timeout=7.5", 7.5), ("timeout=soon", 600), ("timeout", 600)],
+)
+def test_the_rendezvous_timeout_is_read_as_torchrun_spells_it(conf: str, seconds: float) -> None:
+    assert timeout_of(conf) == seconds
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "25000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.25),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"proc/self/cgroup": "0::/pod/box", "sys/fs/cgroup/pod/cpu.max": "75000 100000"}, 0.75),
+        ({"proc/self/cgroup": "0::/pod/box", "sys/fs/cgroup/pod/box/cpu.max": "garbage"}, None),
+        ({}, None),
+    ],
+)
+def test_the_tightest_cgroup_quota_counts(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    assert available(tmp_path) == (cpus or available(tmp_path / "nothing"))
+
+
+def test_threads_are_shared_out_among_the_nodes_ranks_unless_the_user_decides() -> None:
+    assert threads_per_rank(1000, {}) == 1
+    assert threads_per_rank(1, {"OMP_NUM_THREADS": "5"}) == 5
+    assert threads_per_rank(1, {"OMP_NUM_THREADS": ""}) >= 1

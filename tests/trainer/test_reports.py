@@ -1,0 +1,186 @@
+"""What the trainer says while it works and when it ends, in the words of its contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddptrain import termination
+from ddptrain.errors import Hang, PeerLost, Stopped, UsageError, classify
+from ddptrain.node import Child, Node, root_cause
+from ddptrain.progress import Progress
+from tests.trainer.runs import free_port
+
+FAILURE = {
+    "schema", "outcome", "code", "cause", "rank", "step", "phase", "signal", "exception", "message", "where", "checkpoint",
+}  # fmt: skip
+PROGRESS = {
+    "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
+    "samplesPerSecond", "worldSize", "data", "checkpoint",
+}  # fmt: skip
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_a_failure_is_reported_with_every_field_of_the_contract() -> None:
+    progress = {"step": 300, "phase": "train", "checkpoint": {"run": 3, "step": 250}}
+    report = termination.failure(raised(ValueError("boom")), rank=3, progress=progress)
+    assert set(report) == FAILURE | {"traceback"}
+    assert (report["outcome"], report["code"], report["cause"], report["exception"]) == (
+        "failed",
+        1,
+        "own",
+        "ValueError",
+    )
+    assert (report["step"], report["checkpoint"]) == (300, {"run": 3, "step": 250})
+    assert report["where"].startswith("test_reports.py:")
+
+
+@given(st.text(max_size=6000), st.text(max_size=9000))
+@settings(max_examples=60)
+def test_a_message_fits_and_stays_json_whatever_the_texts(message: str, trace: str) -> None:
+    report = termination.failure(UsageError(message), rank=0, progress={}) | {"traceback": trace}
+    encoded = termination.encode(report)
+    assert len(encoded) <= 4096
+    decoded = json.loads(encoded)
+    assert set(decoded) == FAILURE | {"traceback"}
+    if len(json.dumps(trace)) > 4096 and decoded["traceback"]:
+        assert trace.endswith(decoded["traceback"].removeprefix("...")), "the end of a traceback says most"
+
+
+def test_the_message_is_written_in_place_because_the_file_is_a_mount(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.write_text("x" * 5000)
+    inode = path.stat().st_ino
+    termination.write({"schema": 1, "code": 0}, path)
+    assert json.loads(path.read_text()) == {"schema": 1, "code": 0}
+    assert path.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [("own", "peer", "own"), ("peer", "own", "own"), ("own", "own", "own"), ("peer", "peer", "peer")],
+)
+def test_of_ranks_that_share_a_file_the_first_with_a_fault_of_its_own_is_heard(
+    tmp_path: Path, first: str, second: str, kept: str
+) -> None:
+    path = tmp_path / "termination-log"
+    termination.write({"cause": first, "rank": 0}, path, shared=True)
+    termination.write({"cause": second, "rank": 1}, path, shared=True)
+    message = json.loads(path.read_text())
+    assert message["cause"] == kept
+    assert message["rank"] == (1 if first == "peer" and second == "own" else 0)
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    termination.write({"schema": 1}, tmp_path / "absent" / "file")
+    assert "cannot write the termination message" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234", PeerLost),
+        ("writev [127.0.0.1]:33862: Connection reset by peer", PeerLost),
+        ("Broken pipe", PeerLost),
+        ("Timed out waiting 300000ms for recv operation to complete", Hang),
+        ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+    ],
+)
+def test_what_gloo_says_is_told_apart(text: str, kind: type[BaseException]) -> None:
+    assert type(classify(RuntimeError(text))) is kind
+
+
+def test_a_users_own_error_is_not_taken_for_a_lost_peer() -> None:
+    assert type(classify(OSError("Connection reset by peer"))) is OSError
+
+
+def ended(rank: int, code: int, at: float, *, cause: str = "own", signal_number: int = 0, told: bool = True) -> Child:
+    """A child as the launcher has it after waitpid."""
+    report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
+    text = json.dumps(report).encode() if told else b""
+    return Child(rank, 0, -1, -1, report=text, status=signal_number or code << 8, ended=at)
+
+
+def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
+    node = Node([ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)])
+    cause = root_cause(node)
+    assert (cause["rank"], cause["code"], cause["signal"], cause["cause"]) == (1, 137, 9, "own")
+    assert "SIGKILL" in cause["message"]
+
+
+def test_of_two_culprits_the_earlier_is_named() -> None:
+    assert root_cause(Node([ended(0, 79, 2.0), ended(1, 66, 1.0)]))["code"] == 66
+
+
+def test_a_node_that_only_lost_a_peer_says_so() -> None:
+    cause = root_cause(Node([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")]))
+    assert (cause["rank"], cause["code"], cause["cause"]) == (2, 77, "peer")
+
+
+def test_ranks_that_the_launcher_killed_are_not_to_blame() -> None:
+    stuck = ended(0, 0, 3.0, signal_number=9, told=False)
+    stuck.killed_by_us = True
+    assert root_cause(Node([stuck, ended(1, 77, 1.0, cause="peer")]))["rank"] == 1
+
+
+def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() -> None:
+    stuck = ended(0, 0, 3.0, signal_number=9, told=False)
+    stuck.killed_by_us = True
+    cause = root_cause(Node([stuck], stop_signal=15))
+    assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
+
+
+def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
+    cause = root_cause(Node([ended(0, 3, 1.0, told=False)]))
+    assert (cause["code"], cause["message"]) == (3, "rank 0 left with code 3 and no report")
+
+
+def test_stopping_is_no_failure() -> None:
+    report = termination.failure(Stopped("stopped", saved=True), rank=0, progress={})
+    assert (report["outcome"], report["code"], report["saved"]) == ("stopped", 75, True)
+
+
+def test_progress_is_served_and_counts_completed_work_only() -> None:
+    progress = Progress(world_size=4, data="mnist")
+    port = free_port()
+    progress.serve(port)
+
+    def get(path: str) -> dict[str, object]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return dict(json.load(answer))
+
+    first, second = get("/progress"), get("/progress")
+    assert set(first) == PROGRESS
+    assert first["seq"] == second["seq"]
+    assert second["ageSeconds"] >= first["ageSeconds"]  # type: ignore[operator]
+    progress.update(phase="train", step=1, loss=float("nan"), samplesPerSecond=float("inf"))
+    third = get("/progress")
+    assert third["seq"] == int(str(first["seq"])) + 1
+    assert (third["step"], third["loss"], third["samplesPerSecond"]) == (1, None, None)
+    assert get("/healthz") == {"ok": True}
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get("/elsewhere")
+
+
+def test_progress_goes_to_a_file_at_every_change_of_phase(tmp_path: Path) -> None:
+    progress = Progress(world_size=1, data="idx")
+    progress.write_to(tmp_path / "progress.json")
+    for phase in ("train", "evaluate", "done"):
+        progress.update(phase=phase)
+        assert json.loads((tmp_path / "progress.json").read_text())["phase"] == phase
+    assert os.listdir(tmp_path) == ["progress.json"]
