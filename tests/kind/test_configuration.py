@@ -38,8 +38,9 @@ COREFILE = """\
 """
 
 
-def test_corefile_loses_forwarding_and_loop_detection_and_nothing_else() -> None:
-    expected = COREFILE.replace("    forward . /etc/resolv.conf {\n       max_concurrent 1000\n    }\n", "")
+def test_corefile_answers_for_the_cluster_alone_and_is_otherwise_unchanged() -> None:
+    forwarding = "forward . /etc/resolv.conf {\n       max_concurrent 1000\n    }\n"
+    expected = COREFILE.replace(forwarding, "template ANY ANY {\n       rcode NXDOMAIN\n    }\n")
     assert cluster_config.without_forwarding(COREFILE) == expected.replace("    loop\n", "")
 
 
