@@ -1,7 +1,8 @@
 """Runs ``ddptrain`` commands as real processes that need not import torch again: a server that has, and forks.
 
 The server obeys the launcher's own rule (no tensor operation, no thread), so what it forks is as good as a fresh
-interpreter. Protocol: one JSON line in, {"argv", "env", "log"}; one line out, the pid; the exit code goes to ``<log>.code``.
+interpreter. Protocol: one JSON line in, {"argv", "env", "log"}; one line out, the pid; the exit code goes to
+``<log>.code``.
 """
 
 from __future__ import annotations

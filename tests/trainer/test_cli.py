@@ -31,7 +31,8 @@ def test_help_version_and_refusals_answer_without_importing_torch() -> None:
     program = (
         "import sys, contextlib, io\n"
         "from ddptrain.cli import main\n"
-        "for argv in (['--help'], ['train', '--help'], ['--version'], ['train', '--epochs', '0'], ['data', 'verify', '--data-dir', '/']):\n"
+        "commands = '--help', 'train --help', '--version', 'train --epochs 0', 'data verify --data-dir /'\n"
+        "for argv in map(str.split, commands):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "        main(argv)\n"
         "print([m for m in ('torch', 'sklearn') if m in sys.modules])\n"
@@ -94,9 +95,10 @@ def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddptrain",
-            "train", "--data", "idx", "--data-dir", str(idx), "--batch-size", "37", "--checkpoint-dir", str(tmp_path / "out"),
+            "train", "--data", "idx", "--data-dir", str(idx), "--batch-size", "37",
         ],
-        capture_output=True, text=True, timeout=300, check=False, env={"DDPJOB_TERMINATION_LOG": str(message), "PATH": "/usr/bin"},
+        capture_output=True, text=True, timeout=300, check=False,
+        env={"DDPJOB_TERMINATION_LOG": str(message), "PATH": "/usr/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rank(s)" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -49,10 +50,10 @@ def test_a_bad_value_is_refused_and_its_origin_named(name: str, value: str) -> N
 
 
 def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with_no_other() -> None:
-    other = {
+    other: dict[str, Any] = {
         "data": "idx", "model": "mlp", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.5,
-        "shift": 0, "seed": 9, "dtype": "float64", "bf16": True, "data_dir": "/x", "download": True, "checkpoint_dir": "/x",
-        "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3, "rendezvous_timeout": 9.0,
+        "shift": 0, "seed": 9, "dtype": "float64", "bf16": True, "data_dir": "/x", "download": True,
+        "checkpoint_dir": "/x",        "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3, "rendezvous_timeout": 9.0,
         "collective_timeout": 9.0, "step_delay": 1.0,
     }  # fmt: skip
     for field in dataclasses.fields(Config):

@@ -22,12 +22,12 @@ def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: ob
     return ddptrain.run(*verb, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more).message()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.1), ("adamw", 0.01)])
 def test_in_double_precision_the_losses_equal_one_process_to_1e12(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, optimizer: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, optimizer: str, rate: float
 ) -> None:
     accuracies = set()
-    settings = ("--dtype", "float64", "--optimizer", optimizer, "--lr", 0.01, "--model", "cnn")
+    settings = ("--dtype", "float64", "--optimizer", optimizer, "--lr", rate, "--model", "cnn")
     for world_size in (1, 2, 3, 5):
         message = train(ddptrain, world_size, idx, tmp_path / str(world_size), *settings)
         accuracies.add((message["accuracy"], round(message["loss"], 10)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,7 +18,8 @@ from ddptrain.progress import Progress
 from tests.trainer.runs import free_port
 
 FAILURE = {
-    "schema", "outcome", "code", "cause", "rank", "step", "phase", "signal", "exception", "message", "where", "checkpoint",
+    "schema", "outcome", "code", "cause", "rank", "step", "phase", "signal", "exception", "message",
+    "where", "checkpoint",
 }  # fmt: skip
 PROGRESS = {
     "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
@@ -183,4 +183,4 @@ def test_progress_goes_to_a_file_at_every_change_of_phase(tmp_path: Path) -> Non
     for phase in ("train", "evaluate", "done"):
         progress.update(phase=phase)
         assert json.loads((tmp_path / "progress.json").read_text())["phase"] == phase
-    assert os.listdir(tmp_path) == ["progress.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]

@@ -17,6 +17,7 @@ from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError,
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
 
+_READING = 5.0  # seconds
 LEFT = "left"  # key under which a failing rank says that it is not coming
 
 
@@ -113,6 +114,7 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
             _await_all(store, ranks, deadline, stop)
         except TrainerError as error:
             store.set("verdict", str(error))
+            _await_readers(store, ranks)
             raise
         store.set("verdict", "")
         return
@@ -122,7 +124,16 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
     except RuntimeError as error:
         raise classify(error) from error
     if verdict:
+        store.add("readers", 1)
         raise RendezvousError(verdict, hint="rank 0 gave up waiting")
+
+
+def _await_readers(store: Store, ranks: Ranks) -> None:
+    """Keep the store up until all who signed in have read the verdict: without it they only see rank 0 vanish."""
+    present = sum(store.check([f"present/{rank}"]) for rank in range(1, ranks.world_size))
+    end = time.monotonic() + _READING
+    while store.add("readers", 0) < present and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
