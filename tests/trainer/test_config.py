@@ -53,8 +53,8 @@ def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with
     other: dict[str, Any] = {
         "data": "idx", "model": "mlp", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.5,
         "shift": 0, "seed": 9, "dtype": "float64", "bf16": True, "data_dir": "/x", "download": True,
-        "checkpoint_dir": "/x",        "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3, "rendezvous_timeout": 9.0,
-        "collective_timeout": 9.0, "step_delay": 1.0,
+        "checkpoint_dir": "/x", "checkpoint_every": 1, "keep": 9, "device": "cpu", "backend": "gloo", "threads": 3,
+        "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0,
     }  # fmt: skip
     for field in dataclasses.fields(Config):
         if field.name == "sync":  # one choice so far

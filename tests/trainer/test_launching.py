@@ -128,6 +128,17 @@ def test_ranks_that_cannot_obey_sigterm_are_killed_when_the_grace_ends(ddptrain:
     assert run.message()["saved"] is False
 
 
+def test_a_rank_that_stands_still_is_a_hang_that_ends_with_76(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--collective-timeout", 3, *SMALL, "--data-dir", idx, "--step-delay", 0.1
+    )
+    run.at_step(2)
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    assert run.wait() == 76, run.output()
+    message = run.message()
+    assert (message["code"], message["exception"], message["rank"], message["phase"]) == (76, "Hang", 0, "train")
+
+
 def test_a_diverged_loss_ends_with_79_on_the_step(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
     run = ddptrain.run(*command, "--optimizer", "sgd", "--lr", 900, code=79)

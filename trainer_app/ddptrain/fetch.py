@@ -21,8 +21,7 @@ from pathlib import Path
 
 from ddptrain.errors import DataError, volume_error
 from ddptrain.files import write_atomically
-from ddptrain.mnist import MNIST_FILES, IdxFile, find, read_content
-from ddptrain.stop import StopFlag
+from ddptrain.mnist import MNIST_FILES, IdxFile, read_content
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -40,18 +39,20 @@ def fetch(
     files: Sequence[IdxFile] = MNIST_FILES,
     say: Callable[[str], None] = print,
     pause: float = 1.0,
+    waiting: Callable[[], None] = lambda: None,
 ) -> None:
     """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
 
     Args:
         mirrors: base URLs, tried in order.
         pause: seconds before the second try at one mirror, doubled for the third.
+        waiting: called now and then while another process downloads; may raise to give up.
     Raises:
         DataError: no mirror delivered a file; names what each one said.
         VolumeError: the directory cannot be written.
     """
     folder = Path(data_dir)
-    with _only_writer(folder, files):
+    with _only_writer(folder, files, waiting):
         for file in files:
             if is_whole(folder, file):
                 continue
@@ -72,16 +73,8 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
         return False
 
 
-def await_files(data_dir: str, stop: StopFlag, patience: float = 600.0) -> None:
-    """Wait until another process has fetched the files; returns at the latest after ``patience`` seconds."""
-    end = time.monotonic() + patience
-    while any(find(Path(data_dir), file) is None for file in MNIST_FILES) and time.monotonic() < end:
-        stop.leave_if_requested("data")
-        time.sleep(0.2)
-
-
 @contextmanager
-def _only_writer(folder: Path, files: Sequence[IdxFile]) -> Iterator[None]:
+def _only_writer(folder: Path, files: Sequence[IdxFile], waiting: Callable[[], None]) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".fetch.lock", os.O_RDWR | os.O_CREAT, 0o664)
@@ -91,7 +84,13 @@ def _only_writer(folder: Path, files: Sequence[IdxFile]) -> Iterator[None]:
             return
         raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(0.1)
         yield
 
 

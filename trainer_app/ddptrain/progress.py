@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import socket
+import socketserver
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,12 +63,20 @@ class Progress:
         Raises:
             OSError: the port cannot be bound.
         """
-        server = _Server(("0.0.0.0", port), _handler(self))  # noqa: S104 - the operator polls the pod's address
+        server = _Server(("", port), _handler(self))  # every address: the operator polls the pod's
         threading.Thread(target=server.serve_forever, name="progress", daemon=True).start()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        """Bind for both IP families, without the base class's reverse lookup, which can hang where DNS does."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A poller that hangs up is no event worth a traceback in the training log."""

@@ -62,7 +62,8 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, env: Mapping[str, str
         _await_port(ranks, deadline, stop)
     try:
         return TCPStore(
-            ranks.master_addr,
+            # The host listens on every address; its own DNS name may be the last to resolve.
+            "localhost" if hosts else ranks.master_addr,
             ranks.master_port,
             is_master=hosts,
             wait_for_workers=False,

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -84,13 +85,12 @@ class Worker:
     def _load_data(self) -> mnist.Dataset:
         config = self._config
         self._stop.leave_if_requested("data")
-        if config.download and config.data == "mnist" and self._ranks.local_rank in (0, None):
+        if config.download and config.data == "mnist":
             if not config.data_dir:
                 raise DataError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
-            fetch.fetch(config.data_dir, say=self._console.say)
-        elif config.download and self._group:
-            # One rank a node fetches; the others read after it. Files that are whole already need no waiting.
-            fetch.await_files(config.data_dir, self._stop)
+            # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
+            waiting = partial(self._stop.leave_if_requested, "data")
+            fetch.fetch(config.data_dir, say=self._console.say, waiting=waiting)
         return mnist.load(config.data, config.data_dir)
 
     def _serve_progress(self) -> None:
