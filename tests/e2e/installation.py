@@ -51,7 +51,7 @@ class Installation:
 
     def wait_until_ready(self) -> None:
         """Every pod of the Deployment is of the present template, and ready."""
-        self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s", timeout=200)
+        self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=90s", timeout=120)
 
     def restart(self) -> None:
         """New pods, for instance because an image of the same tag was loaded anew."""

@@ -7,9 +7,7 @@ import pytest
 from tests.e2e.conftest import PROGRESS_SECONDS
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Kubectl
 from tests.e2e.undisturbed import Undisturbed
-from tests.kind.cluster import Cluster
 from tests.kind.images import OPERATOR_TAG
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
@@ -19,10 +17,9 @@ def test_helm_test_passes(operator: Installation) -> None:
     assert "Succeeded" in operator.helm("test", "ddpjob", "--timeout=120s")
 
 
-def test_the_plain_manifests_are_accepted_by_the_api_server(cluster: Cluster, operator: Installation) -> None:
-    kubectl = Kubectl(cluster.kubeconfig)
+def test_the_plain_manifests_are_accepted_by_the_api_server(operator: Installation) -> None:
     # Server-side apply, because the chart's release owns some of the same objects; nothing is stored.
-    said = kubectl(
+    said = operator.kubectl(
         "apply", "--kustomize", str(ROOT / "manifests"), "--server-side", "--force-conflicts", "--dry-run=server"
     )
     assert "customresourcedefinition.apiextensions.k8s.io/ddpjobs.ddpjob.dev" in said
