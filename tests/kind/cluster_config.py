@@ -89,7 +89,6 @@ def ready_nodes(node_list: Mapping[str, Any]) -> set[str]:
 
 
 def without_forwarding(corefile: str) -> str:
-    """A Corefile that asks nobody else: names outside the cluster do not exist (NXDOMAIN), and nothing can loop."""
-    kept = re.sub(r"(?m)^[ \t]*loop[ \t]*\n", "", corefile)
-    nothing_else = "    template ANY ANY {\n       rcode NXDOMAIN\n    }\n"
-    return re.sub(r"(?m)^[ \t]*forward\b[^\n{]*(\{[^}]*\})?[ \t]*\n", nothing_else, kept)
+    """A Corefile without the plugins forward (with its block) and loop: it answers for the cluster's own names alone."""
+    kept = re.sub(r"(?m)^[ \t]*forward\b[^\n{]*(\{[^}]*\})?[ \t]*\n", "", corefile)
+    return re.sub(r"(?m)^[ \t]*loop[ \t]*\n", "", kept)
