@@ -1,25 +1,26 @@
 """A kind cluster for tests and development: one control plane, two workers, one host folder shared by all of them.
 
-`up()` returns a cluster that is ready for pods, reusing a healthy one; `down()` leaves nothing of it. Everything else
-here is what a test needs of a cluster: kubectl, images on its nodes, volumes that all of its nodes share.
+`up()` returns a cluster that is ready for pods, reusing a healthy one; `down()` leaves nothing of it.
+What can be done with it is in running_cluster.py.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kind import cluster_config
 from tests.kind.cache import cache_dir, digest, locked
 from tests.kind.command import CommandError, run, step, wait_until
-from tests.kind.docker import Engine, docker, ensure_engine, image_id, running_engine
+from tests.kind.docker import Engine, docker, ensure_engine, running_engine
 from tests.kind.node_image import node_image
+from tests.kind.running_cluster import Cluster
 from tests.kind.toolchain import binary
+
+__all__ = ["DEFAULT_NAME", "Cluster", "down", "find", "up"]
 
 DEFAULT_NAME = "ddpjob"
 
@@ -27,82 +28,6 @@ _CREATE_SECONDS = 600.0
 _READY_SECONDS = 240.0
 # A live API server lists nodes in milliseconds; a cluster that needs longer is not worth keeping.
 _HEALTH_SECONDS = 15.0
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A running cluster."""
-
-    name: str
-    kubeconfig: Path
-    shared_dir: Path
-    """On this machine; the nodes see it at cluster_config.SHARED_MOUNT."""
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """The names of the nodes that pods run on, which are also those of their containers."""
-        return (f"{self.name}-worker", f"{self.name}-worker2")
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The names of all nodes."""
-        return (f"{self.name}-control-plane", *self.workers)
-
-    def kubectl(
-        self,
-        *args: str | Path,
-        input: str | None = None,  # noqa: A002 - what subprocess.run calls it
-        timeout: float = 60,
-        check: bool = True,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl on this cluster, with ``input`` as its standard input. Raises CommandError (see command.run)."""
-        return run(
-            [binary("kubectl"), "--kubeconfig", self.kubeconfig, *args], timeout=timeout, stdin=input, check=check
-        )
-
-    def load_image(self, tag: str, *, timeout: float = 300) -> None:
-        """Put a local image on every worker that does not have that very image yet. Raises CommandError."""
-        engine = ensure_engine()
-        wanted = image_id(tag, engine=engine)
-        if wanted is None:
-            raise CommandError(f"there is no local image {tag}; build it with: python -m tests.kind images")
-        missing = [node for node in self.workers if self._loaded(engine, node, tag) != wanted]
-        if not missing:
-            return
-        with step(f"loading {tag} into {len(missing)} workers"):
-            command: list[str | Path] = [
-                binary("kind"),
-                "load",
-                "docker-image",
-                tag,
-                "--name",
-                self.name,
-                "--nodes",
-                ",".join(missing),
-            ]
-            run(command, env=engine.environment, timeout=timeout)
-            for node in missing:
-                docker(
-                    "exec", "--interactive", node, "cp", "/dev/stdin", _loaded_note(tag), engine=engine, stdin=wanted
-                )
-
-    def _loaded(self, engine: Engine, node: str, tag: str) -> str:
-        return docker("exec", node, "cat", _loaded_note(tag), engine=engine, check=False).stdout.strip()
-
-    def shared_volume(
-        self, name: str, *, storage_class: str = "", claim: tuple[str, str] | None = None, capacity: str = "10Gi"
-    ) -> dict[str, object]:
-        """Make an empty folder that every node sees and every user may write, and return the PersistentVolume for it.
-
-        Still to be applied. It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name, reserves it
-        for that claim. To bind it, a claim names the volume's ``storage_class`` (the default, "", has to be written
-        out: left away, the cluster's default class is filled in).
-        """
-        folder = self.shared_dir / name
-        folder.mkdir(parents=True)
-        # Trainers run as an unprivileged user, and kubelet changes no owner on a hostPath.
-        folder.chmod(0o777)
-        return cluster_config.shared_volume(name, storage_class=storage_class, claim=claim, capacity=capacity)
 
 
 def up(name: str = DEFAULT_NAME, *, install: bool | None = None) -> Cluster:
@@ -126,7 +51,7 @@ def up(name: str = DEFAULT_NAME, *, install: bool | None = None) -> Cluster:
             _create(engine, cluster, config, image)
             if image is not None and image.startswith("ddpjob/node:"):
                 _answer_only_cluster_names(cluster)
-            _wait_ready(cluster)
+            _wait_ready(engine, cluster)
         note.write_text(inputs)
     return cluster
 
@@ -230,16 +155,15 @@ def _answer_only_cluster_names(cluster: Cluster) -> None:
     cluster.kubectl(namespace, "rollout", "restart", "deployment", "coredns")
 
 
-def _wait_ready(cluster: Cluster) -> None:
+def _wait_ready(engine: Engine, cluster: Cluster) -> None:
     wait_until(f"all nodes of {cluster.name} are Ready", lambda: _healthy(cluster), timeout=_READY_SECONDS)
-    wait = f"--timeout={_READY_SECONDS:.0f}s"
-    cluster.kubectl(
-        "--namespace=kube-system", "rollout", "status", "deployment/coredns", wait, timeout=_READY_SECONDS + 10
-    )
-    cluster.kubectl(
-        "--namespace=kube-system", "rollout", "status", "daemonset/kube-proxy", wait, timeout=_READY_SECONDS + 10
-    )
-
-
-def _loaded_note(tag: str) -> str:
-    return f"/kind/loaded-{digest(tag)}"
+    server = cluster.kubectl("-n=kube-system", "get", "service", "kube-dns", "-o=jsonpath={.spec.clusterIP}").stdout
+    for node in cluster.workers:
+        docker("cp", binary("lookup"), f"{node}:/usr/local/bin/lookup", engine=engine)
+        # Through the service's address: that shows kube-proxy's rules and the pod network on the way.
+        question = ["exec", node, "lookup", server, "kubernetes.default.svc.cluster.local."]
+        wait_until(
+            f"DNS answers on {node}",
+            lambda: docker(*question, engine=engine, timeout=10).stdout,  # noqa: B023 - called before the next round
+            timeout=_READY_SECONDS,
+        )

@@ -89,6 +89,6 @@ def ready_nodes(node_list: Mapping[str, Any]) -> set[str]:
 
 
 def without_forwarding(corefile: str) -> str:
-    """A Corefile without the plugins forward (with its block) and loop: it answers for the cluster's own names alone."""
+    """A Corefile without the plugins forward (with its block) and loop: it answers for the cluster's names alone."""
     kept = re.sub(r"(?m)^[ \t]*forward\b[^\n{]*(\{[^}]*\})?[ \t]*\n", "", corefile)
     return re.sub(r"(?m)^[ \t]*loop[ \t]*\n", "", kept)

@@ -71,8 +71,9 @@ MODULES = (
     Module("coredns", {"coredns": "github.com/coredns/coredns"}),
     Module("helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, {"helm.sh/helm/v3/internal/version.version": "v3.19.0"}),
     Module("kind", {"kind": "sigs.k8s.io/kind"}),
-    # Our own two: what a node image needs beside Debian's packages.
+    # Our own: what a node image needs beside Debian's packages, and what shows that a cluster's DNS answers.
     Module("node", {"pause": "./pause", "runc-reduced": "./runc-reduced"}),
+    Module("lookup", {"lookup": "."}),
 )
 
 BINARIES = tuple(name for module in MODULES for name in module.packages)
