@@ -56,7 +56,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="fault proxy")
         self._stop = asyncio.Event()
-        self._streams: set[web.BaseRequest] = set()
+        self._transports: set[asyncio.Transport] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -85,9 +85,8 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._cut)
 
     def _cut(self) -> None:
-        for request in self._streams:
-            if request.transport is not None:
-                request.transport.abort()
+        for transport in list(self._transports):
+            transport.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -129,13 +128,17 @@ class FaultProxy:
             headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
-            self._streams.add(request)
+            assert request.transport is not None
+            transport = request.transport
+            self._transports.add(transport)
             try:
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
                 await response.write_eof()
+            except (aiohttp.ClientError, ConnectionError):
+                transport.abort()  # the other end is gone: so is this one
             finally:
-                self._streams.discard(request)
+                self._transports.discard(transport)
             return response
 
     def _upstream(
@@ -143,4 +146,5 @@ class FaultProxy:
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
         headers = {key: value for key, value in request.headers.items() if key.lower() != "host"}
         url = self._plane.server + request.path_qs
-        return self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False)
+        # An empty body is none: aiohttp would give it a Content-Type, and the API server answers 415.
+        return self._session.request(request.method, url, data=body or None, headers=headers, allow_redirects=False)

@@ -61,6 +61,7 @@ class OperatorProcess:
         """SIGTERM, and wait for its end; the exit status."""
         assert self.process is not None
         end(self.process, grace=30)
+        self._show()
         return int(self.process.returncode)
 
     def kill(self) -> None:
@@ -68,6 +69,11 @@ class OperatorProcess:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        self._show()
+
+    def _show(self) -> None:
+        """Into the captured output, which pytest shows when a test failed."""
+        print(tail(self._log, lines=60))
 
     def is_ready(self) -> bool:
         assert self.process is not None

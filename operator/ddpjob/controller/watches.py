@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -29,6 +30,7 @@ SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
 RESTART_DELAYS = (0.1, 0.5, 2.0, 5.0, 10.0)
 CALM_SECONDS = 60.0
 STOP_SECONDS = 5.0
+KOPF_FOLDER = str(Path(kopf.__file__).parent)
 
 
 @dataclass
@@ -191,12 +193,26 @@ async def _run_kopf(
     stopped = asyncio.create_task(stop.wait())
     # Not kopf.run_tasks: at its end that cancels every task of the loop, reconciles included.
     await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (*tasks, stopped):
+    stopped.cancel()
+    for task in tasks:
         task.cancel()
-    await asyncio.wait({*tasks, stopped}, timeout=STOP_SECONDS)
+    await asyncio.wait(tasks, timeout=STOP_SECONDS)
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()):
             logger.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
+    await _cancel_strays()
+
+
+async def _cancel_strays() -> None:
+    """End what kopf left behind; it relies on ``run_tasks`` for that."""
+    strays = set()
+    for task in asyncio.all_tasks():
+        code = getattr(task.get_coro(), "cr_code", None)
+        if code is not None and code.co_filename.startswith(KOPF_FOLDER):
+            task.cancel()
+            strays.add(task)
+    if strays:
+        await asyncio.gather(*strays, return_exceptions=True)
 
 
 async def _sleep_unless(stop: asyncio.Event, delay: float) -> None:

@@ -1,0 +1,304 @@
+"""The operator under faults: killed between writes, cut off, lied to, restarted; the jobs must not notice."""
+
+import os
+import random
+import signal
+
+import pytest
+from aiohttp import web
+
+from ddpjob.api import names
+from tests.controller.conftest import NEVER
+from tests.controller.jobs import Jobs
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+WRITES = ("POST", "PATCH", "DELETE")
+
+
+def is_watch(request: web.BaseRequest, plural: str = "") -> bool:
+    return request.query.get("watch") == "true" and request.path.endswith(plural)
+
+
+def test_a_restart_of_the_operator_touches_no_pod_and_writes_nothing(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs
+) -> None:
+    operator = OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER)
+    with operator:
+        jobs.submit(numNodes=2)
+        for pod in jobs.wait_for_pods(2):
+            jobs.run(pod)
+        jobs.wait_for("Running", nodesReady="2/2")
+        jobs.settle()
+        pods = {pod["metadata"]["uid"] for pod in jobs.pods()}
+        writes = len(jobs.writes(about="mnist"))
+    with operator:
+        jobs.settle()
+        assert {pod["metadata"]["uid"] for pod in jobs.pods()} == pods
+        assert jobs.writes(about="mnist", since=writes) == []
+        jobs.end(jobs.pods()[0], 0)
+        jobs.wait_for("Running", succeededRanks=[0])
+
+
+def test_sigterm_ends_the_operator_in_order(control_plane: ControlPlane, namespace: str, jobs: Jobs) -> None:
+    operator = OperatorProcess(control_plane, namespace)
+    operator.start()
+    jobs.submit(numNodes=8)
+    assert operator.stop() == 0
+    assert operator.lines()[-1]["message"] == "stopped"
+
+
+@pytest.mark.parametrize("after_commit", [False, True], ids=["before the write", "after the write"])
+def test_killed_at_every_write_it_ends_in_the_same_state_with_nothing_made_twice(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs, after_commit: bool
+) -> None:
+    """Every write of the scenario is once the last thing that an operator does; the next one goes on from there."""
+    operator = operator_behind_proxy
+    writes = kills = 0
+
+    def kill(request: web.BaseRequest) -> Fault | None:
+        nonlocal writes, kills
+        if request.method not in WRITES or "/events" in request.path:
+            return None
+        writes += 1
+        # A write that never happens is asked for again by the next operator: let that one through.
+        if not after_commit and writes % 2 == 0:
+            return None
+        kills += 1
+        assert operator.process is not None
+        os.kill(operator.process.pid, signal.SIGKILL)
+        return Fault(after_commit=after_commit)
+
+    def survive() -> None:
+        if operator.process is None or operator.process.poll() is not None:
+            operator.start(wait=False)
+
+    def reached(attempt: int) -> bool:
+        survive()
+        return len(jobs.pods(attempt=attempt)) == 2 and jobs.status().get("nodes", {}).get("pending") == 2
+
+    proxy.rule = kill
+    jobs.submit(numNodes=2)
+    eventually("attempt 1 is complete", lambda: reached(1), timeout=180)
+    for pod in jobs.pods(attempt=1):
+        jobs.run(pod)
+    eventually("it runs", lambda: survive() or jobs.status().get("state") == "Running", timeout=180)
+    jobs.end(jobs.pods(attempt=1)[0], 1)
+    eventually("attempt 2 is complete", lambda: reached(2), timeout=180)
+    proxy.rule = lambda request: None
+    survive()
+    eventually("the operator is ready", operator.is_ready)
+    jobs.settle()
+
+    status = jobs.status()
+    assert (status["attempt"], status["restarts"], len(status["failures"])) == (2, 1, 1)
+    assert [pod["metadata"]["labels"][names.LABEL_ATTEMPT] for pod in jobs.pods()].count("2") == 2
+    assert len(jobs.pods()) == 3, "two new pods, and the failed one with its logs"
+    assert len(jobs.owned("services")) == 1
+    made = [name for verb, resource, name, code in jobs.writes(about="mnist") if verb == "create" and code == 201]
+    pods_made = [name for name in made if name.count("-") == 3]
+    assert len(pods_made) == len(set(pods_made)) == 4
+    assert kills >= 10, "fewer writes than the scenario must have"
+
+
+def test_random_faults_of_every_kind_leave_no_trace(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    """A third of all requests fail somehow: refused, lost on the way there or back, delayed, throttled."""
+    dice = random.Random(20260301)
+    faults = (
+        Fault(status=503),
+        Fault(status=500, after_commit=True),
+        Fault(after_commit=True),
+        Fault(),
+        Fault(status=429, headers={"Retry-After": "0"}),
+        Fault(status=409, body='{"kind":"Status","reason":"Conflict","message":"injected"}'),
+    )
+    operator_behind_proxy.start()
+    proxy.rule = lambda request: dice.choice(faults) if dice.random() < 1 / 3 else None
+    jobs.submit(numNodes=4)
+    for pod in jobs.wait_for_pods(4):
+        jobs.run(pod)
+    jobs.wait_for("Running", nodesReady="4/4")
+    jobs.end(jobs.pods(attempt=1)[2], 1)
+    for pod in jobs.wait_for_pods(4, attempt=2):
+        jobs.end(pod, 0)
+    status = jobs.wait_for("Succeeded")
+    proxy.rule = lambda request: None
+    jobs.settle()
+    assert (status["attempt"], status["restarts"]) == (2, 1)
+    assert len(jobs.pods(attempt=2)) == 4
+    assert len(jobs.pods()) == 5
+    assert operator_behind_proxy.metric("ddpjob_reconcile_errors_total") == 0, operator_behind_proxy.text()
+
+
+def test_an_outage_of_the_api_server_is_no_reason_to_be_killed(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    operator = operator_behind_proxy
+    operator.start()
+    proxy.rule = lambda request: Fault(status=503)
+    proxy.cut()
+    jobs.submit()
+    seen = len(proxy.seen)
+    eventually("the operator tries on", lambda: len(proxy.seen) > seen + 5)
+    assert operator.get("/healthz")[0] == 200
+    proxy.rule = lambda request: None
+    jobs.wait_for_pods(1)
+    eventually("it is ready again", operator.is_ready)
+
+
+def test_it_is_alive_but_not_ready_before_its_watches_are_open(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy
+) -> None:
+    operator = operator_behind_proxy
+    proxy.rule = lambda request: Fault(status=503) if is_watch(request, "/pods") else None
+    operator.start(wait=False)
+    eventually("it tries to watch pods", lambda: any("/pods?" in s.path and "watch=true" in s.path for s in proxy.seen))
+    eventually("it is alive", lambda: operator.get("/healthz")[0] == 200)
+    status, why = operator.get("/readyz")
+    assert (status, why.split(" of ")[0]) == (503, "the watch")
+    assert "/pods is not open yet" in why
+    proxy.rule = lambda request: None
+    eventually("it is ready", operator.is_ready)
+
+
+def test_a_watch_error_is_healed_inside_the_process(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    """Any error in the stream but 410 ends kopf; the process goes on and starts it anew."""
+    operator = operator_behind_proxy
+    operator.start()
+    error = '{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'
+    struck = []
+
+    def strike(request: web.BaseRequest) -> Fault | None:
+        if is_watch(request, "/ddpjobs") and not struck:
+            struck.append(request.path)
+            return Fault(status=200, body=error)
+        return None
+
+    proxy.rule = strike
+    proxy.cut()
+    eventually("kopf was started anew", lambda: operator.metric("ddpjob_watch_restarts_total") == 1)
+    jobs.submit()
+    (pod,) = jobs.wait_for_pods(1)
+    jobs.run(pod)
+    jobs.wait_for("Running")
+    assert operator.process is not None
+    assert operator.process.poll() is None
+    assert operator.stop() == 0, "signals still reach the operator after kopf was started anew"
+
+
+def test_a_deletion_lost_in_an_expired_watch_is_found(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    """410 Gone: kopf lists anew and nobody tells that a pod is missing. The sweep does, at once."""
+    operator = operator_behind_proxy
+    operator.start()
+    jobs.submit(numNodes=2)
+    pods = jobs.wait_for_pods(2)
+    for pod in pods:
+        jobs.run(pod)
+    jobs.wait_for("Running", nodesReady="2/2")
+    gone = '{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}\n'
+    deleted = False
+
+    def expire(request: web.BaseRequest) -> Fault | None:
+        if not is_watch(request, "/pods"):
+            return None
+        # Held until the pod is gone, so that its deletion falls into the gap for certain.
+        return Fault(status=200, body=gone) if deleted else Fault(status=503)
+
+    proxy.rule = expire
+    proxy.cut()
+    seen = len(proxy.seen)
+    eventually(
+        "the watch is closed", lambda: any("watch=true" in s.path and "/pods" in s.path for s in proxy.seen[seen:])
+    )
+    jobs.delete(pods[1])
+    deleted = True
+    eventually("the pod is missed", lambda: jobs.status()["attempt"] == 2)
+    proxy.rule = lambda request: None
+    assert jobs.status()["failures"][0]["rank"] == 1
+    assert operator.metric("ddpjob_sweep_healed_objects_total", kind="Pod") >= 1
+
+
+def test_a_foreign_pod_of_our_name_is_told_and_left_alone(
+    control_plane: ControlPlane, namespace: str, jobs: Jobs
+) -> None:
+    uid = jobs.submit(numNodes=2)["metadata"]["uid"]
+    foreign = {
+        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "somebody else"}},
+        "spec": {"containers": [{"name": "main", "image": "image:1"}]},
+    }
+    made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", foreign)
+    with OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER):
+        told = eventually(
+            "the conflict is told",
+            lambda: found if (found := jobs.condition("Stalled")).get("reason") == "NameConflict" else None,
+        )
+        assert made["metadata"]["name"] in told["message"]
+        path = f"/api/v1/namespaces/{namespace}/pods/{made['metadata']['name']}"
+        assert control_plane.request("GET", path)["metadata"] == made["metadata"]
+        control_plane.request("DELETE", path, {"gracePeriodSeconds": 0})
+        jobs.wait_for_pods(2)
+        eventually("the conflict is over", lambda: jobs.condition("Stalled").get("status") == "False")
+
+
+def test_a_quota_that_is_too_small_leaves_no_part_of_the_gang_and_says_so(
+    operator: OperatorProcess, control_plane: ControlPlane, namespace: str, jobs: Jobs
+) -> None:
+    def allow(pods: int) -> None:
+        """As kube-controller-manager would: the plugin asks what the status says."""
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+        limits = {"hard": {"pods": str(pods)}}
+        if not control_plane.request("GET", path)["items"]:
+            control_plane.request("POST", path, {"metadata": {"name": "small"}, "spec": limits})
+        control_plane.request("PATCH", f"{path}/small", {"spec": limits})
+        control_plane.request("PATCH", f"{path}/small/status", {"status": limits | {"used": {"pods": "0"}}})
+
+    allow(2)
+    jobs.submit(numNodes=4)
+    told = eventually(
+        "the refusal is told",
+        lambda: found if (found := jobs.condition("Running")).get("reason") == "CreateRefused" else None,
+    )
+    assert "exceeded quota: small" in told["message"]
+    eventually("no part of the gang is kept", lambda: jobs.pods() == [])
+    assert jobs.status()["attempt"] == 1
+    allow(100)
+    jobs.wait_for_pods(4)
+    status = jobs.wait_for("Pending", nodes={"desired": 4, "pending": 4, "running": 0, "succeeded": 0, "failed": 0})
+    assert (status["attempt"], status["restarts"]) == (1, 0)
+
+
+def test_without_the_crd_it_says_what_to_install_and_goes_on_when_it_is_there() -> None:
+    with ControlPlane() as plane:
+        operator = OperatorProcess(plane, "")
+        operator.start(wait=False)
+        try:
+            eventually("it says so", lambda: "install the CustomResourceDefinition" in operator.text())
+            assert operator.get("/healthz")[0] == 200
+            assert operator.get("/readyz")[0] == 503
+            plane.apply_crd()
+            eventually("it is ready", operator.is_ready)
+            plane.make_namespace("anywhere")
+            jobs = Jobs(plane, "anywhere")
+            jobs.submit()
+            jobs.wait_for_pods(1)
+        finally:
+            assert operator.stop() == 0
+
+
+def test_with_credentials_that_nobody_accepts_it_says_so(control_plane: ControlPlane, namespace: str) -> None:
+    operator = OperatorProcess(control_plane, namespace, token="wrong", name=f"stranger-{namespace}")
+    operator.start(wait=False)
+    try:
+        eventually("it says so", lambda: "does not accept the operator's credentials" in operator.text())
+        assert "wrong" not in operator.text()
+    finally:
+        assert operator.stop() == 0
