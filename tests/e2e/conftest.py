@@ -66,6 +66,7 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
     installation.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
     installation.wait_until_ready()
     yield installation
+    scenes.until_all_are_gone(installation.kubectl)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ DELETE_SECONDS = 120.0
 
 live: list[Scene] = []
 """Scenes that exist at this moment, for the report of a failed test."""
+_going: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,19 @@ def _said(kubectl: Kubectl, words: tuple[str, ...]) -> str:
 
 
 def _remove(made: Scene, name: str) -> None:
+    """Delete without waiting: the next test need not. ``until_all_are_gone`` waits at the end."""
     with suppress(CommandError):
-        made.kubectl("delete", "namespace", name, f"--timeout={DELETE_SECONDS:g}s", timeout=DELETE_SECONDS + 30)
+        made.kubectl("delete", "namespace", name, "--wait=false")
+        _going.append(name)
     with suppress(CommandError):
-        made.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--timeout=30s")
+        made.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
     # Not as root, files of the trainer's user stay until the cluster goes.
     shutil.rmtree(made.volume, ignore_errors=True)
+
+
+def until_all_are_gone(kubectl: Kubectl) -> None:
+    """Nothing of any scene is left in the cluster. Raises ``CommandError`` after some minutes."""
+    while _going:
+        name = _going.pop()
+        if kubectl("get", "namespace", name, "--ignore-not-found"):
+            kubectl.wait_for("delete", f"namespace/{name}", DELETE_SECONDS)

@@ -50,10 +50,7 @@ def test_after_a_kill_in_mid_training_a_new_attempt_resumes_and_learns_the_same(
     status = own.until_finished(NAME)
     assert status["state"] == "Succeeded"
     assert (status["attempt"], status["restarts"]) == (2, 1)
-    assert status["failures"][0]["attempt"] == 1
-    if kill is kill_a_process:
-        assert status["failures"][0]["exitCode"] == 137
-        assert status["failures"][0]["pod"] == victim
+    assert [failure["attempt"] for failure in status["failures"]] == [1]
     assert status["checkpoint"]["resumedFromStep"] >= 50
     rows = effective_rows(metrics_of(own), "train")
     assert [row["step"] for row in rows] == list(range(1, len(undisturbed.losses) + 1))
