@@ -1,0 +1,100 @@
+"""What kube-controller-manager does in the background: collect what lost its owners, release claims, empty namespaces.
+
+Rules of https://kubernetes.io/docs/concepts/architecture/garbage-collection/ for background deletion.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.cluster.base import Json
+from ddpjob.cluster.memory.otherkinds import CLAIM_PROTECTION
+from ddpjob.cluster.memory.store import Store
+
+
+class Deleter(Protocol):
+    """What the collector asks of the server: requests like anybody else's."""
+
+    def delete(self, resource: Resource, namespace: str, name: str, *, uid: str | None = None) -> Json: ...
+
+    def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json: ...
+
+
+class Collector:
+    """Works on what ``store`` holds, by requests to ``server``."""
+
+    def __init__(self, store: Store, server: Deleter, terminating: set[str]) -> None:
+        self._store = store
+        self._server = server
+        self._terminating = terminating
+        self._kinds: Mapping[tuple[str, str], Resource] = {
+            (resource.api_version, resource.kind): resource
+            for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
+        }
+
+    def run(self) -> int:
+        """Do all there is to do; the number of requests it took."""
+        requests = 0
+        while done := self._once():
+            requests += done
+        return requests
+
+    def _once(self) -> int:
+        done = 0
+        for resource, obj in list(self._store.all()):
+            meta = obj["metadata"]
+            if self._store.get(resource, meta["namespace"], meta["name"]) is obj:
+                done += self._attend(resource, obj)
+        return done
+
+    def _attend(self, resource: Resource, obj: Json) -> int:
+        meta = obj["metadata"]
+        if resource is names.CLAIMS and "deletionTimestamp" in meta:
+            return self._release(obj)
+        if "deletionTimestamp" in meta:
+            return 0
+        if meta["namespace"] in self._terminating:
+            return self._delete(resource, obj)
+        references = meta.get("ownerReferences", [])
+        if not references or resource is names.EVENTS:
+            return 0
+        # An owner of a kind that nobody serves may exist or not: the object is left alone.
+        if any((ref["apiVersion"], ref["kind"]) not in self._kinds for ref in references):
+            return 0
+        present = [ref for ref in references if self._exists(ref, meta["namespace"])]
+        if not present:
+            return self._delete(resource, obj)
+        if len(present) == len(references):
+            return 0
+        body = {"metadata": {"uid": meta["uid"], "ownerReferences": present}}
+        self._server.patch(resource, meta["namespace"], meta["name"], body)
+        return 1
+
+    def _exists(self, reference: Json, namespace: str) -> bool:
+        resource = self._kinds[reference["apiVersion"], reference["kind"]]
+        owner = self._store.get(resource, namespace, reference["name"])
+        return owner is not None and owner["metadata"]["uid"] == reference["uid"]
+
+    def _delete(self, resource: Resource, obj: Json) -> int:
+        meta = obj["metadata"]
+        self._server.delete(resource, meta["namespace"], meta["name"], uid=meta["uid"])
+        return 1
+
+    def _release(self, claim: Json) -> int:
+        """A deleted claim goes when no placed pod uses it any more."""
+        meta = claim["metadata"]
+        finalizers = meta.get("finalizers", [])
+        if CLAIM_PROTECTION not in finalizers or self._is_used(claim):
+            return 0
+        left = [finalizer for finalizer in finalizers if finalizer != CLAIM_PROTECTION] or None
+        self._server.patch(names.CLAIMS, meta["namespace"], meta["name"], {"metadata": {"finalizers": left}})
+        return 1
+
+    def _is_used(self, claim: Json) -> bool:
+        meta = claim["metadata"]
+        return any(
+            pod["spec"].get("nodeName") and volume.get("persistentVolumeClaim", {}).get("claimName") == meta["name"]
+            for _, pod in self._store.all(names.PODS, meta["namespace"])
+            for volume in pod["spec"].get("volumes", ())
+        )
