@@ -232,7 +232,7 @@ def test_a_foreign_pod_of_our_name_is_told_and_left_alone(
 ) -> None:
     uid = jobs.submit(numNodes=2)["metadata"]["uid"]
     foreign = {
-        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "somebody else"}},
+        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "somebody-else"}},
         "spec": {"containers": [{"name": "main", "image": "image:1"}]},
     }
     made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", foreign)
