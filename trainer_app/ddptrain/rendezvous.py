@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError, classify
+from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
 
@@ -114,19 +114,18 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
         try:
             _await_all(store, ranks, deadline, stop)
         except TrainerError as error:
-            store.set("verdict", str(error))
+            store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
             _await_readers(store, ranks)
             raise
-        store.set("verdict", "")
+        store.set("verdict", "{}")
         return
     # Rank 0 decides at its own deadline; a little patience lets its verdict, with the names, arrive.
-    try:
-        verdict = wait_for_key(store, "verdict", deadline + 15, "rank 0's verdict on who is here", stop).decode()
-    except RuntimeError as error:
-        raise classify(error) from error
+    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, "rank 0's verdict on who is here", stop))
     if verdict:
         store.add("readers", 1)
-        raise RendezvousError(verdict, hint="rank 0 gave up waiting")
+        if verdict["missing"]:
+            raise RendezvousError(verdict["message"], hint="rank 0 gave up waiting")
+        raise PeerLost(f"rank 0 left before all had met: {verdict['message']}")
 
 
 def _await_readers(store: Store, ranks: Ranks) -> None:
