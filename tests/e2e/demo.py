@@ -43,10 +43,11 @@ def main() -> int:
     """Exit code 0 when the job succeeded."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to standard error")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or make (default: %(default)s)")
     options = parser.parse_args()
     begin = time.monotonic()
     try:
-        cluster = set_up()
+        cluster = set_up(options.name)
         kubectl = Kubectl(cluster.kubeconfig)
         prepare_volume(cluster, kubectl)
         apply_example(cluster, kubectl)
@@ -60,10 +61,10 @@ def main() -> int:
     return 0 if succeeded else 1
 
 
-def set_up() -> Cluster:
+def set_up(name: str) -> Cluster:
     """Cluster, images, operator."""
     say("kind cluster: one control plane, two workers (the first time builds it, which takes minutes)")
-    cluster = up(DEFAULT_NAME, install=True)
+    cluster = up(name, install=True)
     say("images of operator and trainer")
     for image in images.build_images():
         cluster.load_image(image)
