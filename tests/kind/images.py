@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kind.base_images import build_arguments, python_image, registry_reachable
-from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder
+from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder, source_files
 from tests.kind.command import run, step
-from tests.kind.docker import Engine, docker, ensure_engine
+from tests.kind.docker import Engine, docker, ensure_engine, image_id
 
 OPERATOR_TAG = "ddpjob/operator:dev"
 TRAINER_TAG = "ddpjob/trainer:dev"
@@ -53,33 +53,47 @@ TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer")
 
 
 def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TAG) -> tuple[str, str]:
-    """Build both images from the working tree and return their tags. Unchanged layers are not built again."""
+    """Build both images from the working tree and return their tags. What has not changed is not built again."""
     engine = ensure_engine()
-    build_image(engine, OPERATOR, operator_tag)
-    build_image(engine, TRAINER, trainer_tag)
-    if engine.started_by_us:  # what an installed Docker keeps is its owner's affair
-        docker("image", "prune", "--force", "--filter", "until=336h", engine=engine, timeout=300)
+    with locked("images"):
+        build_image(engine, OPERATOR, operator_tag)
+        build_image(engine, TRAINER, trainer_tag)
+        if engine.started_by_us:  # what an installed Docker keeps is its owner's affair
+            docker("image", "prune", "--force", "--filter", "until=336h", engine=engine, timeout=300)
     return operator_tag, trainer_tag
 
 
 def build_image(engine: Engine, image: Image, tag: str) -> None:
-    """Build one image. Raises CommandError with the end of the build's output."""
-    command = ["build", *build_arguments(engine), "--tag", tag]
+    """Build one image, unless it was built from the very same inputs. Raises CommandError with the build's last output."""
+    base = os.environ.get("DDPJOB_BASE_IMAGE") or (None if registry_reachable() else python_image(engine))
+    wheels = None if registry_reachable() else _downloaded_wheels(image)
+    inputs = digest(image.name, base or "", wheels.name if wheels else "", *_names(), files=_sources())
+    note = cache_dir() / "images" / f"built-{digest(tag)}"
+    if note.exists() and note.read_text() == f"{inputs} {image_id(tag, engine=engine)}":
+        return
     with step(f"building the image {tag}"):
-        base = os.environ.get("DDPJOB_BASE_IMAGE")
-        if base:
+        command = ["build", *build_arguments(engine), "--tag", tag, "--file", str(_REPOSITORY / image.dockerfile)]
+        if base is not None:
             command += ["--build-arg", f"BASE_IMAGE={base}"]
-        elif not registry_reachable():
-            command += ["--build-arg", f"BASE_IMAGE={python_image(engine)}"]
-        if registry_reachable():
-            docker(
-                *command, "--file", _REPOSITORY / image.dockerfile, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS
-            )
-            return
-        wheels = _downloaded_wheels(image)
-        with scratch_folder() as context:
-            _fill_context(context, wheels)
-            docker(*command, "--file", _REPOSITORY / image.dockerfile, context, engine=engine, timeout=_BUILD_SECONDS)
+        if wheels is None:
+            docker(*command, _REPOSITORY, engine=engine, timeout=_BUILD_SECONDS)
+        else:
+            with scratch_folder() as context:
+                _fill_context(context, wheels)
+                docker(*command, context, engine=engine, timeout=_BUILD_SECONDS)
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(f"{inputs} {image_id(tag, engine=engine)}")
+
+
+def _sources() -> list[Path]:
+    """Every file that a build reads: what .dockerignore lets through, and the operator's Dockerfile."""
+    listed = [_REPOSITORY / name for name in (*_CONTEXT, OPERATOR.dockerfile)]
+    files = [file for path in listed for file in (source_files(path) if path.is_dir() else [path])]
+    return sorted(file for file in [*files, *_constraints()] if file.suffix != ".pyc" and ".egg-info" not in str(file))
+
+
+def _names() -> list[str]:
+    return [str(file.relative_to(_REPOSITORY)) for file in _sources()]
 
 
 def _fill_context(context: Path, wheels: Path) -> None:

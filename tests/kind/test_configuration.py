@@ -169,3 +169,10 @@ def test_nothing_is_installed_unasked(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandError, match=r"dockerd, ip is not installed.*python -m tests.kind docker --install"):
         packages.require("dockerd", "ip")
+
+
+def test_image_is_made_of_the_code_of_both_packages_and_not_of_the_tests() -> None:
+    names = set(images._names())
+    assert {"Dockerfile", "pyproject.toml", "images/trainer/Dockerfile", "images/pip-install.sh"} <= names
+    assert {"operator/ddpjob/api/names.py", "trainer_app/ddptrain/cli.py"} <= names
+    assert not [name for name in names if name.startswith("tests/") or "__pycache__" in name or "egg-info" in name]
