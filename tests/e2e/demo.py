@@ -12,7 +12,6 @@ import json
 import shutil
 import sys
 import time
-from pathlib import Path
 
 import yaml
 
@@ -152,7 +151,7 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
             "",
             "Look further:",
             f"  export KUBECONFIG={cluster.kubeconfig}",
-            f"  alias kubectl={_kubectl()}",
+            *([] if shutil.which("kubectl") else [f"  alias kubectl={binary('kubectl')}"]),
             "  kubectl get ddp",
             f"  kubectl describe ddp {NAME}",
             f"  kubectl logs -l ddpjob.dev/job-name={NAME} --prefix",
@@ -161,11 +160,6 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
             "Clean up: make demo-down",
         ]
     )
-
-
-def _kubectl() -> Path | str:
-    """An installed kubectl does; else the one that was built for the cluster."""
-    return "kubectl" if shutil.which("kubectl") else binary("kubectl")
 
 
 def say(line: str) -> None:
