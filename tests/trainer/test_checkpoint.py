@@ -165,11 +165,13 @@ def test_of_many_starts_at_once_each_claims_a_run_of_its_own(tmp_path: Path) -> 
 
 
 def test_leftovers_of_a_killed_writer_are_cleared_by_the_next_start(tmp_path: Path) -> None:
-    store(tmp_path)
+    old = store(tmp_path)
     leftover = tmp_path / "run-000001" / ".step-000000050.pt.17.tmp"
     leftover.write_bytes(b"half")
     store(tmp_path)
     assert not leftover.exists()
+    with pytest.raises(Superseded):
+        old.save(50, b"whole", {})
 
 
 def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: Path) -> None:

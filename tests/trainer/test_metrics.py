@@ -8,9 +8,11 @@ from pathlib import Path
 from ddptrain.metrics import MetricsLog, effective_rows
 
 
-def write(path: Path, run: int, resumed: int | None, steps: range, *, evals: tuple[int, ...] = ()) -> None:
+def write(
+    path: Path, run: int, resumed: int | None, steps: range, *, origin: int = 0, evals: tuple[int, ...] = ()
+) -> None:
     log = MetricsLog(path, run)
-    log.add("start", {"resumedFrom": {"run": run - 1, "step": resumed} if resumed is not None else None})
+    log.add("start", {"resumedFrom": {"run": origin or run - 1, "step": resumed} if resumed is not None else None})
     for step in steps:
         log.add("train", {"step": step, "loss": run + step / 1000})
         if step in evals:
@@ -53,6 +55,14 @@ def test_a_leftover_that_still_appends_is_not_heard(tmp_path: Path) -> None:
     old.add("train", {"step": 2, "loss": 99.0})
     old.flush()
     assert origins(path) == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_a_run_that_nobody_resumed_from_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, None, range(1, 8))
+    write(path, 2, 2, range(3, 5))  # saved nothing; meanwhile the first, not yet dead, saved step 6
+    write(path, 3, 6, range(7, 9), origin=1)
+    assert origins(path) == [(1, step) for step in range(1, 7)] + [(3, 7), (3, 8)]
 
 
 def test_a_line_torn_by_a_kill_is_skipped_and_the_next_run_starts_a_new_one(tmp_path: Path) -> None:

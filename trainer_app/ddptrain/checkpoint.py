@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import Mismatch, Superseded, volume_error
+from ddptrain.errors import Mismatch, Superseded, VolumeError, volume_error
 from ddptrain.files import share, sync_directory, write_atomically
 
 FORMAT = 1
@@ -185,15 +185,19 @@ class Checkpoints:
         digest = hashlib.sha256(content).hexdigest()
         manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
         manifest["seal"] = seal(manifest)
-        with self._writing():
-            write_atomically(path, content)
-            write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
-            ours_is_first = self.last is None or self.last.run != self.run
-            # Until our own first save has been read back, the parent's checkpoint is the only one to trust.
-            if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):
-                raise OSError(f"the checkpoint just written reads back damaged: {reason}")
-            self.last = Saved(self.run, step, path, manifest)
-            self._retire()
+        try:
+            with self._writing():
+                write_atomically(path, content)
+                write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
+                ours_is_first = self.last is None or self.last.run != self.run
+                # Until our own first save has been read back, the parent's checkpoint is the only one to trust.
+                if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):
+                    raise OSError(f"the checkpoint just written reads back damaged: {reason}")
+                self.last = Saved(self.run, step, path, manifest)
+                self._retire()
+        except VolumeError:
+            self.check_superseded()  # a newer run may have cleared away what we were writing
+            raise
         return self.last
 
     def check_superseded(self) -> None:
@@ -207,9 +211,11 @@ class Checkpoints:
             )
 
     def _clear_leftovers(self) -> None:
-        """Temporary files of writers that were killed; whoever still writes them is a ghost."""
-        for path in self.root.glob("run-*/.*.tmp"):
-            path.unlink(missing_ok=True)
+        """Half-written checkpoints of earlier runs; whoever still writes one is a ghost."""
+        for run in run_numbers(self.root):
+            if run < self.run:
+                for path in (self.root / f"run-{run:06d}").glob(".step-*.tmp"):
+                    path.unlink(missing_ok=True)
 
     def _retire(self) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs, oldest last, manifest first."""

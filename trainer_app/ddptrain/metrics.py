@@ -6,6 +6,7 @@ Rank 0 appends; ``effective_rows`` reads the history as if no run had ever been 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,33 +56,46 @@ class MetricsLog:
 
 
 def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
-    """The train and eval rows that count, in order of step: what a run resumed over is dropped.
+    """The train and eval rows that count, in order of step: those that the newest run descends from.
 
-    A run that resumed at step S supersedes every earlier run's rows beyond S, wherever in the file they stand: a
-    leftover of an old attempt may still append. Torn lines are skipped.
+    The newest run counts whole; of the run it resumed from, the rows up to the step it resumed at; and so on back to a
+    run that began at zero. What a killed run did beyond its last checkpoint, and what a leftover of an old attempt
+    still appends, is dropped, wherever in the file it stands. Torn lines are skipped.
 
     Args:
         event: only rows of this kind, ``train`` or ``eval``.
     """
-    starts: dict[int, int] = {}
+    origins: dict[int, dict[str, int] | None] = {}
     rows: list[dict[str, Any]] = []
     for line in Path(path).read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
-            run = int(row["run"])
             if row["event"] == "start":
-                starts[run] = (row["resumedFrom"] or {"step": 0})["step"]
+                origins[int(row["run"])] = row["resumedFrom"]
             elif row["event"] in ("train", "eval"):
-                rows.append({**row, "step": int(row["step"])})
+                rows.append({**row, "run": int(row["run"]), "step": int(row["step"])})
         except (ValueError, KeyError, TypeError):
             continue
+    last_steps = _ancestry(origins)
     kept = [
         row
         for row in rows
-        if all(row["step"] <= resumed for run, resumed in starts.items() if run > row["run"])
-        and (event is None or row["event"] == event)
+        if row["step"] <= last_steps.get(row["run"], -1) and (event is None or row["event"] == event)
     ]
     return sorted(kept, key=lambda row: (row["step"], row["event"] == "eval"))
+
+
+def _ancestry(origins: Mapping[int, Mapping[str, int] | None]) -> dict[int, float]:
+    """Run to the last of its steps that counts, for the newest run and all it descends from."""
+    last_steps: dict[int, float] = {}
+    run, step = max(origins, default=0), math.inf
+    while run in origins and run not in last_steps:
+        last_steps[run] = step
+        origin = origins[run]
+        if origin is None:
+            break
+        run, step = origin["run"], min(step, origin["step"])
+    return last_steps
 
 
 def _finite(value: Any) -> Any:
