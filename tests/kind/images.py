@@ -64,7 +64,7 @@ def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TA
 
 
 def build_image(engine: Engine, image: Image, tag: str) -> None:
-    """Build one image, unless it was built from the very same inputs. Raises CommandError with the build's last output."""
+    """Build one image, unless it is there and of the very same inputs. Raises CommandError with the build's end."""
     base = os.environ.get("DDPJOB_BASE_IMAGE") or (None if registry_reachable() else python_image(engine))
     wheels = None if registry_reachable() else _downloaded_wheels(image)
     inputs = digest(image.name, base or "", wheels.name if wheels else "", *_names(), files=_sources())
