@@ -59,7 +59,7 @@ def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TA
         build_image(engine, OPERATOR, operator_tag)
         build_image(engine, TRAINER, trainer_tag)
         if engine.started_by_us:  # what an installed Docker keeps is its owner's affair
-            docker("image", "prune", "--force", "--filter", "until=336h", engine=engine, timeout=300)
+            docker("image", "prune", "--force", "--filter", "until=72h", engine=engine, timeout=300)
     return operator_tag, trainer_tag
 
 
