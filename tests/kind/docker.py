@@ -21,6 +21,7 @@ from tests.kind.cache import locked
 from tests.kind.command import CommandError, run
 
 _ANSWER_SECONDS = 20.0
+_OUR_HOST = f"unix://{dockerd.SOCKET}"
 
 
 class DockerUnavailableError(RuntimeError):
@@ -39,6 +40,8 @@ def running_engine() -> Engine | None:
     """The engine that the client reaches as configured, else the one that was started here earlier, else None."""
     if shutil.which("docker") is None:
         return None
+    if os.environ.get("DOCKER_HOST") == _OUR_HOST:  # a shell that evaluated shell_exports()
+        return _our_engine()
     try:
         if (
             run(
@@ -58,7 +61,7 @@ def _our_engine() -> Engine | None:
         return None
     return Engine(
         {
-            "DOCKER_HOST": f"unix://{dockerd.SOCKET}",
+            "DOCKER_HOST": _OUR_HOST,
             # A newer client assumes a newer engine wherever it does not ask first.
             "DOCKER_API_VERSION": api_version,
             # Debian's engine comes without buildx, which BuildKit builds need.
