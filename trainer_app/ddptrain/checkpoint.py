@@ -138,7 +138,9 @@ class Checkpoints:
             VolumeError: it cannot.
         """
         with self._writing():
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not self.root.is_dir():
+                self.root.mkdir(parents=True, exist_ok=True)
+                share(self.root, 0o2775)
             probe = self.root / f".probe.{os.getpid()}"
             write_atomically(probe, b"")
             probe.unlink()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import volume_error
+from ddptrain.files import share
 
 FILE_NAME = "metrics.jsonl"
 
@@ -25,6 +26,7 @@ class MetricsLog:
         self._lines: list[str] = []
         try:
             self._stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o664), "ab+")
+            share(path, 0o664)
             size = self._stream.seek(0, os.SEEK_END)
             # A killed run may have left half a line; ours must not continue it.
             if size and os.pread(self._stream.fileno(), 1, size - 1) != b"\n":
