@@ -179,8 +179,9 @@ class ApiServer:
         elif wanted != current:
             raise answers.modified(resource, name)
         meta["resourceVersion"] = current
+        meta["creationTimestamp"] = old["metadata"]["creationTimestamp"]
         # Left out, these stay as they are; said otherwise, they are refused.
-        for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
+        for key in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
             if key in old["metadata"] and not meta.get(key):
                 meta[key] = old["metadata"][key]
 

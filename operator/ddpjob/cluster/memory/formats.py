@@ -31,6 +31,11 @@ def is_dns_subdomain(value: str) -> bool:
     return len(value) <= MAX_SUBDOMAIN and _SUBDOMAIN.fullmatch(value) is not None
 
 
+def is_path_segment(value: str) -> bool:
+    """What any name must be at least: one segment of a URL's path."""
+    return value not in (".", "..") and not set("/%") & set(value)
+
+
 def is_qualified_name(value: str) -> bool:
     """``[prefix/]name``: keys of labels and annotations, finalizers."""
     prefix, slash, name = value.rpartition("/")

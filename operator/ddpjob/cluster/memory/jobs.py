@@ -17,6 +17,7 @@ class Jobs(Kind):
     """The kind of the CRD that this version of the project installs."""
 
     resource = names.DDPJOBS
+    is_core = False
     has_generation = True
     returns_deleted = False
     needs_version = True

@@ -23,6 +23,8 @@ class Kind:
     model: str
     is_name: Callable[[str], bool] = staticmethod(is_dns_subdomain)
     name_rule = SUBDOMAIN_RULE
+    is_core = True
+    """Whether finalizers must be qualified, as Kubernetes asks of its own kinds."""
     has_status = True
     has_generation = False
     returns_deleted = True
@@ -70,7 +72,7 @@ class Kind:
 
     def check_create(self, obj: Json) -> list[Cause]:
         """What is wrong with a new object."""
-        return list(metadata.on_create(obj["metadata"], self.is_name, self.name_rule))
+        return list(metadata.on_create(obj["metadata"], self.is_name, self.name_rule, is_core=self.is_core))
 
     def prepare_update(self, new: Json, old: Json) -> None:
         """Keep what a write to the main resource cannot change."""
@@ -82,7 +84,7 @@ class Kind:
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         """What is wrong with an update of the main resource."""
-        return list(metadata.on_update(new["metadata"], old["metadata"]))
+        return list(metadata.on_update(new["metadata"], old["metadata"], is_core=self.is_core))
 
     def prepare_status(self, new: Json, old: Json) -> None:
         """Keep what a write to the status cannot change."""
@@ -92,7 +94,7 @@ class Kind:
 
     def check_status(self, new: Json, old: Json) -> list[Cause]:
         """What is wrong with a write to the status."""
-        return list(metadata.on_update(new["metadata"], old["metadata"]))
+        return list(metadata.on_update(new["metadata"], old["metadata"], is_core=self.is_core))
 
     def grace_seconds(self, obj: Json, requested: int | None) -> int | None:
         """How long a deleted object goes on; None where the kind knows no graceful end."""

@@ -9,6 +9,8 @@ from ddpjob.cluster.memory.formats import is_label_value, is_qualified_name
 
 MAX_ANNOTATION_BYTES = 256 * 1024
 
+_CORE_FINALIZERS = frozenset({"kubernetes", "orphan", "foregroundDeletion"})
+
 # What only the API server sets; whatever a client says about it on create is ignored.
 SYSTEM_FIELDS = (
     "uid",
@@ -20,20 +22,20 @@ SYSTEM_FIELDS = (
 )
 
 
-def on_create(meta: Json, is_name: Callable[[str], bool], name_rule: str) -> Iterator[Cause]:
+def on_create(meta: Json, is_name: Callable[[str], bool], name_rule: str, *, is_core: bool) -> Iterator[Cause]:
     """What is wrong with a new object's metadata."""
     name = meta.get("name", "")
     if not name:
         yield required("metadata.name", "Required value: name or generateName is required")
     elif not is_name(name):
         yield wrong("metadata.name", name, name_rule)
-    yield from _always(meta)
+    yield from _always(meta, is_core)
 
 
-def on_update(new: Json, old: Json) -> Iterator[Cause]:
+def on_update(new: Json, old: Json, *, is_core: bool) -> Iterator[Cause]:
     """What is wrong with the metadata of an update; name and namespace were compared with the request before."""
-    yield from _always(new)
-    for key in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
+    yield from _always(new, is_core)
+    for key in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
         if new.get(key) != old.get(key):
             yield wrong(f"metadata.{key}", new.get(key), "field is immutable")
     if "deletionTimestamp" in old and (added := set(new.get("finalizers", ())) - set(old.get("finalizers", ()))):
@@ -52,7 +54,7 @@ def labels(values: Mapping[str, str], field: str) -> Iterator[Cause]:
             yield wrong(field, value, "a valid label must be empty or at most 63 letters, digits, '-', '_' and '.'")
 
 
-def _always(meta: Json) -> Iterator[Cause]:
+def _always(meta: Json, is_core: bool) -> Iterator[Cause]:
     yield from labels(meta.get("labels", {}), "metadata.labels")
     annotations: dict[str, str] = meta.get("annotations", {})
     for key in annotations:
@@ -61,9 +63,11 @@ def _always(meta: Json) -> Iterator[Cause]:
     if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > MAX_ANNOTATION_BYTES:
         yield Cause("metadata.annotations", "FieldValueTooLong", f"Too long: at most {MAX_ANNOTATION_BYTES} bytes")
     yield from _owners(meta.get("ownerReferences", ()))
-    for finalizer in meta.get("finalizers", ()):
+    for index, finalizer in enumerate(meta.get("finalizers", ())):
         if not is_qualified_name(finalizer):
             yield wrong("metadata.finalizers", finalizer, "no qualified name ([prefix/]name)")
+        if is_core and "/" not in finalizer and finalizer not in _CORE_FINALIZERS:
+            yield wrong(f"metadata.finalizers[{index}]", finalizer, "neither a standard finalizer nor fully qualified")
 
 
 def _owners(references: list[dict[str, Any]]) -> Iterator[Cause]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory.answers import Cause, duplicate, forbidden, required, unsupported, wrong
-from ddpjob.cluster.memory.formats import is_dns_1035_label
+from ddpjob.cluster.memory.formats import is_dns_1035_label, is_path_segment
 from ddpjob.cluster.memory.kinds import Kind
 from ddpjob.cluster.memory.metadata import labels
 from ddpjob.cluster.memory.quantities import amount
@@ -90,7 +90,10 @@ class Events(Kind):
     """core/v1 Events. They never expire here."""
 
     resource = names.EVENTS
+    is_core = False
     model = "CoreV1Event"
+    is_name = staticmethod(is_path_segment)
+    name_rule = "may not be '.' or '..' and not contain '/' or '%'"
     has_status = False
     returns_deleted = False
 
@@ -101,7 +104,7 @@ class Events(Kind):
             obj.setdefault(key, value)
 
     def check_create(self, obj: Json) -> list[Cause]:
-        return [*super().check_create(obj), *self._place(obj)]
+        return [*self._place(obj)] or super().check_create(obj)
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         return [*super().check_update(new, old), *self._place(new)]

@@ -52,6 +52,11 @@ def of_spec(spec: Json) -> Iterator[Cause]:
 
 def of_update(new: Json, old: Json) -> Iterator[Cause]:
     """A live pod's spec is fixed but for images and what only adds tolerations or shortens its time."""
+    yield from of_spec(new)
+    for kind in ("containers", "initContainers"):
+        if len(new.get(kind, ())) != len(old.get(kind, ())):
+            yield forbidden(f"spec.{kind}", "pod updates may not add or remove containers")
+            return
     if _frozen(new) != _frozen(old) or not _only_appended(new, old):
         yield forbidden("spec", "pod updates may not change fields other than images, tolerations (additions)")
 

@@ -43,6 +43,12 @@ class Watch(AsyncIterator[WatchEvent]):
             await self._news.wait()
         return self._events.popleft()
 
+    def take(self) -> list[WatchEvent]:
+        """What can be read without waiting."""
+        taken = list(self._events)
+        self._events.clear()
+        return taken
+
     def close(self) -> None:
         """End the watch; what was not read yet is still handed out."""
         self.closed = True

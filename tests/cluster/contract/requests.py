@@ -1,0 +1,185 @@
+"""Random sequences of requests: few names, so that they meet; half of them sensible, half of them not.
+
+What only a server knows stands in for itself: ``{"$uid": [kind, name]}`` and ``{"$version": [kind, name]}`` become
+what that world showed last (or first) of the object.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UID_OF_NOBODY
+from tests.cluster.contract.worlds import KINDS
+
+Json = dict[str, Any]
+
+KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["Service", "PersistentVolumeClaim", "PersistentVolumeClaim", "Event"]
+KINDS_BY_NAME = {kind.kind: kind for kind in KINDS}
+API_VERSIONS = {kind.kind: kind.api_version for kind in KINDS}
+NAMES = ("a", "b")
+BAD_NAMES = ("A", "a.b", "1a", "a..b", "-a", "x" * 46, "x" * 64, "x" * 254, "é", "a_b", "")
+
+LABELS: tuple[Any, ...] = (
+    *({}, {"a": "b"}, {"a": "c", "b": ""}, {"x.dev/a": "b"}, {"a": None}, None),
+    *({"a b": "c"}, {"a": "c d"}, {"/a": ""}, {"a": 5}, {"a": "x" * 64}, []),
+)
+SELECTORS: tuple[str | None, ...] = (
+    *(None, "", "a", "a=b", "a==b", "a!=b", "!a", "a in (b,c)", "a notin (b)", "a=b,b", "a=", "a in ()", "a>1", "a<3"),
+    *("a in (b", "a=b c", ",", "a=b,", "a=b=c", "a=-", "(a)", "a in b", "A_/b=c", "a>b", " a = b , b ", "!a=b", "in"),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of a verb of ``Cluster``."""
+
+    verb: str
+    kind: str
+    arguments: Json
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.kind} {self.arguments}"
+
+
+def _uids(kind: str, name: str) -> st.SearchStrategy[Any]:
+    seen = {"$uid": [kind, name]}
+    return st.sampled_from([seen, seen, seen | {"first": True}, "not-a-uid", ""])
+
+
+def _versions(kind: str, name: str) -> st.SearchStrategy[Any]:
+    seen = {"$version": [kind, name]}
+    # A claim's first version is replaced behind its writer's back, see Side.object.
+    first = {"first": True} if kind != "PersistentVolumeClaim" else {}
+    return st.sampled_from([seen, seen, seen | first, "1", "", None])
+
+
+@st.composite
+def _references(draw: st.DrawFn) -> list[Json]:
+    """Owners that are there, that are gone, that never were, and that cannot be."""
+    found = []
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+        kind = draw(st.sampled_from(["DDPJob", "DDPJob", "DDPJob", "Pod", "Service"]))
+        name = draw(st.sampled_from(NAMES))
+        uid = draw(st.sampled_from([{"$uid": [kind, name]}, {"$uid": [kind, name]}, UID_OF_NOBODY]))
+        reference: Json = {"apiVersion": API_VERSIONS[kind], "kind": kind, "name": name, "uid": uid}
+        reference |= draw(
+            st.sampled_from([{}, {"controller": True, "blockOwnerDeletion": True}, {"controller": False}])
+        )
+        found.append(reference | draw(st.sampled_from([{}] * 8 + [{"uid": ""}, {"kind": "Unknown"}, {"foo": 1}])))
+    return found
+
+
+@st.composite
+def _metadata(draw: st.DrawFn, kind: str, name: str) -> Json:
+    meta: Json = {"name": name}
+    if draw(st.booleans()):
+        meta["labels"] = draw(st.sampled_from(LABELS[:4] * 8 + LABELS))
+    if draw(st.integers(0, 2)) == 0:
+        meta["ownerReferences"] = draw(_references())
+    oddities = st.sampled_from(_ODD_METADATA)
+    return meta | (draw(oddities) if draw(st.integers(0, 5)) == 0 else {})
+
+
+_ODD_METADATA: tuple[Json, ...] = (
+    {"annotations": {"note": "x", "empty": ""}},
+    {"annotations": {"a note": "x"}},
+    {"finalizers": ["example.com/hold"]},
+    {"finalizers": ["a b"]},
+    {"namespace": "contract"},
+    {"namespace": "elsewhere"},
+    {"name": None},
+    {"name": 5},
+    {"foo": 1},
+    {"uid": "made-up", "creationTimestamp": "2020-01-01T00:00:00Z", "deletionTimestamp": "2020-01-01T00:00:00Z"},
+    {"creationTimestamp": "yesterday"},
+    {"resourceVersion": "7"},
+    *({"name": name} for name in BAD_NAMES),
+)
+
+_PATCHED_METADATA: tuple[Json, ...] = (
+    *({"labels": labels} for labels in LABELS),
+    {"annotations": {"note": "y"}},
+    {"annotations": None},
+    {"finalizers": ["example.com/hold"]},
+    {"finalizers": None},
+    {"ownerReferences": None},
+    {"name": "other"},
+    {"name": None},
+    {"namespace": "elsewhere"},
+    {"uid": "made-up"},
+    {"uid": None},
+    {"creationTimestamp": None},
+    {"creationTimestamp": "2020-01-01T00:00:00Z"},
+    {"deletionTimestamp": "2020-01-01T00:00:00Z"},
+    {"deletionTimestamp": None},
+    {"deletionGracePeriodSeconds": 7},
+    {"generation": 77},
+    {"foo": 1},
+)
+
+
+@st.composite
+def _create(draw: st.DrawFn, kind: str, name: str) -> Request:
+    body = draw(st.sampled_from(SOUND[kind] if draw(st.integers(0, 2)) else BODIES[kind]))
+    own = body.get("metadata", {})
+    meta = draw(_metadata(kind, name))
+    # Labels that the operator put on stay on; what the random metadata says goes over the rest.
+    return Request("create", kind, {"body": body | {"metadata": own | meta}})
+
+
+@st.composite
+def _delete(draw: st.DrawFn, kind: str, name: str) -> Request:
+    arguments: Json = {"name": name}
+    if draw(st.booleans()):
+        arguments["uid"] = draw(_uids(kind, name))
+    if draw(st.booleans()):
+        arguments["grace_seconds"] = draw(st.sampled_from([0, 0, 1, 5, 60]))
+    return Request("delete", kind, arguments)
+
+
+@st.composite
+def _patch(draw: st.DrawFn, kind: str, name: str) -> Request:
+    of_status = draw(st.booleans())
+    body: Json = dict(draw(st.sampled_from([{"status": status} for status in STATUSES[kind]]))) if of_status else {}
+    if not of_status and draw(st.booleans()):
+        body = dict(draw(st.sampled_from(PATCHES[kind])))
+    meta: Json = dict(draw(st.sampled_from(_PATCHED_METADATA)) if draw(st.integers(0, 3)) == 0 else {})
+    if not of_status and not body and not meta:
+        meta = dict(draw(st.sampled_from(_PATCHED_METADATA)))
+    if draw(st.booleans()):
+        meta["resourceVersion"] = draw(_versions(kind, name))
+    if meta:
+        body["metadata"] = meta
+    return Request("patch_status" if of_status else "patch", kind, {"name": name, "body": body})
+
+
+Place = tuple[str, str]
+
+
+@st.composite
+def _request(draw: st.DrawFn, made: list[Place]) -> Request:
+    """One request, mostly about what an earlier one made."""
+    verb = draw(st.sampled_from(["create"] * 4 + ["patch"] * 5 + ["delete"] * 2 + ["get", "list"]))
+    kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
+    if made and verb != "create" and draw(st.integers(0, 5)):
+        kind, name = draw(st.sampled_from(made))
+    match verb:
+        case "create":
+            made.append((kind, name))
+            return draw(_create(kind, name))
+        case "patch":
+            return draw(_patch(kind, name))
+        case "delete":
+            return draw(_delete(kind, name))
+        case "get":
+            return Request("get", kind, {"name": name})
+    return Request("list", kind, {"label_selector": draw(st.sampled_from(SELECTORS))})
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Request]:
+    """Three to twelve requests; the first makes something."""
+    kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
+    made = [(kind, name)]
+    return [draw(_create(kind, name)), *(draw(_request(made)) for _ in range(draw(st.integers(2, 11))))]

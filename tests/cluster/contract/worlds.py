@@ -1,0 +1,100 @@
+"""The two worlds that get the same requests: the in-memory cluster, and a real control plane with its controllers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.cluster.base import Json
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob.cluster.memory import MemoryCluster
+from tests.controlplane import ControlPlane
+
+NAMESPACE = "contract"
+KINDS = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)
+CLAIM_CONTROLLER = "persistentvolumeclaim-protection-controller"
+
+
+class ContractPlane(ControlPlane):
+    """A control plane whose collector knows DDPJobs from its start, protects claims and is not slowed down."""
+
+    def _start_controllers(self) -> None:
+        self.apply_crd()  # a collector that is there first looks for new kinds every half a minute only
+        super()._start_controllers()
+
+    def _run(self, name: str, *flags: str) -> None:
+        if name == "kube-controller-manager":
+            flags = tuple(f"{flag},{CLAIM_CONTROLLER}" if flag.startswith("--controllers=") else flag for flag in flags)
+            flags += ("--kube-api-qps=1000", "--kube-api-burst=1000")
+        super()._run(name, *flags)
+
+
+@contextmanager
+def contract_plane() -> Iterator[ContractPlane]:
+    with ContractPlane(controller_manager=True) as plane:
+        plane.make_namespace(NAMESPACE)
+        yield plane
+
+
+class RealWorld:
+    """The real API server through the real client, and everything that its watches tell."""
+
+    name = "real"
+
+    def __init__(self, cluster: KubernetesCluster) -> None:
+        self.cluster = cluster
+        self.events: list[tuple[Resource, Json]] = []
+
+    def take_events(self) -> list[tuple[Resource, Json]]:
+        taken, self.events = self.events, []
+        return taken
+
+    async def follow(self, session: aiohttp.ClientSession, server: str, resource: Resource, since: str) -> None:
+        """Read a watch for as long as the tests run."""
+        url = f"{server}/{resource.path_prefix}/namespaces/{NAMESPACE}/{resource.plural}"
+        query = {"watch": "true", "resourceVersion": since}
+        async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                self.events.append((resource, json.loads(line)))
+
+
+class MemoryWorld:
+    """The in-memory cluster, which collects garbage only when it is told to."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster(collects=False)
+        self.cluster.create_namespace(NAMESPACE)
+        self._watches = [(resource, self.cluster.watch(resource, NAMESPACE)) for resource in KINDS]
+
+    def take_events(self) -> list[tuple[Resource, Json]]:
+        return [(resource, event) for resource, watch in self._watches for event in watch.take()]
+
+
+@asynccontextmanager
+async def both_worlds(plane: ControlPlane) -> AsyncIterator[tuple[MemoryWorld, RealWorld]]:
+    """Both, empty, with the real watches open."""
+    connection = await Connection.open(str(plane.kubeconfig()))
+    cluster = KubernetesCluster(connection)
+    real = RealWorld(cluster)
+    async with connection.session(0) as session:
+        since = (await cluster.list(names.EVENTS, NAMESPACE)).resource_version
+        followers = [asyncio.create_task(real.follow(session, connection.server, kind, since)) for kind in KINDS]
+        try:
+            yield MemoryWorld(), real
+        finally:
+            for task in followers:
+                task.cancel()
+            results: list[Any] = await asyncio.gather(*followers, return_exceptions=True)
+            await cluster.close()
+            await connection.close()
+    broken = [result for result in results if not isinstance(result, asyncio.CancelledError)]
+    assert not broken, f"a watch of the real API server ended: {broken}"
