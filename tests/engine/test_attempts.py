@@ -20,6 +20,18 @@ def test_the_first_plan_records_the_attempt_and_creates_service_then_pods() -> N
     assert [note.reason for note in made.events] == ["Started"]
 
 
+def test_a_first_attempt_asks_for_its_claim_even_where_one_was_seen_before() -> None:
+    claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    world = World(a_job(checkpoint={"claimTemplate": claim}))
+    world.claim = {"metadata": {"name": "mnist-checkpoints", "namespace": "default", "uid": "of-an-earlier-job"}}
+    made = world.reconcile()
+    assert [c.name for c in made.creates[0]] == ["mnist-0a1b2", "mnist-checkpoints"]
+    world.run_all()
+    world.settle()
+    world.set_pod(1, ended(1))
+    assert "mnist-checkpoints" not in [c.name for phase in world.reconcile().creates for c in phase]
+
+
 def test_a_job_at_rest_is_written_nothing() -> None:
     world = a_running_world(a_job())
     world.forward(3600)

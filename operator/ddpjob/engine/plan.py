@@ -84,7 +84,9 @@ def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Crea
     ranks = range(s.job.spec.num_nodes) if begins else s.missing_ranks
     shared = [desired_service(s.job)] if s.observed.service is None else []
     claim = desired_claim(s.job)
-    if claim is not None and s.observed.claim is None:
+    # A first attempt asks even for a claim that was seen: claims are not watched, and the user may have deleted it
+    # together with an earlier job of this name.
+    if claim is not None and (s.observed.claim is None or decision.kind == "start"):
         shared.append(claim)
     pods = desired_pods(s.job, attempt, s.settings) if ranks else ()
     phases = (tuple(shared), tuple(pods[rank] for rank in ranks))
