@@ -18,7 +18,7 @@ import torch
 from ddptrain import fetch, group, mnist, termination
 from ddptrain.config import Config
 from ddptrain.console import Console
-from ddptrain.cpus import threads_per_rank
+from ddptrain.cpus import keep_freed_memory, threads_per_rank
 from ddptrain.errors import DataError, RanksError, TrainerError, classify
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
@@ -52,6 +52,7 @@ class Worker:
         config, ranks = self._config, self._ranks
         device = resolve_device(config, ranks)
         backend = group.resolve_backend(config.backend, device)
+        keep_freed_memory()
         torch.set_num_threads(config.threads or threads_per_rank(ranks.nproc_per_node, self._env))
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
