@@ -79,3 +79,7 @@ def test_no_report_however_odd_breaks_the_status(report: dict[str, Any]) -> None
     made = progress_status(report, {}, NOW)
     assert isinstance(made["display"], str)
     checkpoint_status(report, None, NOW)
+
+
+def test_a_phase_of_any_length_stays_a_word_in_a_table() -> None:
+    assert len(progress_status({"phase": "x" * 60_000}, {}, NOW)["display"]) == 64

@@ -12,6 +12,7 @@ from ddpjob.engine.actions import Json
 from ddpjob.engine.clock import timestamp
 
 _MAX_INT = 2**53  # what every JSON reader holds exactly
+_MAX_PHASE = 64  # a trainer of any make fills this in
 _MAX_AGE = 365 * 86_400.0
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
@@ -22,7 +23,7 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
     step, steps = _int(report, "step"), _int(report, "totalSteps")
     speed = _float(report, "samplesPerSecond")
     progress: Json = {
-        "phase": report.get("phase") if isinstance(report.get("phase"), str) else None,
+        "phase": phase[:_MAX_PHASE] if isinstance(phase := report.get("phase"), str) else None,
         "epoch": epoch,
         "totalEpochs": epochs,
         "step": step,
