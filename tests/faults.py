@@ -127,11 +127,11 @@ class FaultProxy:
             skipped = {"transfer-encoding", "content-length", "connection"}
             headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
             response = web.StreamResponse(status=answer.status, headers=headers)
-            await response.prepare(request)
             assert request.transport is not None
             transport = request.transport
             self._transports.add(transport)
             try:
+                await response.prepare(request)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
                 await response.write_eof()

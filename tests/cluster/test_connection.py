@@ -1,14 +1,18 @@
 """Where the configuration comes from, and what happens when credentials change."""
 
+import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from ddpjob.api import names
+from ddpjob.cluster.base import Unavailable
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.controlplane import ControlPlane
+from tests.processes import free_port
 
 
 async def test_without_any_configuration_the_error_says_what_to_set(
@@ -41,6 +45,36 @@ async def test_kubeconfig_in_the_environment_counts(monkeypatch: pytest.MonkeyPa
     assert connection.server == "https://192.0.2.1:6443"
     assert await connection.authorization() == "Bearer secret"
     await connection.close()
+
+
+@pytest.mark.parametrize(("no_proxy", "used"), [("", True), ("127.0.0.1", False), ("other.example", True)])
+async def test_the_proxy_of_the_environment_is_used_unless_it_is_excepted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_proxy: str, used: bool
+) -> None:
+    asked: list[str] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readline()).decode())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, no_proxy)
+    path = tmp_path / "config"
+    nowhere = f"127.0.0.1:{free_port()}"
+    path.write_text(json.dumps(a_kubeconfig(f"https://{nowhere}", {"token": "secret"})))
+    connection = await Connection.open(str(path))
+    client = KubernetesCluster(connection)
+    with pytest.raises(Unavailable):
+        await client.get(names.PODS, "default", "pod")
+    assert bool(asked) is used
+    assert all(line.startswith(f"CONNECT {nowhere}") for line in asked)
+    await client.close()
+    await connection.close()
+    server.close()
 
 
 @pytest.mark.apiserver
@@ -82,7 +116,7 @@ async def test_credentials_of_an_exec_plugin_are_used(
     await connection.close()
 
 
-def a_kubeconfig(server: str, user: dict[str, object], ca_file: str = "") -> dict[str, object]:
+def a_kubeconfig(server: str, user: Mapping[str, object], ca_file: str = "") -> dict[str, object]:
     cluster = {"server": server} | ({"certificate-authority": ca_file} if ca_file else {})
     return {
         "apiVersion": "v1",

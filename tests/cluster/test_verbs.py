@@ -19,6 +19,7 @@ from ddpjob.cluster.base import (
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
 from tests.processes import free_port
 
 pytestmark = pytest.mark.apiserver
@@ -71,6 +72,17 @@ async def test_a_list_of_several_pages_is_complete(
         await cluster.create(names.PODS, namespace, a_pod(f"pod-{number}"))
     listed = await cluster.list(names.PODS, namespace)
     assert [pod["metadata"]["name"] for pod in listed.items] == [f"pod-{number}" for number in range(5)]
+
+
+async def test_a_list_whose_next_page_expired_is_read_again_as_a_whole(
+    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "PAGE_SIZE", 2)
+    expired = Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"the continue token is too old"}')
+    proxy.rule = lambda request: expired if "continue" in request.query else None
+    for number in range(5):
+        await through_proxy.create(names.PODS, namespace, a_pod(f"pod-{number}"))
+    assert len((await through_proxy.list(names.PODS, namespace)).items) == 5
 
 
 async def test_a_status_patch_changes_the_status_alone_and_only_at_its_version(

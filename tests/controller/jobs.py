@@ -90,15 +90,15 @@ class Jobs:
     def object_path(self, pod: Json) -> str:
         return f"{CORE}/{self.namespace}/pods/{pod['metadata']['name']}"
 
-    def list(self, plural: str) -> "list[Json]":
+    def objects(self, plural: str) -> list[Json]:
         return list(self.plane.request("GET", f"{CORE}/{self.namespace}/{plural}")["items"])
 
-    def owned(self, plural: str, name: str = "mnist") -> "list[str]":
+    def owned(self, plural: str, name: str = "mnist") -> list[str]:
         """Names of objects that the job owns."""
         uid = self.get(name)["metadata"]["uid"]
-        return [item["metadata"]["name"] for item in self.list(plural) if owner_uid(item) == uid]
+        return [item["metadata"]["name"] for item in self.objects(plural) if owner_uid(item) == uid]
 
-    def writes(self, *, about: str = "", since: int = 0) -> "list[tuple[str, str, str, int]]":
+    def writes(self, *, about: str = "", since: int = 0) -> list[tuple[str, str, str, int]]:
         """The operator's writes: verb, resource, name and HTTP status, in order; ``since`` skips that many."""
         found = []
         for event in self.plane.writes():

@@ -19,7 +19,7 @@ def test_a_job_makes_exactly_what_its_plan_says_and_then_rests(operator: Operato
     jobs.settle()
     assert jobs.owned("pods") == [names.pod_name("mnist", uid, 1, rank) for rank in range(3)]
     assert jobs.owned("services") == [names.service_name("mnist", uid)]
-    assert [claim["metadata"]["name"] for claim in jobs.list("persistentvolumeclaims")] == ["mnist-checkpoints"]
+    assert [claim["metadata"]["name"] for claim in jobs.objects("persistentvolumeclaims")] == ["mnist-checkpoints"]
     writes = jobs.writes(about="mnist")
     assert {code for *_, code in writes} <= {200, 201}, writes
     made = [(verb, resource) for verb, resource, *_ in writes]
@@ -99,12 +99,10 @@ def test_many_pods_that_start_at_once_cost_few_status_patches(operator: Operator
     pods = jobs.wait_for_pods(16)
     jobs.wait_for("Pending", nodes={"desired": 16, "pending": 16, "running": 0, "succeeded": 0, "failed": 0})
     before = len(jobs.writes(about="mnist"))
-    start = jobs.plane.writes()[-1]["stageTimestamp"]
     for pod in pods:
         jobs.run(pod)
     jobs.wait_for("Running", nodesReady="16/16")
     patches = [write for write in jobs.writes(about="mnist", since=before) if write[1] == "ddpjobs/status"]
-    assert start
     assert len(patches) < 16, patches
 
 
@@ -147,7 +145,7 @@ def test_events_tell_the_transitions_once_each(operator: OperatorProcess, jobs: 
     uid = jobs.get()["metadata"]["uid"]
 
     def reasons() -> list[str]:
-        events = [event for event in jobs.list("events") if event["involvedObject"].get("uid") == uid]
+        events = [event for event in jobs.objects("events") if event["involvedObject"].get("uid") == uid]
         return [event["reason"] for event in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
 
     eventually("the last event", lambda: "Succeeded" in reasons())

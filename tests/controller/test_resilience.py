@@ -72,25 +72,24 @@ def test_killed_at_every_write_it_ends_in_the_same_state_with_nothing_made_twice
         os.kill(operator.process.pid, signal.SIGKILL)
         return Fault(after_commit=after_commit)
 
-    def survive() -> None:
+    def alive() -> bool:
         if operator.process is None or operator.process.poll() is not None:
             operator.start(wait=False)
+        return True
 
     def reached(attempt: int) -> bool:
-        survive()
-        return len(jobs.pods(attempt=attempt)) == 2 and jobs.status().get("nodes", {}).get("pending") == 2
+        return alive() and len(jobs.pods(attempt=attempt)) == 2 and jobs.status().get("nodes", {}).get("pending") == 2
 
     proxy.rule = kill
     jobs.submit(numNodes=2)
     eventually("attempt 1 is complete", lambda: reached(1), timeout=180)
     for pod in jobs.pods(attempt=1):
         jobs.run(pod)
-    eventually("it runs", lambda: survive() or jobs.status().get("state") == "Running", timeout=180)
+    eventually("it runs", lambda: alive() and jobs.status().get("state") == "Running", timeout=180)
     jobs.end(jobs.pods(attempt=1)[0], 1)
     eventually("attempt 2 is complete", lambda: reached(2), timeout=180)
     proxy.rule = lambda request: None
-    survive()
-    eventually("the operator is ready", operator.is_ready)
+    eventually("the operator is ready", lambda: alive() and operator.is_ready())
     jobs.settle()
 
     status = jobs.status()
@@ -173,7 +172,7 @@ def test_a_watch_error_is_healed_inside_the_process(
     operator = operator_behind_proxy
     operator.start()
     error = '{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'
-    struck = []
+    struck: list[str] = []
 
     def strike(request: web.BaseRequest) -> Fault | None:
         if is_watch(request, "/ddpjobs") and not struck:

@@ -1,5 +1,7 @@
 """Settings: flags before environment before defaults, and a refusal that says what is allowed."""
 
+from typing import Any
+
 import pytest
 
 from ddpjob.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
@@ -16,7 +18,7 @@ def test_a_flag_beats_the_environment() -> None:
 
 
 def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
-    wanted = {
+    wanted: dict[str, tuple[str, Any]] = {
         "namespaces": ("a,b", ("a", "b")),
         "cluster_domain": ("cluster.example", "cluster.example"),
         "progress_interval_seconds": ("1.5", 1.5),

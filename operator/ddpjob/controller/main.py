@@ -71,7 +71,7 @@ class Operator:
             interval=settings.sweep_interval_seconds,
             metrics=metrics,
         )
-        self._monitor = watches.WatchMonitor(settings.scopes, on_relist=self._sweeper.want)
+        self._monitor = watches.WatchMonitor(connection.server, settings.scopes, on_relist=self._sweeper.want)
         self._heartbeat = Heartbeat()
 
     async def run(self) -> None:
@@ -190,6 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(serve(settings))
     except (ConfigurationError, OSError) as error:
         logger.error("cannot start: %s", error)
+        return 1
+    except Exception:
+        logger.exception("the operator ends because of an error of its own; running jobs go on without it")
         return 1
     return 0
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
 MAX_BYTES = 64 * 1024
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 512  # a pod that does not answer holds one for two seconds
 
 Target = tuple[str, str, int]
 """Pod name, IP address, port."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ import kopf
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob.controller import kopf_settings
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.health import Verdict
 
@@ -27,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 WATCHED = (names.DDPJOBS, names.PODS)
 SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
-RESTART_DELAYS = (0.1, 0.5, 2.0, 5.0, 10.0)
+RESTART_DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
 CALM_SECONDS = 60.0
 STOP_SECONDS = 5.0
+STRAY_ROUNDS, STRAY_SECONDS = 5, 0.5
 KOPF_FOLDER = str(Path(kopf.__file__).parent)
 
 
@@ -48,12 +51,13 @@ class WatchMonitor:
 
     def __init__(
         self,
+        server: str,
         scopes: Sequence[str | None],
         on_relist: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._streams: dict[str, _Stream | None] = {
-            watch_path(resource, scope): None for resource in WATCHED for scope in scopes
+            watch_path(server, resource, scope): None for resource in WATCHED for scope in scopes
         }
         self._listed: set[str] = set()
         self._on_relist = on_relist
@@ -98,10 +102,11 @@ class WatchMonitor:
         return True, "ok"
 
 
-def watch_path(resource: Resource, namespace: str | None) -> str:
-    """URL path of a LIST or watch."""
+def watch_path(server: str, resource: Resource, namespace: str | None) -> str:
+    """URL path of a LIST or watch; ``server`` may have a path of its own, behind a management proxy for example."""
+    prefix = urllib.parse.urlsplit(server).path.rstrip("/")
     place = f"/namespaces/{namespace}" if namespace else ""
-    return f"/{resource.path_prefix}{place}/{resource.plural}"
+    return f"{prefix}/{resource.path_prefix}{place}/{resource.plural}"
 
 
 def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:
@@ -112,7 +117,10 @@ def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kop
     async def login(**_: Any) -> kopf.AiohttpSession:
         nonlocal generation
         if generation is not None:  # kopf asks again only after a 401
-            await connection.renew(generation)
+            try:
+                await connection.renew(generation)
+            except ConfigurationError as error:
+                raise kopf.LoginError(str(error)) from error
         generation = connection.generation
         session = connection.session(0, middlewares=(monitor.middleware,))
         return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
@@ -132,25 +140,6 @@ def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kop
     kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(feed(names.DDPJOBS))
     kopf.on.event("v1", names.PODS.plural, registry=handlers)(feed(names.PODS))
     return handlers
-
-
-def settings() -> kopf.OperatorSettings:
-    """kopf's settings; the numbers are judgement, the switches turn off what writes to objects."""
-    s = kopf.OperatorSettings()
-    s.scanning.disabled = True
-    s.posting.enabled = False
-    # The tuple matters: the documented key "v1/pods" silently matches nothing.
-    s.watching.label_selectors["v1", names.PODS.plural] = names.SELECTOR
-    s.watching.connect_timeout = 5
-    s.watching.server_timeout = 300
-    s.watching.client_timeout = 310
-    s.watching.inactivity_timeout = 70
-    s.networking.request_timeout = 10
-    s.networking.error_backoffs = (0.5, 1, 2, 4)
-    s.queueing.worker_limit = None
-    # Otherwise kopf kills the whole process ten minutes after it was restarted inside it.
-    s.process.ultimate_exiting_timeout = None
-    return s
 
 
 async def watch_until(
@@ -182,7 +171,7 @@ async def _run_kopf(
 ) -> None:
     tasks = await kopf.spawn_tasks(
         registry=handlers,
-        settings=settings(),
+        settings=kopf_settings.settings(),
         standalone=True,
         # By itself kopf asks for the user's name, and a user id that a cluster assigned has none.
         identity=cast(Any, names.MANAGED_BY),
@@ -204,15 +193,23 @@ async def _run_kopf(
 
 
 async def _cancel_strays() -> None:
-    """End what kopf left behind; it relies on ``run_tasks`` for that."""
-    strays = set()
-    for task in asyncio.all_tasks():
-        code = getattr(task.get_coro(), "cr_code", None)
-        if code is not None and code.co_filename.startswith(KOPF_FOLDER):
+    """End what kopf left behind; it relies on ``run_tasks`` for that. Some of it takes more than one word."""
+    for _ in range(STRAY_ROUNDS):
+        strays = {task for task in asyncio.all_tasks() if _is_of_kopf(task)}
+        if not strays:
+            return
+        for task in strays:
             task.cancel()
-            strays.add(task)
-    if strays:
-        await asyncio.gather(*strays, return_exceptions=True)
+        done, _ = await asyncio.wait(strays, timeout=STRAY_SECONDS)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # looked at, so that asyncio does not complain about it
+    logger.warning("some tasks of the former watches do not end; they are left behind")
+
+
+def _is_of_kopf(task: "asyncio.Task[Any]") -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and str(code.co_filename).startswith(KOPF_FOLDER)
 
 
 async def _sleep_unless(stop: asyncio.Event, delay: float) -> None:
