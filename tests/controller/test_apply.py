@@ -1,0 +1,178 @@
+"""Acting, against the real API server: what exists already is ours, somebody else's, or on its way out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob.controller.apply import Executor, Outcome
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.engine.actions import Create, Delete, Note, Plan
+from tests.controller.jobs import Jobs
+from tests.controlplane import ControlPlane
+
+pytestmark = pytest.mark.apiserver
+Json = dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """The executor and what it stands on, for one job that no operator looks after."""
+
+    cluster: KubernetesCluster
+    cache: Cache
+    executor: Executor
+    jobs: Jobs
+    job: Json
+
+    def pod(self, name: str, *, owner: str = "", **metadata: Any) -> Json:
+        """A pod, of this job unless said otherwise."""
+        reference = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.DDPJOBS.kind,
+            "name": self.job["metadata"]["name"],
+            "uid": owner or self.job["metadata"]["uid"],
+            "controller": True,
+        }
+        labels = {names.LABEL_JOB_UID: self.job["metadata"]["uid"], names.LABEL_ATTEMPT: "1"}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [reference]} | metadata,
+            "spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]},
+        }
+
+    async def create(self, *bodies: Json) -> Outcome:
+        phase = tuple(Create(names.PODS, body["metadata"]["name"], body) for body in bodies)
+        return await self.executor.act(self.job, Plan(creates=(phase,)))
+
+    def cached(self) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.cache.pods(self.job["metadata"]["uid"]))
+
+
+@pytest.fixture
+async def bench(control_plane: ControlPlane, jobs: Jobs) -> AsyncIterator[Bench]:
+    connection = await Connection.open(str(control_plane.kubeconfig()))
+    cluster = KubernetesCluster(connection)
+    cache = Cache()
+    yield Bench(cluster, cache, Executor(cluster, cache, 8), jobs, jobs.submit())
+    await cluster.close()
+    await connection.close()
+
+
+async def test_what_is_created_is_known_at_once(bench: Bench) -> None:
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
+    assert bench.cached() == ["a", "b"]
+
+
+async def test_our_own_pod_that_is_there_already_is_adopted(bench: Bench) -> None:
+    await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
+    assert bench.cached() == ["a", "b"]
+
+
+async def test_our_own_pod_that_is_on_its_way_out_is_waited_for(bench: Bench) -> None:
+    held = bench.pod("a", finalizers=["ddpjob.dev/test"])
+    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, held)
+    await bench.executor.delete(bench.jobs.namespace, [Delete(names.PODS, "a", pod["metadata"]["uid"])])
+    outcome = await bench.create(bench.pod("a"), bench.pod("b"))
+    assert (outcome.again, outcome.problems) == (True, ())
+    assert (await bench.cluster.get(names.PODS, bench.jobs.namespace, "a"))["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+async def test_a_pod_of_a_former_job_of_this_name_is_a_conflict(bench: Bench) -> None:
+    await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a", owner="of-a-former-job"))
+    (problem,) = (await bench.create(bench.pod("a"))).problems
+    assert (problem.reason, problem.name) == ("NameConflict", "a")
+    assert "does not belong to this DDPJob" in problem.message
+    assert bench.cached() == []
+
+
+async def test_a_refusal_takes_the_siblings_back_and_keeps_the_servers_words(bench: Bench) -> None:
+    wrong = bench.pod("c")
+    wrong["spec"]["containers"][0]["image"] = ""
+    (problem,) = (await bench.create(bench.pod("a"), bench.pod("b"), wrong)).problems
+    assert (problem.reason, problem.name) == ("CreateRefused", "c")
+    assert "spec.containers[0].image" in problem.message
+    assert bench.jobs.objects("pods") == []
+    assert bench.cached() == []
+
+
+async def test_after_a_refusal_the_way_is_felt_with_one_create(bench: Bench) -> None:
+    bodies = [bench.pod(name) for name in "abcd"]
+    bodies[0]["spec"]["containers"][0]["image"] = ""
+    phase = tuple(Create(names.PODS, body["metadata"]["name"], body) for body in bodies)
+    outcome = await bench.executor.act(bench.job, Plan(creates=(phase,)), cautious=True)
+    assert len(outcome.problems) == 1
+    posts = [write for write in bench.jobs.writes() if write[:2] == ("create", "pods")]
+    assert len(posts) == 1, posts
+
+
+async def test_nothing_is_created_in_a_namespace_that_is_going_away(bench: Bench, control_plane: ControlPlane) -> None:
+    control_plane.request("DELETE", f"/api/v1/namespaces/{bench.jobs.namespace}")
+    assert await bench.create(bench.pod("a")) == Outcome()
+
+
+async def test_deleting_what_is_gone_or_replaced_is_done(bench: Bench) -> None:
+    first = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    bench.cache.put(names.PODS, first)
+    uid = first["metadata"]["uid"]
+    await bench.cluster.delete(names.PODS, bench.jobs.namespace, "a", uid=uid)
+    second = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    gone = Delete(names.PODS, "b", "11111111-0000-0000-0000-000000000000")
+    await bench.executor.delete(bench.jobs.namespace, [Delete(names.PODS, "a", uid), gone])
+    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
+    assert left["metadata"]["uid"] == second["metadata"]["uid"]
+    assert bench.cached() == []
+
+
+async def test_a_claim_that_the_user_made_is_shared_and_not_forgotten_by_a_sweep(bench: Bench) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "mnist-checkpoints"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    await bench.cluster.create(names.CLAIMS, bench.jobs.namespace, body)
+    create = Create(names.CLAIMS, "mnist-checkpoints", body, shared=True)
+    assert await bench.executor.act(bench.job, Plan(creates=((create,),))) == Outcome()
+
+    async def nothing(key: object) -> None:
+        return None
+
+    sweeper = Sweeper(
+        cluster=bench.cluster,
+        cache=bench.cache,
+        queue=WorkQueue(nothing),
+        scopes=[bench.jobs.namespace],
+        interval=60,
+        metrics=Metrics(),
+    )
+    await sweeper.sweep()
+    assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints")
+    claim = f"/api/v1/namespaces/{bench.jobs.namespace}/persistentvolumeclaims/mnist-checkpoints"
+    bench.jobs.plane.request("PATCH", claim, {"metadata": {"finalizers": None}})
+    bench.jobs.plane.request("DELETE", claim)
+    await sweeper.sweep()
+    assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints") is None
+
+
+async def test_an_event_that_is_sent_twice_is_there_once(bench: Bench) -> None:
+    sender = EventSender(bench.cluster)
+    running = asyncio.create_task(sender.run())
+    for message in ("attempt 1 begins", "attempt 1 begins", "attempt 2 begins"):
+        sender.send(bench.job, Note("Normal", "Started", message))
+    await asyncio.wait_for(sender.flush(), 30)
+    running.cancel()
+    events = bench.jobs.objects("events")
+    assert sorted(event["message"] for event in events) == ["attempt 1 begins", "attempt 2 begins"]
+    assert {event["involvedObject"]["uid"] for event in events} == {bench.job["metadata"]["uid"]}

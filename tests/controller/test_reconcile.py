@@ -1,0 +1,59 @@
+"""What a reconcile does with an error of its own, and what the process does with wrong settings."""
+
+import logging
+from typing import Any, cast
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster.base import Cluster
+from ddpjob.controller.apply import Executor
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.main import main
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.engine.actions import EngineSettings
+from tests.builders import a_job
+
+
+async def test_an_unexpected_error_is_shown_with_its_traceback_once_and_tried_again_with_backoff(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unreachable = cast(Cluster, None)  # the error comes before any request
+    cache, metrics = Cache(), Metrics()
+    poller = ProgressPoller(10, lambda key: None)
+    reconciler = Reconciler(
+        cluster=unreachable,
+        cache=cache,
+        executor=Executor(unreachable, cache, 1),
+        poller=poller,
+        events=EventSender(unreachable),
+        metrics=metrics,
+        settings=EngineSettings(),
+    )
+    reconciler.queue = queue = WorkQueue(reconciler.process)
+    broken: dict[str, Any] = a_job(status={"attempt": "not a number"})
+    cache.put(names.DDPJOBS, broken)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            await reconciler.process(Key("default", "mnist"))
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
+    assert "the same error again" in caplog.records[-1].getMessage()
+    assert 0.1 <= queue.retry(Key("default", "mnist")) <= 0.4, "the fourth failure in a row"
+    assert b'ddpjob_reconcile_errors_total{error="ValueError"} 3.0' in metrics.render()
+    await poller.close()
+
+
+def test_a_wrong_setting_ends_the_process_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--health-port", "eighty"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("ddpjob-operator ")
