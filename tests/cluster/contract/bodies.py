@@ -11,7 +11,6 @@ from tests.builders import SETTINGS, UID, a_job, ended, running
 Json = dict[str, Any]
 
 CLAIM_SPEC = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-ADDRESS = {"podIPs": [{"ip": "127.0.0.1"}]}
 
 
 def job(**spec: Any) -> Json:
@@ -199,7 +198,8 @@ SOUND: dict[str, list[Json]] = {
         *(body for rendered in _OF_THE_OPERATOR for body in rendered["Pod"]),
         *[pod(), pod(nodeName="worker"), pod(restartPolicy="Never"), pod(restartPolicy="OnFailure")] * 4,
         *[pod(nodeName="worker", restartPolicy="Never", terminationGracePeriodSeconds=n) for n in (0, 1, 60)],
-        *[pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "a"}}], nodeName=n) for n in ("n", None)] * 3,
+        *[pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "a"}}], nodeName=n) for n in ("n", None)]
+        * 3,
     ],
     "Service": [service(), *(body for rendered in _OF_THE_OPERATOR for body in rendered["Service"])],
     "PersistentVolumeClaim": [claim(), *(body for r in _OF_THE_OPERATOR for body in r["PersistentVolumeClaim"])],
@@ -248,9 +248,16 @@ STATUSES: dict[str, list[Any]] = {
         {"containerStatuses": None},
         {"podIP": "127.0.0.1"},
         {"podIP": None},
-        ADDRESS,
+        {"podIP": "192.0.2.1"},
+        {"podIP": "nowhere"},
+        {"podIPs": [{"ip": "192.0.2.2"}, {"ip": "2001:db8::1"}]},
+        {"podIPs": None, "podIP": None},
+        {"hostIP": "192.0.2.3"},
         {"startTime": "2026-03-01T12:00:00Z"},
         {"qosClass": None},
+        {"qosClass": "Guaranteed"},
+        {"observedGeneration": 1},
+        {"nominatedNodeName": "worker"},
         {"foo": 1},
         {"phase": 5},
         {},
@@ -259,6 +266,8 @@ STATUSES: dict[str, list[Any]] = {
     "Service": [{"loadBalancer": {}}, {"foo": 1}, None],
     "PersistentVolumeClaim": [
         {"phase": "Bound"},
+        {"phase": None},
+        {"phase": "Nowhere"},
         {"phase": "Bound", "accessModes": ["ReadWriteMany"], "capacity": {"storage": "1024Mi"}},
         {"foo": 1},
         None,

@@ -16,7 +16,6 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import ClusterError, Invalid, Json, NotFound, ObjectList
-from ddpjob.cluster.memory.otherkinds import CLAIM_PROTECTION
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
 from tests.cluster.contract.worlds import KINDS, NAMESPACE, MemoryWorld, RealWorld
@@ -165,15 +164,18 @@ class Comparison:
             await asyncio.sleep(0.005)
 
     async def _clean(self, kinds: Sequence[Resource]) -> None:
+        """Delete everything, then let go what finalizers hold; in two steps, so that controllers do the same twice."""
         for world in (self._memory, self._real):
             for obj in await _everything(world, kinds):
-                meta, kind = obj["metadata"], KINDS_BY_NAME[obj["kind"]]
                 with contextlib.suppress(NotFound):
-                    if set(meta.get("finalizers", ())) - {CLAIM_PROTECTION}:
-                        body: Json = {"metadata": {"finalizers": None}}
-                        await world.cluster.patch(kind, NAMESPACE, meta["name"], body)
-                    await world.cluster.delete(kind, NAMESPACE, meta["name"], grace_seconds=0)
+                    kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
+                    await world.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
         await self._settle("cleaning up", kinds)
+        for world in (self._memory, self._real):
+            for obj in await _everything(world, kinds):
+                kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
+                await world.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
+        await self._settle("letting go", kinds)
 
     async def _compare_events(self, memory: Side, real: Side) -> None:
         """What watches told of the whole sequence, the cleaning included."""

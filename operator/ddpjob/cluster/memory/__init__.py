@@ -179,9 +179,8 @@ class MemoryCluster:
 
     def _on_change(self, change: Change) -> None:
         self.watches.offer(change)
-        meta = change.obj["metadata"]
-        is_leaving_claim = change.resource is names.CLAIMS and "deletionTimestamp" in meta
-        if change.type == "DELETED" or "ownerReferences" in meta or is_leaving_claim:
+        is_claim = change.resource is names.CLAIMS
+        if change.type == "DELETED" or is_claim or "ownerReferences" in change.obj["metadata"]:
             self._collect_soon()
 
     def _collect_soon(self) -> None:

@@ -152,8 +152,8 @@ class ApiServer:
             return _copy(old)
         meta = new["metadata"]
         if "deletionTimestamp" in meta and not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds"):
-            last = self.store.remove(resource, old)
-            return _copy(new | {"metadata": meta | {"resourceVersion": last["metadata"]["resourceVersion"]}})
+            self.store.remove(resource, old)
+            return _copy(new)
         return _copy(self.store.put(resource, new))
 
     def _compare_identity(self, resource: Resource, namespace: str, name: str, meta: Json, old: Json) -> None:
@@ -179,7 +179,10 @@ class ApiServer:
         elif wanted != current:
             raise answers.modified(resource, name)
         meta["resourceVersion"] = current
-        meta["creationTimestamp"] = old["metadata"]["creationTimestamp"]
+        for key in ("creationTimestamp", "generation"):
+            meta.pop(key, None)
+            if key in old["metadata"]:
+                meta[key] = old["metadata"][key]
         # Left out, these stay as they are; said otherwise, they are refused.
         for key in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
             if key in old["metadata"] and not meta.get(key):

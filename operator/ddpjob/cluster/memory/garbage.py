@@ -50,8 +50,8 @@ class Collector:
 
     def _attend(self, resource: Resource, obj: Json) -> int:
         meta = obj["metadata"]
-        if resource is names.CLAIMS and "deletionTimestamp" in meta:
-            return self._release(obj)
+        if resource is names.CLAIMS and (done := self._protect(obj)):
+            return done
         if "deletionTimestamp" in meta:
             return 0
         if meta["namespace"] in self._terminating:
@@ -81,14 +81,16 @@ class Collector:
         self._server.delete(resource, meta["namespace"], meta["name"], uid=meta["uid"])
         return 1
 
-    def _release(self, claim: Json) -> int:
-        """A deleted claim goes when no placed pod uses it any more."""
+    def _protect(self, claim: Json) -> int:
+        """A live claim carries the finalizer; a deleted one loses it when no placed pod uses it any more."""
         meta = claim["metadata"]
-        finalizers = meta.get("finalizers", [])
-        if CLAIM_PROTECTION not in finalizers or self._is_used(claim):
+        finalizers: list[str] = meta.get("finalizers", [])
+        others = [finalizer for finalizer in finalizers if finalizer != CLAIM_PROTECTION]
+        wanted = others if "deletionTimestamp" in meta else [*others, CLAIM_PROTECTION]
+        is_protected = CLAIM_PROTECTION in finalizers
+        if is_protected is (CLAIM_PROTECTION in wanted) or (is_protected and self._is_used(claim)):
             return 0
-        left = [finalizer for finalizer in finalizers if finalizer != CLAIM_PROTECTION] or None
-        self._server.patch(names.CLAIMS, meta["namespace"], meta["name"], {"metadata": {"finalizers": left}})
+        self._server.patch(names.CLAIMS, meta["namespace"], meta["name"], {"metadata": {"finalizers": wanted or None}})
         return 1
 
     def _is_used(self, claim: Json) -> bool:

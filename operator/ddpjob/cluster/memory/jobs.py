@@ -5,7 +5,7 @@ from typing import Any, cast
 from ddpjob.api import names
 from ddpjob.api.crd import openapi
 from ddpjob.cluster.base import Json
-from ddpjob.cluster.memory import structural
+from ddpjob.cluster.memory import metadata, structural
 from ddpjob.cluster.memory.answers import Cause, bad_request, wrong
 from ddpjob.cluster.memory.fieldtypes import Findings, read
 from ddpjob.cluster.memory.kinds import Kind
@@ -50,8 +50,8 @@ class Jobs(Kind):
                 findings.unknown += structural.unknown_fields(self._parts[key], value, key)
                 if value is not None:
                     obj[key] = structural.defaulted(self._parts[key], _numbers(value))
-        obj.setdefault("metadata", {})
-        obj["metadata"] = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+        if not findings.mistyped:
+            obj["metadata"] = metadata.tidied(obj.get("metadata", {}))
         return obj
 
     def prepare_create(self, obj: Json) -> None:

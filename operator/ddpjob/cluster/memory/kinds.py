@@ -59,8 +59,8 @@ class Kind:
         obj = {key: value for key, value in body.items() if key not in changed}
         obj |= read(self.model, changed, "", findings)
         obj |= {"apiVersion": self.resource.api_version, "kind": self.resource.kind}
-        obj["metadata"] = {key: value for key, value in obj.get("metadata", {}).items() if key != "managedFields"}
         if not findings.mistyped:
+            obj["metadata"] = metadata.tidied(obj.get("metadata", {}))
             self.fill_in(obj)
         return obj
 
@@ -77,7 +77,7 @@ class Kind:
     def prepare_update(self, new: Json, old: Json) -> None:
         """Keep what a write to the main resource cannot change."""
         if self.has_status:
-            _keep(new, old, "status")
+            keep(new, old, "status")
         if self.has_generation:
             changed = self.desired(new) != self.desired(old)
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + changed
@@ -88,9 +88,8 @@ class Kind:
 
     def prepare_status(self, new: Json, old: Json) -> None:
         """Keep what a write to the status cannot change."""
-        _keep(new, old, "spec")
-        for key in ("ownerReferences", "generation"):
-            _keep(new["metadata"], old["metadata"], key)
+        keep(new, old, "spec")
+        keep(new["metadata"], old["metadata"], "ownerReferences")
 
     def check_status(self, new: Json, old: Json) -> list[Cause]:
         """What is wrong with a write to the status."""
@@ -114,7 +113,8 @@ def strictly(unknown: list[str]) -> str:
     return "strict decoding error: " + ", ".join(f'unknown field "{path}"' for path in unknown)
 
 
-def _keep(new: Json, old: Json, key: str) -> None:
+def keep(new: Json, old: Json, key: str) -> None:
+    """Put ``new[key]`` back to what it was."""
     new.pop(key, None)
     if key in old:
         new[key] = old[key]

@@ -45,6 +45,15 @@ def on_update(new: Json, old: Json, *, is_core: bool) -> Iterator[Cause]:
         )
 
 
+def tidied(meta: Json) -> Json:
+    """Without the bookkeeping of field managers, and with equal references to owners once."""
+    out = {key: value for key, value in meta.items() if key != "managedFields"}
+    references = out.get("ownerReferences")
+    if references is not None:
+        out["ownerReferences"] = [ref for index, ref in enumerate(references) if ref not in references[:index]]
+    return out
+
+
 def labels(values: Mapping[str, str], field: str) -> Iterator[Cause]:
     """What is wrong with a map of labels, wherever it stands."""
     for key, value in values.items():

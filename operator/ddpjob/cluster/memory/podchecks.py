@@ -64,7 +64,7 @@ def of_update(new: Json, old: Json) -> Iterator[Cause]:
 def of_status(new: Json, old: Json) -> Iterator[Cause]:
     """A pod whose containers are not restarted cannot run again."""
     status, before = new["status"], old["status"]
-    if before.get("qosClass") is not None and status.get("qosClass") != before["qosClass"]:
+    if status.get("qosClass") != before.get("qosClass"):
         yield wrong("status.qosClass", status.get("qosClass"), "field is immutable")
     for key in ("podIPs", "hostIPs"):
         for index, item in enumerate(status.get(key, ())):

@@ -10,7 +10,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory import podchecks
 from ddpjob.cluster.memory.answers import Cause
-from ddpjob.cluster.memory.kinds import Kind
+from ddpjob.cluster.memory.kinds import Kind, keep
 
 _DEFAULT_MODE = 0o644
 _NODE_LOSS_SECONDS = 300
@@ -43,6 +43,12 @@ class Pods(Kind):
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         return [*super().check_update(new, old), *podchecks.of_update(new["spec"], old["spec"])]
+
+    def prepare_status(self, new: Json, old: Json) -> None:
+        super().prepare_status(new, old)
+        keep(new["metadata"], old["metadata"], "deletionTimestamp")
+        if "qosClass" in old["status"]:
+            new["status"].setdefault("qosClass", old["status"]["qosClass"])
 
     def check_status(self, new: Json, old: Json) -> list[Cause]:
         return [*super().check_status(new, old), *podchecks.of_status(new, old)]
@@ -167,11 +173,10 @@ def qos_class(spec: Json) -> str:
 def _status_defaults(status: Json) -> Json:
     """What Go writes out although it was never said: the empty values of fields that are always there."""
     out = dict(status)
-    for single, several in (("podIP", "podIPs"), ("hostIP", "hostIPs")):
-        if out.get(single) and not out.get(several):
-            out[several] = [{"ip": out[single]}]
-        elif out.get(several) and not out.get(single):
-            out[single] = out[several][0].get("ip", "")
+    if out.get("podIP") and out.get("podIPs", [{}])[0].get("ip") != out["podIP"]:
+        out["podIPs"] = [{"ip": out["podIP"]}]
+    elif out.get("podIPs"):
+        out["podIP"] = out["podIPs"][0].get("ip", "")
     if "conditions" in out:
         times = {"lastProbeTime": None, "lastTransitionTime": None}
         out["conditions"] = [{"type": "", "status": ""} | times | condition for condition in out["conditions"]]
