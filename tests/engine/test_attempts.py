@@ -8,14 +8,13 @@ from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, running
 
 
-def test_the_first_plan_records_the_attempt_and_creates_service_then_pods() -> None:
+def test_the_first_plan_records_the_attempt_and_creates_the_pods_with_their_service_first_in_line() -> None:
     world = World(a_job())
     made = world.reconcile()
     assert made.urgent and made.status is not None
     assert made.status["attempt"] == 1
     assert [[c.name for c in phase] for phase in made.creates] == [
-        ["mnist-0a1b2"],
-        ["mnist-0a1b2-1-0", "mnist-0a1b2-1-1"],
+        ["mnist-0a1b2", "mnist-0a1b2-1-0", "mnist-0a1b2-1-1"]
     ]
     assert [note.reason for note in made.events] == ["Started"]
 
@@ -25,7 +24,7 @@ def test_a_first_attempt_asks_for_its_claim_even_where_one_was_seen_before() -> 
     world = World(a_job(checkpoint={"claimTemplate": claim}))
     world.claim = {"metadata": {"name": "mnist-checkpoints", "namespace": "default", "uid": "of-an-earlier-job"}}
     made = world.reconcile()
-    assert [c.name for c in made.creates[0]] == ["mnist-0a1b2", "mnist-checkpoints"]
+    assert [next(c.name for c in phase) for phase in made.creates] == ["mnist-checkpoints", "mnist-0a1b2"]
     world.run_all()
     world.settle()
     world.set_pod(1, ended(1))

@@ -77,19 +77,22 @@ def _deletes(s: Situation, decision: Decision, attempt: int) -> Iterable[Delete]
 
 
 def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
-    """Service and claim first: a pod whose claim is not there yet waits for a retry of the scheduler."""
+    """The claim first: a pod whose claim is not there yet waits for a retry of the scheduler.
+
+    The Service goes with the pods, first in line: it is there long before a container starts and asks for a name,
+    and a request of its own before them would cost each job its time.
+    """
     begins = decision.kind in ("start", "restart")
     if decision.kind not in ("start", "restart", "go_on") or s.job.spec.suspend or not attempt:
         return ()
     ranks = range(s.job.spec.num_nodes) if begins else s.missing_ranks
-    shared = [desired_service(s.job)] if s.observed.service is None else []
+    service = (desired_service(s.job),) if s.observed.service is None else ()
     claim = desired_claim(s.job)
     # A first attempt asks even for a claim that was seen: claims are not watched, and the user may have deleted it
     # together with an earlier job of this name.
-    if claim is not None and (s.observed.claim is None or decision.kind == "start"):
-        shared.append(claim)
+    wants_claim = claim is not None and (s.observed.claim is None or decision.kind == "start")
     pods = desired_pods(s.job, attempt, s.settings) if ranks else ()
-    phases = (tuple(shared), tuple(pods[rank] for rank in ranks))
+    phases = ((claim,) if claim is not None and wants_claim else (), (*service, *(pods[rank] for rank in ranks)))
     return tuple(phase for phase in phases if phase)
 
 
