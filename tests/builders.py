@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ddpjob.api import names
+from ddpjob.api.status import DDPJobStatus
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.clock import timestamp
 from ddpjob.engine.observe import Observed, observe
@@ -88,6 +89,7 @@ class World:
 
     def _writes(self, made: Plan) -> Iterator[Callable[[], None]]:
         if made.status is not None:
+            DDPJobStatus.model_validate(made.status)  # the API server would refuse anything else, for ever
             yield partial(self.job.__setitem__, "status", made.status)
         for delete in made.deletes:
             yield partial(self._delete, delete)

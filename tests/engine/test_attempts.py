@@ -158,7 +158,10 @@ def test_a_stale_job_is_not_acted_upon() -> None:
     world.set_pod(0, ended(1))
     world.settle()
     made = plan(stale, world.observed(live=True), NOW, SETTINGS)
-    assert made.idle and made.requeue_after is not None
+    assert not made.creates and not made.deletes
+    assert made.status is not None, "writing it under the stale resourceVersion makes the job be read anew"
+    stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
+    assert stalled["reason"] == "UnknownAttempt" and "mnist-0a1b2-2-0" in stalled["message"]
 
 
 def test_decisions_that_destroy_ask_for_a_live_list_first() -> None:
@@ -213,3 +216,23 @@ def test_running_again_after_status_was_wiped_does_not_meet_old_names() -> None:
     assert world.status["attempt"] == 2
     assert world.attempts() == ["2"]
     assert running()["phase"] == "Running"
+
+
+def test_pods_taken_back_and_still_terminating_do_not_complete_a_gang() -> None:
+    world = World(a_job(numNodes=4))
+    world.reconcile()
+    del world.pods["mnist-0a1b2-1-3"]
+    for rank in range(3):
+        world.pod(rank)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["restarts"] == 0
+
+
+def test_a_pod_that_vanishes_under_a_changed_template_is_not_made_again_beside_its_peer() -> None:
+    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
+    del world.pods["mnist-0a1b2-1-1"]
+    world.settle()
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "None"
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["failures"][0]["reason"] == "PodLost"

@@ -108,3 +108,56 @@ def test_a_sidecar_does_not_keep_a_finished_job_alive() -> None:
     world.set_pod(0, status)
     world.settle()
     assert world.status["state"] == "Succeeded" and not world.pods
+
+
+def test_a_finished_job_keeps_its_end_when_its_spec_no_longer_parses() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(0))
+    world.settle()
+    world.job["spec"]["numNodes"] = 0
+    assert world.reconcile().idle
+    assert world.status["state"] == "Succeeded"
+
+
+def test_an_edit_after_the_end_is_observed() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(0))
+    world.settle()
+    world.job["metadata"]["generation"] = 2
+    world.settle()
+    assert world.status["observedGeneration"] == 2 and world.status["state"] == "Succeeded"
+
+
+def test_the_deadline_holds_while_a_changed_template_is_not_undone() -> None:
+    world = a_running_world(a_job(activeDeadlineSeconds=100, template={"spec": {"dnsPolicy": "None"}}))
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
+    world.settle()
+    assert world.reconcile().requeue_after is not None
+    world.forward(101)
+    world.settle()
+    assert world.condition("Failed")["reason"] == "DeadlineExceeded"
+
+
+def test_a_job_resumed_with_a_changed_template_stays_suspended_until_it_is_undone() -> None:
+    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"] |= {"suspend": False, "template": {"spec": {"dnsPolicy": "Default"}}}
+    world.settle()
+    assert world.status["state"] == "Suspended" and world.condition("Stalled")["reason"] == "SpecChanged"
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "None"
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0
+
+
+def test_a_new_attempt_forgets_what_was_true_of_the_old_one_alone() -> None:
+    world = a_running_world(a_job())
+    report = {"step": 300, "totalSteps": 470, "samplesPerSecond": 9.0, "etaSeconds": 5, "loss": 0.5,
+              "checkpoint": {"run": 2, "step": 250}, "resumedFrom": {"run": 1, "step": 100}}  # fmt: skip
+    world.progress = (report, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.status["checkpoint"]["resumedFromStep"] == 100
+    world.set_pod(0, ended(1))
+    world.reconcile()
+    assert "etaSeconds" not in world.status["progress"] and world.status["progress"]["step"] == 300
+    assert "resumedFromStep" not in world.status["checkpoint"] and world.status["checkpoint"]["step"] == 250

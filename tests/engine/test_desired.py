@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.spec import parse_spec
+from ddpjob.api.spec import DDPJobSpec, parse_spec
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, spec_hash
 from tests.api.specs import CLAIM
@@ -156,7 +156,8 @@ def test_defaults_prevent_known_pains() -> None:
             {"seccompProfile": {"type": "RuntimeDefault"}, "runAsUser": 0},
             None,
         ),
-        ({"profile": "Unset", "runAsUser": 0}, None, None),
+        ({"profile": "Unset", "runAsUser": 0}, {"runAsUser": 0}, None),
+        ({"profile": "Unset"}, None, None),
     ],
 )  # fmt: skip
 def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capabilities: Any) -> None:
@@ -244,3 +245,25 @@ def test_the_hash_covers_what_is_immutable_and_ignores_what_may_change() -> None
     assert spec_hash(job_of(suspend=True, activeDeadlineSeconds=5).spec) == base
     assert spec_hash(job_of(template={"spec": {"dnsPolicy": "None"}}).spec) != base
     assert spec_hash(job_of(args=["x"]).spec) != base
+
+
+def test_a_version_with_one_more_default_finds_no_live_job_changed() -> None:
+    class Later(DDPJobSpec):
+        compression: str = "none"
+
+    body = a_job(template={"spec": {"dnsPolicy": "Default"}}, rendezvous={"port": 3000})
+    assert spec_hash(Later.model_validate(body["spec"])) == spec_hash(parse_spec(body))
+
+
+def test_the_host_network_asks_the_cluster_for_names_unless_the_template_says_otherwise() -> None:
+    assert pod_of(template={"spec": {"hostNetwork": True}})["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    own = pod_of(template={"spec": {"hostNetwork": True, "dnsPolicy": "Default"}})
+    assert own["spec"]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in pod_of()["spec"]
+
+
+def test_of_the_templates_metadata_labels_and_annotations_are_taken() -> None:
+    metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["never/ends"]}
+    pod = pod_of(template={"metadata": metadata})
+    assert pod["metadata"]["labels"]["a"] == "b" and pod["metadata"]["annotations"]["c"] == "d"
+    assert "finalizers" not in pod["metadata"]

@@ -48,10 +48,6 @@ LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
 SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 TRAINER_CONTAINER: Final = "trainer"
-VOLUME_SHM: Final = "ddpjob-shm"
-VOLUME_TMP: Final = "ddpjob-tmp"
-VOLUME_CHECKPOINT: Final = "ddpjob-checkpoint"
-VOLUME_DATA: Final = "ddpjob-data"
 
 DEFAULT_PORT: Final = 29500
 PROGRESS_PORT: Final = 29501

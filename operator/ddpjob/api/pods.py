@@ -38,7 +38,7 @@ Quantity = Annotated[
 ShortText = Annotated[str, StringConstraints(max_length=253)]
 LongText = Annotated[str, StringConstraints(max_length=65536)]
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
-Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")]
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 MountPath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=ABSOLUTE_PATH)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 

@@ -95,7 +95,7 @@ class PodSecurity(ApiModel):
     )
 
     profile: Literal["Restricted", "Baseline", "Unset"] = "Restricted"
-    """Restricted: Kubernetes' Pod Security level of that name. Baseline: the seccomp default only. Unset: nothing."""
+    """Restricted: Kubernetes' Pod Security level. Baseline: the seccomp default. Unset: nothing but the ids below."""
     run_as_user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """User id of the trainer; 1000 under Restricted when absent."""
     fs_group: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

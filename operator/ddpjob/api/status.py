@@ -39,8 +39,6 @@ class Condition(ApiModel):
     """Why, for a person, and what to do."""
     last_transition_time: Time
     """When `status` last changed."""
-    observed_generation: int | None = None
-    """Generation of the spec it speaks of."""
 
 
 class World(ApiModel):
@@ -127,7 +125,7 @@ class Failure(ApiModel):
     node_name: str | None = None
     """Kubernetes node it ran on."""
     exit_code: int | None = None
-    """Exit code of the trainer, or of its own report where the container's says less."""
+    """Exit code of the trainer."""
     signal: int | None = None
     """Signal that ended the trainer."""
     reason: str
@@ -153,6 +151,8 @@ class DDPJobStatus(ApiModel):
     """One word for a table. Programs should read the conditions."""
     attempt: int | None = None
     """The current life of the whole group, from 1. Written before its pods are created."""
+    complete_attempt: int | None = None
+    """The last attempt of which every pod existed at once; from then on a missing pod of it counts as lost."""
     restarts: int | None = None
     """Restarts so far."""
     restarts_counted_towards_limit: int | None = None

@@ -88,9 +88,7 @@ class Executor:
         uid = delete.uid
         try:
             async with self._slots:
-                left = await self._cluster.delete(
-                    delete.resource, namespace, delete.name, uid=uid, grace_seconds=delete.grace_seconds
-                )
+                left = await self._cluster.delete(delete.resource, namespace, delete.name, uid=uid)
         except (NotFound, Conflict):  # gone, or replaced by another object of that name
             left = {}
         meta = left.get("metadata", {})
@@ -111,7 +109,7 @@ class Executor:
             _raise_first([result for result in results if not isinstance(result, _TerminatingError)])
             if problems:
                 break
-        if any(problem.reason == "CreateRefused" for problem in problems):
+        if any(problem.resource is names.PODS and problem.reason != "CreateFailed" for problem in problems):
             await self._take_back(job, phase)
         return Outcome(tuple(problems), again)
 
@@ -144,7 +142,8 @@ class Executor:
         except NotFound as error:
             raise _TerminatingError from error
         ours = owner_uid(found) == meta["uid"]
-        if (ours or create.shared) and found["metadata"].get("deletionTimestamp"):
+        leaving = "deletionTimestamp" in found["metadata"] or _of_another_ddpjob(found, meta["uid"])
+        if (ours or create.shared) and leaving:
             raise _TerminatingError
         if ours or create.shared:
             self._cache.put(create.resource, found)
@@ -165,6 +164,12 @@ class Executor:
             if owner_uid(pod) == job["metadata"]["uid"] and not pod["metadata"].get("deletionTimestamp")
         ]
         await self.delete(job["metadata"]["namespace"], deletes)
+
+
+def _of_another_ddpjob(found: Json, uid: str) -> bool:
+    """A claim of a deleted job of this name (claimRetention: Delete), which the garbage collector is about to take."""
+    owners = found["metadata"].get("ownerReferences") or ()
+    return any(owner.get("kind") == names.DDPJOBS.kind and owner.get("uid") != uid for owner in owners)
 
 
 def _attempt(pod: Json) -> str | None:

@@ -60,9 +60,8 @@ class Cache:
 
     def count_states(self) -> dict[str, float]:
         """Number of jobs by ``status.state``, for the metrics."""
-        states = Counter(
-            str((job.get("status") or {}).get("state") or "New") for job in self._objects[names.DDPJOBS].values()
-        )
+        jobs = list(self._objects[names.DDPJOBS].values())  # a copy: the metrics are asked for from another thread
+        states = Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
         return {state: float(number) for state, number in states.items()}
 
     def put(self, resource: Resource, obj: Json) -> bool:

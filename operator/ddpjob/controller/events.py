@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 COMPONENT = "ddpjob-operator"
 MAX_WAITING = 1000
-MAX_MESSAGE = 1024  # the API server refuses longer ones
+MAX_MESSAGE = 1024  # what the newer events API allows, and enough to read
 
 
 class EventSender:

@@ -109,8 +109,8 @@ class Reconciler:
         recorded = await self._record(key, job, plan, memory)
         if recorded is None:
             return
+        self._announce(recorded, plan)  # before acting: what they speak of is recorded, and acting may raise
         outcome = await self._act(key, recorded, plan, memory)
-        self._announce(recorded, plan)
         await self._settle(key, recorded, outcome, memory)
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
@@ -197,7 +197,8 @@ class Reconciler:
 
     def _announce(self, job: Json, plan: Plan) -> None:
         for note in plan.events:
-            logger.info("%s: %s", note.reason, note.message)
+            # The reason alone: a message may quote the end of the user's log, and with it a secret.
+            logger.info("event %s", note.reason)
             self._events.send(job, note)
 
     async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:

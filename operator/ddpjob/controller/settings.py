@@ -43,7 +43,7 @@ class Settings:
     @property
     def engine(self) -> EngineSettings:
         """What of it the engine needs."""
-        return EngineSettings(self.cluster_domain, self.progress_interval_seconds)
+        return EngineSettings(self.cluster_domain)
 
     @property
     def scopes(self) -> tuple[str | None, ...]:

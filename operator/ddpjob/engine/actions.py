@@ -32,7 +32,6 @@ class Delete:
     resource: Resource
     name: str
     uid: str
-    grace_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class EngineSettings:
     """What the engine needs to know of the cluster and of the operator's configuration."""
 
     cluster_domain: str = "cluster.local"
-    progress_poll_seconds: float = 10.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ddpjob.engine.actions import Json
 from ddpjob.engine.clock import timestamp
 from ddpjob.engine.decide import Decision
 from ddpjob.engine.situation import Situation
+from ddpjob.engine.text import shorten
 
 _MAX_MESSAGE = 2048
 Aspect = tuple[bool, str, str]
@@ -23,6 +24,9 @@ def conditions(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> li
             aspects = _suspended(decision.message)
         case "go_on" if s.job.spec.suspend:
             aspects = _suspended("spec.suspend is true")
+        case "hold" if s.suspended:
+            stalled: Aspect = (True, decision.reason, decision.message)
+            aspects = _suspended("suspended until it can be resumed") | {"Stalled": stalled}
         case _:
             aspects = _active(s, decision, nodes)
     return build(s.before.get("conditions") or (), aspects, s.now)
@@ -42,7 +46,7 @@ def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Jso
                 "type": name,
                 "status": status,
                 "reason": reason,
-                "message": message[:_MAX_MESSAGE],
+                "message": shorten(message, _MAX_MESSAGE),
                 "lastTransitionTime": since,
             }
         )

@@ -19,7 +19,7 @@ Kind = Literal["go_on", "start", "restart", "suspend", "succeed", "fail", "hold"
 class Decision:
     """One decision, with the reason and message that status and event give for it.
 
-    hold: nothing may be started or restarted, because the spec changed under a live job.
+    hold: nothing may be started, restarted or deleted, because what is there cannot be judged.
     """
 
     kind: Kind
@@ -36,25 +36,34 @@ class Decision:
 def decide(s: Situation) -> Decision:
     """The decision for an unfinished job."""
     spec = s.job.spec
+    if s.newest_attempt > s.attempt > 0:
+        # Either the job we look at is stale, and then writing this fails and it is read anew, or a label was changed.
+        newest = max(s.pods, key=lambda pod: pod.attempt)
+        return Decision(
+            "hold",
+            "UnknownAttempt",
+            f"pod {newest.name} says it is of attempt {newest.attempt}, but only {s.attempt} were begun: delete that "
+            "pod if its labels were changed by hand",
+        )
     if s.attempt > 0 and s.all_succeeded:
         return Decision(
             "succeed", "AllNodesSucceeded", f"all {spec.num_nodes} node(s) of attempt {s.attempt} succeeded"
         )
     if spec.suspend:
         return Decision("go_on") if s.suspended else Decision("suspend", "Suspended", "spec.suspend is true")
-    if s.spec_changed:
-        return Decision(
-            "hold",
-            "SpecChanged",
-            "a part of spec.template changed that must stay as it was; the running attempt goes on, but no new one "
-            "starts: undo the change, or delete the job and apply it again",
-        )
     if spec.active_deadline_seconds is not None and s.active_seconds >= spec.active_deadline_seconds:
         return Decision(
             "fail",
             "DeadlineExceeded",
             f"active for {int(s.active_seconds)} s, activeDeadlineSeconds is {spec.active_deadline_seconds}: raise it, "
             "or train fewer epochs; the checkpoints stay",
+        )
+    if s.spec_changed:
+        return Decision(
+            "hold",
+            "SpecChanged",
+            "a part of spec.template changed that must stay as it was; the running attempt goes on, but no new one "
+            "starts: undo the change, or delete the job and apply it again",
         )
     if s.attempt == 0:
         return Decision("start", "Started", f"attempt {1 + s.newest_attempt} begins")

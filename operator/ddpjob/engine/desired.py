@@ -62,8 +62,11 @@ class Job:
 
 
 def spec_hash(spec: DDPJobSpec) -> str:
-    """Digest of the immutable fields, including the parts of the template that CEL cannot see."""
-    wire = spec.wire()
+    """Digest of the immutable fields, including the parts of the template that CEL cannot see.
+
+    Defaults do not count: a version that adds a field with a default must not find every live job changed.
+    """
+    wire = spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True, mode="json")
     frozen = {name: wire[name] for name in IMMUTABLE if name in wire}
     return hashlib.sha256(json.dumps(frozen, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -181,8 +184,13 @@ def _rank_zero(job: Job, attempt: int, settings: EngineSettings) -> Json:
         data=wire.get("data"),
     )
     template = wire.get("template", {})
-    user = {"metadata": template.get("metadata", {}), "spec": _template_spec(job)}
-    return _secured(_ordered(merge(merge(defaults, user), overlay)), defaults)
+    # Labels and annotations alone: a finalizer in a template, say, would keep every pod from ever going away.
+    metadata = {key: value for key, value in template.get("metadata", {}).items() if key in ("labels", "annotations")}
+    pod = merge(merge(defaults, {"metadata": metadata, "spec": _template_spec(job)}), overlay)
+    if pod["spec"].get("hostNetwork"):
+        # Its default would ask the Kubernetes node's resolver, which does not know MASTER_ADDR.
+        pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+    return _secured(_ordered(pod), defaults)
 
 
 def _ordered(pod: Json) -> Json:

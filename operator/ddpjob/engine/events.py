@@ -6,6 +6,7 @@ from typing import Any
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decide import Decision
 from ddpjob.engine.situation import Situation
+from ddpjob.engine.text import shorten
 
 _MAX_NOTE = 1000
 
@@ -16,13 +17,17 @@ def notes(s: Situation, decision: Decision, status: Mapping[str, Any]) -> Iterat
         case "start":
             yield Note("Normal", decision.reason, decision.message)
         case "restart":
-            yield Note("Warning", "Restarting", decision.message[:_MAX_NOTE])
+            yield Note("Warning", "Restarting", shorten(decision.message, _MAX_NOTE))
         case "fail":
-            yield Note("Warning", "Failed", f"{decision.reason}: {decision.message}"[:_MAX_NOTE])
+            yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", _MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
         case "suspend":
-            yield Note("Normal", "Suspended", "pods are being stopped; the checkpoints stay")
+            running = any(pod.holds_resources for pod in s.pods)
+            words = (
+                "the pods are being stopped; the checkpoints stay" if running else "nothing runs until it is resumed"
+            )
+            yield Note("Normal", "Suspended", words)
     yield from _observations(s, status)
 
 
@@ -37,9 +42,9 @@ def _observations(s: Situation, status: Mapping[str, Any]) -> Iterator[Note]:
             # One note for each new obstacle: an image that cannot be pulled, a pod that fits nowhere.
             news = condition["reason"] != old.get("reason")
             if news and condition["reason"] in _obstacles(s):
-                yield Note("Warning", condition["reason"], condition["message"][:_MAX_NOTE])
+                yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
-            yield Note("Warning", condition["reason"], condition["message"][:_MAX_NOTE])
+            yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
     step = (status.get("checkpoint") or {}).get("resumedFromStep")
     if step is not None and step != (s.before.get("checkpoint") or {}).get("resumedFromStep"):
         yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status['attempt']} continues after step {step}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ddpjob.engine.actions import Json
 from ddpjob.engine.pods import PodView
+from ddpjob.engine.text import clean, shorten
 
 _MAX_MESSAGE = 2000
 _SIGNAL_BASE = 128
@@ -49,7 +50,7 @@ def failure_record(attempt: int, pod: PodView | None, lost_rank: int | None, *, 
         "exitCode": pod.exit_code,
         "signal": _signal(pod),
         "reason": reason,
-        "message": message[-_MAX_MESSAGE:],
+        "message": shorten(message, _MAX_MESSAGE),
         "action": action,
         "counted": True,
         "time": time,
@@ -63,9 +64,10 @@ def _words(pod: PodView) -> tuple[str, str]:
     if not pod.ended:
         return "PodDeleted", f"{where} was deleted or drained while it trained"
     if said := report.get("message"):
-        exception = str(report.get("exception") or "Error")
-        place = "".join(f", {key} {report[key]}" for key in ("rank", "step", "where") if report.get(key) is not None)
-        return _camel(exception), f"{where}{place}: {exception}: {said}"
+        exception = clean(report.get("exception") or "Error")
+        places = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
+        place = "".join(f", {key} {value}" for key, value in places.items())
+        return _camel(exception), f"{where}{place}: {exception}: {clean(said)}"
     if (number := _signal(pod)) is not None:
         why = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
         reason = pod.reason if pod.reason not in ("", "Error") else _signal_name(number)
@@ -86,7 +88,7 @@ def _blames_peer(pod: PodView) -> bool:
 def _signal(pod: PodView) -> int | None:
     """The signal that ended the trainer: the report's, the container's, or 128+n as a shell reports it."""
     reported = (pod.report or {}).get("signal")
-    if isinstance(reported, int):
+    if type(reported) is int and 0 < reported < signals.NSIG:  # a bool is an int too
         return reported
     if pod.signal:
         return pod.signal

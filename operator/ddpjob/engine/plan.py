@@ -20,8 +20,6 @@ from ddpjob.engine.observe import Observed
 from ddpjob.engine.situation import Situation
 from ddpjob.engine.status import invalid_status, new_attempt, next_status
 
-_STALE_RETRY_SECONDS = 1.0
-
 
 def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
     """What to do about one job.
@@ -42,9 +40,6 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     situation = Situation(job, before, observed, now, settings)
     if situation.finished:
         return _after_the_end(situation)
-    if situation.newest_attempt > situation.attempt > 0:
-        # Pods of an attempt that this status does not know: the job we look at is stale, and so would our acts be.
-        return Plan(requeue_after=_STALE_RETRY_SECONDS)
     decision = decide(situation)
     if decision.is_final_or_destructive and not observed.live:
         return Plan(needs_live=True)
@@ -60,13 +55,15 @@ def _carry_out(s: Situation, decision: Decision) -> Plan:
         deletes=tuple(_deletes(s, decision, attempt)),
         creates=_creates(s, decision, attempt),
         events=tuple(notes(s, decision, status)),
-        requeue_after=_deadline(s) if decision.kind in ("go_on", "start", "restart") else None,
+        requeue_after=_deadline(s) if decision.kind in ("go_on", "hold", "start", "restart") else None,
         poll=_poll(s) if decision.kind in ("go_on", "hold") else None,
     )
 
 
 def _deletes(s: Situation, decision: Decision, attempt: int) -> Iterable[Delete]:
     """Stop what must not run; ended pods of the attempt before this one stay, with their logs."""
+    if decision.kind == "hold":
+        return
     stops_all = decision.kind in ("suspend", "succeed", "fail") or s.job.spec.suspend
     for pod in s.pods:
         if pod.deleting:
@@ -99,17 +96,21 @@ def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Crea
 def _after_the_end(s: Situation) -> Plan:
     """A finished job: nothing of it runs on, and its time to live may be over."""
     stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources)
+    seen = {"observedGeneration": s.job.generation}
+    status = dict(s.before) | seen if s.before.get("observedGeneration") != s.job.generation else None
     ttl = s.job.spec.ttl_seconds_after_finished
     if ttl is None:
-        return Plan(deletes=stops)
+        return Plan(status=status, deletes=stops)
     left = ttl - seconds_between(s.before["completionTime"], s.now)
     if left > 0:
-        return Plan(deletes=stops, requeue_after=left)
+        return Plan(status=status, deletes=stops, requeue_after=left)
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 
 def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     before = body.get("status") or {}
+    if any(c["type"] == "Finished" and c["status"] == "True" for c in before.get("conditions") or ()):
+        return Plan()  # an end stays an end, whatever a newer or older operator thinks of the spec
     generation = int(body["metadata"].get("generation", 1))
     status = invalid_status(before, generation, lines, now)
     if status == before:

@@ -12,10 +12,14 @@ from typing import Any, Literal
 from ddpjob.api import names
 from ddpjob.engine.actions import Delete, Json
 from ddpjob.engine.clock import moment
+from ddpjob.engine.text import clean
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
 # Waiting reasons that pass by themselves; every other one is worth a line in the status.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing", ""})
+# The kubelet changes between these two for as long as a pull fails: one obstacle, not news every few seconds.
+_SAME_WAITING = {"ErrImagePull": "ImagePullBackOff"}
+_CLOCK_SKEW = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Read a pod of ours; missing pieces of its status mean "not yet", never an error."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
-    container = _trainer_status(pod, status)
+    container = _trainer_status(status)
     ended = (container.get("state") or {}).get("terminated") or {}
-    message = str(ended.get("message") or status.get("message") or "")
+    said = clean(ended.get("message") or "")
+    message = "\n".join(part for part in (clean(status.get("message") or ""), said or _init_failure(status)) if part)
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -81,14 +86,14 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         signal=ended.get("signal") or None,
         reason=str(status.get("reason") or ended.get("reason") or ""),
         message=message,
-        report=_report(message),
+        report=_report(said),
         finished_at=ended.get("finishedAt"),
         waiting=_waiting(status, container),
         unschedulable=_unschedulable(status),
     )
 
 
-def _trainer_status(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
     statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
     for container in statuses:
         if container.get("name") == names.TRAINER_CONTAINER:
@@ -100,7 +105,8 @@ def _state(
     meta: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]
 ) -> PodState:
     if ended:
-        return "succeeded" if ended.get("exitCode") == 0 and not _drained(meta, ended) else "failed"
+        obeyed = _drained(meta, ended) or _taken_away(status)
+        return "succeeded" if ended.get("exitCode") == 0 and not obeyed else "failed"
     # An evicted pod, or one whose kubelet refused it, fails without a container status.
     match status.get("phase"):
         case "Failed":
@@ -117,15 +123,35 @@ def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
         return False
     grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     finished = ended.get("finishedAt")
-    return not finished or moment(finished) > moment(meta["deletionTimestamp"]) - grace
+    # Times have whole seconds, and two machines' clocks set them: in doubt it is the answer to the signal.
+    return not finished or moment(finished) >= moment(meta["deletionTimestamp"]) - grace - _CLOCK_SKEW
+
+
+def _taken_away(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet ended the pod (eviction, node shutdown): it sends SIGTERM without any deletionTimestamp."""
+    disrupted = any(
+        condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
+    return status.get("phase") == "Failed" and (bool(status.get("reason")) or disrupted)
+
+
+def _init_failure(status: Mapping[str, Any]) -> str:
+    """What the init container said that kept the trainer from starting."""
+    for container in status.get("initContainerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            words = clean(ended.get("message") or ended.get("reason") or "")
+            return f"init container {container.get('name')} ended with exit code {ended['exitCode']}: {words}"
+    return ""
 
 
 def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
-    candidates = [container, *(status.get("initContainerStatuses") or [])]
-    for candidate in candidates:
+    others = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    for candidate in (container, *others):
         waiting = (candidate.get("state") or {}).get("waiting") or {}
         if (reason := str(waiting.get("reason") or "")) not in _ORDINARY_WAITING:
-            return reason, str(waiting.get("message") or "")
+            return _SAME_WAITING.get(reason, reason), clean(waiting.get("message") or "")
     return None
 
 
@@ -142,7 +168,7 @@ def _report(message: str) -> Json | None:
         return None
     try:
         report = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):  # two kilobytes of "[" nest deeper than Python recurses
         return None
     return report if isinstance(report, dict) else None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpjob.engine.actions import Json
 from ddpjob.engine.clock import timestamp
+from ddpjob.engine.text import clean
 
 _MAX_INT = 2**53  # what every JSON reader holds exactly
 _MAX_PHASE = 64  # a trainer of any make fills this in
@@ -23,7 +24,7 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
     step, steps = _int(report, "step"), _int(report, "totalSteps")
     speed = _float(report, "samplesPerSecond")
     progress: Json = {
-        "phase": phase[:_MAX_PHASE] if isinstance(phase := report.get("phase"), str) else None,
+        "phase": clean(phase)[:_MAX_PHASE] if isinstance(phase := report.get("phase"), str) else None,
         "epoch": epoch,
         "totalEpochs": epochs,
         "step": step,

@@ -41,6 +41,8 @@ class Situation:
     def succeeded_ranks(self) -> frozenset[int]:
         """Ranks of this attempt that ended with 0, those whose pods are gone by now included."""
         recorded = frozenset(self.before.get("succeededRanks") or ())
+        if self.suspended:
+            return recorded  # the suspension rested on a live LIST; a 0 since then answers our own SIGTERM
         return recorded | {rank for rank, pod in self.current.items() if pod.state == "succeeded"}
 
     @property
@@ -49,11 +51,15 @@ class Situation:
         return max((pod.attempt for pod in self.pods), default=0)
 
     @property
+    def gang_is_complete(self) -> bool:
+        """Whether every rank of this attempt has a pod that stays, or has succeeded."""
+        staying = {rank for rank, pod in self.current.items() if not pod.deleting}
+        return self.attempt > 0 and len(staying | self.succeeded_ranks) >= self.job.spec.num_nodes
+
+    @property
     def gang_was_complete(self) -> bool:
-        """Whether every pod of this attempt was once seen: from then on a missing one is lost, not still to make."""
-        nodes = self.before.get("nodes") or {}
-        seen = sum(int(nodes.get(state) or 0) for state in ("pending", "running", "succeeded", "failed"))
-        return self.attempt > 0 and seen >= self.job.spec.num_nodes
+        """Whether that was once so and is recorded: from then on a missing pod is lost, not still to make."""
+        return self.attempt > 0 and self.before.get("completeAttempt") == self.attempt
 
     @property
     def missing_ranks(self) -> list[int]:

@@ -32,8 +32,9 @@ def next_status(s: Situation, decision: Decision) -> Json:
     status["conditions"] = conditions(s, decision, nodes)
     status |= _clockwork(s, decision)
     status |= _failures(s, decision)
-    if not begins:
-        status |= _training(s)
+    if not begins and s.gang_is_complete:
+        status["completeAttempt"] = s.attempt
+    status |= _forget_speed(s) if begins else _training(s)
     if status["attempt"]:
         status["world"] = _world(s, status["attempt"])
     status["state"] = _state(status["conditions"])
@@ -95,6 +96,16 @@ def _training(s: Situation) -> Json:
     changes: Json = {"progress": progress_status(report, s.before.get("progress") or {}, s.now)}
     if checkpoint := checkpoint_status(report, s.before.get("checkpoint"), s.now):
         changes["checkpoint"] = checkpoint
+    return changes
+
+
+def _forget_speed(s: Situation) -> Json:
+    """What was true of the attempt that ended alone; how far it came stays in view until the next one reports."""
+    changes: Json = {}
+    if progress := s.before.get("progress"):
+        changes["progress"] = {k: v for k, v in progress.items() if k not in ("samplesPerSecond", "etaSeconds")}
+    if checkpoint := s.before.get("checkpoint"):
+        changes["checkpoint"] = {k: v for k, v in checkpoint.items() if k != "resumedFromStep"}
     return changes
 
 

@@ -1,0 +1,369 @@
+"""One whole life of a job on the in-memory cluster: the real controller, a kubelet that a seed directs, faults.
+
+Time is the event loop's own and jumps, so that hours of deadlines and backoff pass in a blink. Everything random
+comes from the seed: the same seed is the same life.
+"""
+
+import asyncio
+import itertools
+import random
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster.base import Json, TooManyRequests, Unavailable
+from ddpjob.cluster.memory import Call, Fault, MemoryCluster, lost_answer
+from ddpjob.controller import reconcile
+from ddpjob.controller.apply import Executor
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import Answer
+from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.workqueue import WorkQueue
+from tests.builders import SETTINGS, ended, running
+from tests.controller.faketime import run
+
+START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+KEY = Key("default", "life")
+PATIENCE = 20_000.0
+"""Seconds of the loop's time that a whole life may take at most."""
+STEPS = (0.0, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
+QUIET_SECONDS = 60.0
+REST_SECONDS = 1300.0
+"""Long enough for two sweeps."""
+TROUBLE = 0.05
+"""Share of the operator's requests that something happens to."""
+MAX_ATTEMPTS = 60
+FATES = ("succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
+
+
+def now() -> datetime:
+    """The time of the running loop, as a date."""
+    return START + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class LoopTime(datetime):
+    """Stands for ``datetime`` in the reconciler, which reads the wall clock."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        del tz
+        return now()
+
+
+class OperatorKilledError(BaseException):
+    """The operator's process ends amid a request; no handler of errors sees it."""
+
+
+class Reports:
+    """What rank 0 of a simulated trainer last reported; the poller's place, without its requests."""
+
+    def __init__(self, on_news: Callable[[Key], None]) -> None:
+        self._on_news = on_news
+        self._answer: Answer | None = None
+
+    def say(self, pod: str, progress: Json) -> None:
+        self._answer = Answer(pod, progress)
+        self._on_news(KEY)
+
+    def answer(self, key: Key) -> Answer | None:
+        del key
+        return self._answer
+
+    def follow(self, key: Key, target: Any) -> None:
+        """Reports come by themselves."""
+
+    def forget(self, key: Key) -> None:
+        del key
+        self._answer = None
+
+
+class Operator:
+    """The controller's own parts, fed by the watches of the in-memory cluster; it ends when its tasks do."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        loop = asyncio.get_running_loop()
+        self._cache = Cache(on_change=self._wake)
+        self.reports = Reports(on_news=self._wake)
+        events = EventSender(cluster)
+        metrics = Metrics()
+        reconciler = Reconciler(
+            cluster=cluster,
+            cache=self._cache,
+            executor=Executor(cluster, self._cache, 16),
+            poller=self.reports,  # type: ignore[arg-type]
+            events=events,
+            metrics=metrics,
+            settings=SETTINGS,
+            clock=loop.time,
+        )
+        self._queue = reconciler.queue = WorkQueue(reconciler.process, 1)
+        self._tasks = [asyncio.ensure_future(work) for work in (self._run(cluster, metrics), events.run())]
+
+    def _wake(self, key: Key) -> None:
+        self._queue.add(key)
+
+    async def _run(self, cluster: MemoryCluster, metrics: Metrics) -> None:
+        sweeper = Sweeper(
+            cluster=cluster, cache=self._cache, queue=self._queue, scopes=(None,), interval=600.0, metrics=metrics
+        )
+        await sweeper.start()
+        self._tasks += [
+            asyncio.ensure_future(self._feed(cluster, resource)) for resource in (names.DDPJOBS, names.PODS)
+        ]
+        self._tasks.append(asyncio.ensure_future(sweeper.run()))
+        await self._queue.run(asyncio.Event())
+
+    async def _feed(self, cluster: MemoryCluster, resource: names.Resource) -> None:
+        async for event in cluster.watch(resource):
+            obj = event["object"]
+            meta = obj["metadata"]
+            if event["type"] == "DELETED":
+                self._cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+            else:
+                self._cache.put(resource, obj)
+
+
+async def kill_all_tasks() -> None:
+    """Every task but the caller's ends here and now: nothing is finished, nothing is written any more."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Life:
+    """One job from its creation to its deletion.
+
+    troubled: requests of the operator fail, and it is killed now and then.
+    """
+
+    def __init__(self, seed: int, *, troubled: bool) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        random.seed(seed)  # the work queue's jitter
+        self.cluster = MemoryCluster(clock=now, new_uid=self._new_uid, hook=self._hook)
+        self.server = self.cluster.server
+        self.calls: list[Call] = []
+        self.said: list[str] = []
+        self._troubled = troubled
+        self._fresh_patches = 0
+        self._is_dead = True
+        self._operator: Operator
+
+    def _new_uid(self) -> str:
+        return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
+
+    def _hook(self, call: Call) -> Fault | None:
+        self.calls.append(call)
+        if call.verb == "patch_status" and call.body and (job := self._job_now()):
+            # One that is refused for its old version is no useless write.
+            self._fresh_patches += call.body["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
+        if self._is_dead:
+            return Fault(before=OperatorKilledError())
+        if not self._troubled or self.random.random() > TROUBLE:
+            return None
+        match self.random.choice(["refused", "busy", "lost", "killed before", "killed after"]):
+            case "refused":
+                return Fault(before=Unavailable(f"{call.verb}: connection refused"))
+            case "busy":
+                return Fault(before=TooManyRequests("busy", retry_after=1.0, code=429))
+            case "lost":
+                return lost_answer(call.verb)
+            case "killed before":
+                self._is_dead = True
+                return Fault(before=OperatorKilledError())
+        self._is_dead = True
+        return Fault(after=OperatorKilledError())
+
+    async def live(self) -> None:
+        """The whole of it. Raises ``AssertionError`` where something is not as it should be."""
+        self._start_operator()
+        ttl = self.random.choice([None, None, 30])
+        self.server.create(names.DDPJOBS, KEY.namespace, self._job(ttl))
+        for _ in range(MAX_ATTEMPTS):
+            await self._until("the gang is complete", lambda: self._is_complete() or self._is_finished())
+            if self._is_finished():
+                break
+            await self._run_pods()
+            await self._meet_fate(self.random.choice(FATES))
+        else:
+            raise AssertionError("the job outlived all its attempts")
+        self._check_the_end()
+        if ttl is not None:
+            await self._until("its time to live is over", lambda: self._job_now() is None)
+        await self._rest()
+        if ttl is None:
+            self.server.delete(names.DDPJOBS, *KEY)
+        await self._rest()
+        left = [obj for resource, obj in self.cluster.store.all() if resource not in (names.EVENTS, names.CLAIMS)]
+        assert not left, f"orphans: {left}"
+        await kill_all_tasks()
+
+    def _start_operator(self) -> None:
+        self.said.append(f"{asyncio.get_running_loop().time():.2f} the operator starts")
+        self._is_dead = False
+        self._operator = Operator(self.cluster)
+
+    def _job(self, ttl: int | None) -> Json:
+        size = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteMany"]}
+        checkpoint = self.random.choice([{}, {"checkpoint": {"claimTemplate": {"spec": size}}}])
+        spec = {
+            "image": "trainer:1",
+            "numNodes": self.random.randint(1, 3),
+            "restartPolicy": {"maxRestarts": self.random.randint(0, 3)},
+        }
+        after = {} if ttl is None else {"ttlSecondsAfterFinished": ttl}
+        meta = {"name": KEY.name, "namespace": KEY.namespace}
+        identity = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta}
+        return identity | {"spec": spec | checkpoint | after}
+
+    async def _run_pods(self) -> None:
+        """Scheduler and kubelet: place the pods, then let the trainers run, in any order."""
+        pods = self._pods()
+        self.random.shuffle(pods)
+        for pod in pods:
+            self.server.bind(KEY.namespace, pod["metadata"]["name"], f"worker-{self.random.randint(1, 3)}")
+        for pod in pods:
+            self._report(pod, running(podIP="192.0.2.1"))
+            await asyncio.sleep(self.random.choice([0.0, 0.1, 2.0]))
+        await self._until("the job runs", lambda: self._status().get("state") == "Running")
+        first = min(pods, key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]))
+        self._operator.reports.say(first["metadata"]["name"], {"step": 10, "totalSteps": 100, "phase": "train"})
+
+    async def _meet_fate(self, fate: str) -> None:
+        attempt = self._status()["attempt"]
+        self.said.append(f"{asyncio.get_running_loop().time():.2f} attempt {attempt}: {fate}")
+        pods = self._pods()
+        victim = self.random.choice(pods)
+        match fate:
+            case "succeed":
+                for pod in pods:
+                    self._report(pod, ended(0, at=now()))
+                    await asyncio.sleep(self.random.choice([0.0, 0.5]))
+                await self._until("the job has succeeded", lambda: self._status().get("state") == "Succeeded")
+                return
+            case "suspend":
+                self.server.patch(names.DDPJOBS, *KEY, {"spec": {"suspend": True}})
+                await self._until("the job is suspended", lambda: self._is_suspended() and not self._active_pods())
+                self.server.patch(names.DDPJOBS, *KEY, {"spec": {"suspend": False}})
+            case "vanish":
+                self.server.delete(names.PODS, KEY.namespace, victim["metadata"]["name"], grace_seconds=0)
+            case "evicted":
+                self._report(victim, {"phase": "Failed", "reason": "Evicted", "message": "node pressure"})
+            case code:
+                self._report(victim, ended(int(code), at=now()))
+        await self._until("the next attempt", lambda: self._is_finished() or self._status().get("attempt", 0) > attempt)
+
+    def _report(self, pod: Json, status: Json) -> None:
+        self.server.patch_status(names.PODS, KEY.namespace, pod["metadata"]["name"], {"status": status})
+
+    async def _until(self, what: str, holds: Callable[[], bool]) -> None:
+        """Let time pass until ``holds``; kubelet and supervisor do their duty meanwhile."""
+        for step in itertools.chain(STEPS, itertools.repeat(STEPS[-1])):
+            self._reap()
+            if self._is_dead:
+                await kill_all_tasks()
+                self._start_operator()
+            if holds():
+                return
+            late = asyncio.get_running_loop().time() > PATIENCE
+            assert not late, f"not in time: {what}\n  {self._status()}\n  " + "\n  ".join(self.said)
+            await asyncio.sleep(step)
+
+    def _reap(self) -> None:
+        """The kubelet ends what was deleted."""
+        for _, pod in list(self.cluster.store.all(names.PODS)):
+            if "deletionTimestamp" in pod["metadata"]:
+                self.server.delete(names.PODS, KEY.namespace, pod["metadata"]["name"], grace_seconds=0)
+
+    async def _rest(self) -> None:
+        """After a time of quiet nothing is written any more, however long one waits."""
+        quiet_at = asyncio.get_running_loop().time() + QUIET_SECONDS
+        await self._until("a time of quiet", lambda: asyncio.get_running_loop().time() > quiet_at)
+        version, rested_at = self.cluster.store.version, asyncio.get_running_loop().time() + REST_SECONDS
+        await self._until("the end of the rest", lambda: asyncio.get_running_loop().time() > rested_at)
+        assert self.cluster.store.version == version, f"written at rest: {self._writes_after(version)}"
+
+    def _writes_after(self, version: int) -> list[str]:
+        changes = self.cluster.store.changes_after(version)
+        return [f"{change.type} {change.resource.kind} {change.obj['metadata']['name']}" for change in changes]
+
+    def _check_the_end(self) -> None:
+        """The invariants that a whole history has to keep."""
+        made: set[str] = set()
+        attempt = highest = 0
+        for change in self.cluster.store.changes_after(0):
+            if change.resource is names.DDPJOBS:
+                status = change.obj.get("status") or {}
+                attempt = int(status.get("attempt") or 0)
+                assert attempt >= highest, f"attempt {attempt} after {highest}"
+                highest = attempt
+                budget = change.obj["spec"]["restartPolicy"]["maxRestarts"]
+                assert status.get("restartsCountedTowardsLimit", 0) <= budget, "the budget is overdrawn"
+            if change.resource is names.PODS and change.type == "ADDED":
+                name = change.obj["metadata"]["name"]
+                assert name not in made, f"{name} was made twice"
+                made.add(name)
+                of = int(change.obj["metadata"]["labels"][names.LABEL_ATTEMPT])
+                assert of == attempt, f"{name} was made while attempt {attempt} was recorded"
+        if not self._troubled:
+            self._check_no_useless_write()
+
+    def _check_no_useless_write(self) -> None:
+        """Every status patch that was sent changed the status."""
+        changed = sum(
+            change.type == "MODIFIED" and (change.before or {}).get("status") != change.obj.get("status")
+            for change in self.cluster.store.changes_after(0)
+            if change.resource is names.DDPJOBS
+        )
+        assert self._fresh_patches == changed, f"{self._fresh_patches} status patches made {changed} changes"
+
+    def _job_now(self) -> Json | None:
+        return self.cluster.store.get(names.DDPJOBS, *KEY)
+
+    def _status(self) -> Json:
+        status: Json = (self._job_now() or {}).get("status") or {}
+        return status
+
+    def _is_finished(self) -> bool:
+        return self._job_now() is None or self._status().get("state") in ("Succeeded", "Failed")
+
+    def _is_suspended(self) -> bool:
+        return self._status().get("state") == "Suspended"
+
+    def _active_pods(self) -> list[Json]:
+        pods = [pod for _, pod in self.cluster.store.all(names.PODS)]
+        return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+
+    def _pods(self) -> list[Json]:
+        """Pods of the recorded attempt that are not on their way out."""
+        attempt = str(self._status().get("attempt"))
+        return [
+            pod
+            for _, pod in self.cluster.store.all(names.PODS)
+            if pod["metadata"]["labels"][names.LABEL_ATTEMPT] == attempt and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def _is_complete(self) -> bool:
+        job = self._job_now()
+        return job is not None and len(self._pods()) == job["spec"]["numNodes"] and bool(self._status().get("attempt"))
+
+
+def live(seed: int, *, troubled: bool) -> Life:
+    """Live the life of ``seed`` from beginning to end on a loop of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconcile, "datetime", LoopTime)
+
+        async def begin() -> Life:
+            life = Life(seed, troubled=troubled)
+            await life.live()
+            return life
+
+        return run(begin())

@@ -1,0 +1,132 @@
+"""What pods say, in the status: whatever it is, it fits the schema, keeps its end, and names who spoke."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.engine.text import clean, shorten
+from tests.builders import NOW, World, a_job, a_running_world, ended
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = ["message", "exception", "signal", "rank", "step", "where", "cause", "code", "progress", "checkpoint"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), junk), st.sampled_from([0, 1, 77, 137, 255]))
+def test_no_report_makes_a_status_that_the_api_server_refuses(report: dict[str, Any], code: int) -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(code, message=json.dumps(report)))
+    world.settle()
+    json.dumps(world.status, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "message", ['{"a":' + "[" * 2000, '{"message": "caf\\ud83d", "exception": "\\ud83d"}', "\udce9"]
+)
+def test_no_message_wedges_its_job(message: str) -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(1, message=message))
+    world.settle()
+    assert world.status["attempt"] == 2
+    json.dumps(world.status, ensure_ascii=False).encode()
+
+
+def test_a_long_log_keeps_its_end_and_who_wrote_it() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.set_pod(1, ended(1, message="x" * 3000 + "\nValueError: the cause"))
+    made = world.reconcile()
+    message = world.status["failures"][0]["message"]
+    assert "node_rank 1 (mnist-0a1b2-1-1)" in message and message.endswith("ValueError: the cause")
+    assert made.events[0].message.endswith("ValueError: the cause")
+
+
+def test_an_init_container_that_failed_is_quoted() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    failed = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
+    world.set_pod(0, {"phase": "Failed", "initContainerStatuses": [failed]})
+    world.settle()
+    assert "init container fetch ended with exit code 3: no such bucket" in world.status["failures"][0]["message"]
+
+
+def test_the_kubelets_words_on_an_eviction_come_before_the_log() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    status = ended(137, message="step 5") | {"reason": "Evicted", "message": "The node was low on memory."}
+    world.set_pod(0, status)
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "Evicted" and "low on memory" in failure["message"]
+
+
+def test_a_sidecar_that_cannot_be_pulled_is_named_as_the_obstacle() -> None:
+    world = World(a_job())
+    world.settle()
+    waits = [
+        {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}},
+        {"name": "side", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}},
+    ]
+    world.pod(0)["status"] = {"phase": "Pending", "containerStatuses": waits}
+    world.settle()
+    assert world.condition("Running")["reason"] == "ImagePullBackOff"
+
+
+def test_a_pull_that_fails_again_and_again_is_one_event() -> None:
+    world = World(a_job())
+    world.settle()
+    told = []
+    for reason in ("ErrImagePull", "ImagePullBackOff") * 3:
+        state = {"waiting": {"reason": reason, "message": "not found"}}
+        world.pod(0)["status"] = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
+        told += [note.reason for note in world.reconcile().events]
+    assert told == ["ImagePullBackOff"]
+
+
+@pytest.mark.parametrize("late", [-1, 0, 5])
+def test_a_zero_within_the_clocks_doubt_of_a_deletion_is_no_success(late: int) -> None:
+    world = a_running_world(a_job(numNodes=1))
+    pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=late)))
+    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_a_zero_long_before_a_deletion_is_a_success() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    pod = world.set_pod(0, ended(0, at=NOW - timedelta(seconds=10)))
+    pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+    world.settle()
+    assert world.status["state"] == "Succeeded"
+
+
+def test_a_zero_of_an_evicted_pod_is_no_success() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(0) | {"phase": "Failed", "reason": "Evicted"})
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_a_zero_that_answers_our_own_suspension_is_no_success() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    pod = world.pod(0)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.pods[pod["metadata"]["name"]] = pod | {"status": ended(0)}
+    world.settle()
+    assert world.status["state"] == "Suspended"
+
+
+@given(st.text(), st.integers(20, 50))
+def test_shortened_text_fits_and_keeps_both_ends(text: str, limit: int) -> None:
+    short = shorten(text, limit)
+    assert len(short) <= limit
+    assert short[:3] == text[:3] and short[-3:] == text[-3:]
+
+
+def test_clean_text_can_be_encoded() -> None:
+    assert clean("caf\ud83d").encode() == b"caf?"
