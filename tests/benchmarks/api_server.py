@@ -12,9 +12,10 @@ import copy
 import itertools
 import json
 import ssl
+import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +30,12 @@ from tests.controlplane import ControlPlane
 Json = dict[str, Any]
 SECONDS = 120.0
 CONNECTIONS = 64
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS = 1.0
 """Between two measurements, so that the cleaning up after one is not charged to the next."""
+
+
+class WatchEndedError(Exception):
+    """A watch ended, so that not everything that happened was seen."""
 
 
 @dataclass
@@ -84,28 +89,46 @@ class ApiServer:
         async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
             api = cls(session, plane.server, namespace)
             await api._open_watches()
+            # The API server holds the first write to a new CRD back for two seconds; no job of a user meets that.
+            await api._post(names.DDPJOBS, json.dumps(job_of("first", 1)).encode(), "&dryRun=All")
             try:
                 yield api
             finally:
-                for watch in api._watches:
-                    watch.cancel()
-                await asyncio.gather(*api._watches, return_exceptions=True)
+                await api._close_watches()
 
     async def run_job(self, nodes: int) -> Timeline:
         """POST a job and wait until all its pods exist; then remove everything."""
+        return await self._measured(self._run_job, nodes)
+
+    async def post_pods(self, nodes: int) -> Timeline:
+        """POST the very pods that the operator would, all at once, and wait until all of them exist."""
+        return await self._measured(self._post_pods, nodes)
+
+    async def _measured(self, measure: Callable[[int], Awaitable[Timeline]], nodes: int) -> Timeline:
+        """The server ends a watch that it finds slow: what was measured meanwhile does not count."""
+        while True:
+            try:
+                return await measure(nodes)
+            except WatchEndedError as error:
+                print(f"{error}: measuring again", file=sys.stderr)
+                await self._clean_up(names.LABEL_JOB_NAME)
+                await self._open_watches()
+
+    async def _run_job(self, nodes: int) -> Timeline:
         name = next(self._names)
         body = json.dumps(job_of(name, nodes)).encode()
         await self._warm(1)
         timeline = self._start(name, nodes)
         made = await self._post(names.DDPJOBS, body)
         timeline.saw("job's POST answered")
-        await self._until_complete(timeline, name)
-        await self._delete(names.DDPJOBS, f"/{name}")
+        try:
+            await self._until_complete(timeline, name)
+        finally:
+            await self._delete(names.DDPJOBS, f"/{name}")
         await self._clean_up(f"{names.LABEL_JOB_UID}={made['metadata']['uid']}")
         return timeline
 
-    async def post_pods(self, nodes: int) -> Timeline:
-        """POST the very pods that the operator would, all at once, and wait until all of them exist."""
+    async def _post_pods(self, nodes: int) -> Timeline:
         name = next(self._names)
         bodies = pods_of(name, nodes, self._namespace)
         await self._warm(min(nodes, CONNECTIONS))
@@ -146,6 +169,7 @@ class ApiServer:
         await asyncio.sleep(SETTLE_SECONDS)
 
     async def _open_watches(self) -> None:
+        await self._close_watches()
         for resource in (names.PODS, names.DDPJOBS, names.SERVICES):
             listed = await self._get(self._url(resource))
             version = listed["metadata"]["resourceVersion"]
@@ -154,13 +178,19 @@ class ApiServer:
             self._watches.append(asyncio.create_task(self._watch(resource, url, opened)))
             await asyncio.wait_for(opened.wait(), 30)
 
+    async def _close_watches(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        self._watches.clear()
+
     async def _watch(self, resource: names.Resource, url: str, opened: asyncio.Event) -> None:
         async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
             answer.raise_for_status()
             opened.set()
             async for line in answer.content:
                 self._take(resource, json.loads(line))
-        raise RuntimeError(f"the watch on {resource.plural} ended")
+        raise WatchEndedError(f"the watch on {resource.plural} ended")
 
     def _take(self, resource: names.Resource, event: Json) -> None:
         meta = event["object"]["metadata"]
@@ -178,8 +208,9 @@ class ApiServer:
     def _url(self, resource: names.Resource) -> str:
         return f"{self._server}/{resource.path_prefix}/namespaces/{self._namespace}/{resource.plural}"
 
-    async def _post(self, resource: names.Resource, body: bytes) -> Json:
-        return await self._answer(self._session.post(f"{self._url(resource)}?fieldValidation=Strict", data=body))
+    async def _post(self, resource: names.Resource, body: bytes, options: str = "") -> Json:
+        url = f"{self._url(resource)}?fieldValidation=Strict{options}"
+        return await self._answer(self._session.post(url, data=body))
 
     async def _get(self, url: str) -> Json:
         return await self._answer(self._session.get(url))

@@ -97,6 +97,17 @@ async def test_a_pod_of_a_former_job_of_this_name_is_a_conflict(bench: Bench) ->
     assert bench.cached() == []
 
 
+async def test_pods_are_taken_back_where_their_service_is_somebody_elses(bench: Bench) -> None:
+    spec = {"clusterIP": "None", "selector": {"of": "somebody-else"}}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": spec}
+    await bench.cluster.create(names.SERVICES, bench.jobs.namespace, service)
+    phase = (Create(names.SERVICES, "a", service), *(Create(names.PODS, n, bench.pod(n)) for n in ("a", "b")))
+    (problem,) = (await bench.executor.act(bench.job, Plan(creates=(phase,)))).problems
+    assert (problem.reason, problem.resource) == ("NameConflict", names.SERVICES)
+    assert bench.jobs.objects("pods") == []
+    assert bench.cached() == []
+
+
 async def test_a_refusal_takes_the_siblings_back_and_keeps_the_servers_words(bench: Bench) -> None:
     wrong = bench.pod("c")
     wrong["spec"]["containers"][0]["image"] = ""

@@ -109,7 +109,7 @@ class Executor:
             _raise_first([result for result in results if not isinstance(result, _TerminatingError)])
             if problems:
                 break
-        if any(problem.resource is names.PODS and problem.reason != "CreateFailed" for problem in problems):
+        if any(problem.reason != "CreateFailed" for problem in problems):
             await self._take_back(job, phase)
         return Outcome(tuple(problems), again)
 

@@ -192,7 +192,7 @@ class Reconciler:
             await self._executor.delete(key.namespace, plan.deletes)
             self.queue.add_after(key, wait)
             return Outcome(memory.problems, held=True)
-        refused = any(problem.reason == "CreateRefused" for problem in memory.problems)
+        refused = any(problem.reason != "CreateFailed" for problem in memory.problems)
         return await self._executor.act(job, plan, cautious=refused)
 
     def _announce(self, job: Json, plan: Plan) -> None:
