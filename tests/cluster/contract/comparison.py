@@ -19,6 +19,7 @@ from ddpjob.cluster.base import ClusterError, Invalid, Json, NotFound, ObjectLis
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
 from tests.cluster.contract.worlds import KINDS, NAMESPACE, MemoryWorld, RealWorld
+from tests.processes import eventually_async
 
 World = MemoryWorld | RealWorld
 
@@ -140,7 +141,7 @@ class Comparison:
             for number, request in enumerate(sequence, 1):
                 where = f"request {number} of {len(sequence)}, {request}"
                 expected, got = await real.send(request), await memory.send(request)
-                self.outcomes[request.verb, request.kind, got["error"] if "error" in got else "ok"] += 1
+                self.outcomes[request.verb, request.kind, _outcome(got)] += 1
                 assert got == expected, f"{where}: {_difference(got, expected)}"
                 await self._settle(where, kinds)
             expected, got = await real.state(kinds), await memory.state(kinds)
@@ -180,9 +181,8 @@ class Comparison:
     async def _compare_events(self, memory: Side, real: Side) -> None:
         """What watches told of the whole sequence, the cleaning included."""
         expected = self._memory.take_events()
-        deadline = time.monotonic() + WAIT_SECONDS
-        while _deletions(self._real.events) < _deletions(expected) and time.monotonic() < deadline:
-            await asyncio.sleep(0.002)
+        number = _deletions(expected)
+        await eventually_async(f"{number} DELETED events", lambda: _deletions(self._real.events) >= number)
         told, got = real.histories(self._real.take_events()), memory.histories(expected)
         assert got == told, f"watches: {_difference(got, told)}"
 
@@ -203,6 +203,10 @@ class Comparison:
                 if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == "fence":
                     left.discard(event["object"]["kind"])
         self._memory.take_events()
+
+
+def _outcome(answer: Any) -> str:
+    return str(answer["error"]) if isinstance(answer, dict) and "error" in answer else "ok"
 
 
 def _deletions(events: list[tuple[Resource, Json]]) -> int:

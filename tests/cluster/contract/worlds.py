@@ -15,6 +15,7 @@ from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
 from tests.controlplane import ControlPlane
+from tests.processes import eventually
 
 NAMESPACE = "contract"
 KINDS = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)
@@ -34,11 +35,17 @@ class ContractPlane(ControlPlane):
             flags += ("--kube-api-qps=1000", "--kube-api-burst=1000")
         super()._run(name, *flags)
 
+    def wait_for_account(self, namespace: str) -> None:
+        """Until the controllers made the service account without which no pod is admitted."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        eventually(f"the default service account of {namespace}", lambda: self._exists(path))
+
 
 @contextmanager
 def contract_plane() -> Iterator[ContractPlane]:
     with ContractPlane(controller_manager=True) as plane:
         plane.make_namespace(NAMESPACE)
+        plane.wait_for_account(NAMESPACE)
         yield plane
 
 

@@ -42,6 +42,8 @@ _RESOURCES = {r.plural: r for r in (names.DDPJOBS, names.PODS, names.SERVICES, n
 class MemoryCluster:
     """Verbs of ``Cluster``, a watch, and what an administrator or a test does to a cluster.
 
+    ``server`` has the same verbs without waiting and without faults, for whoever plays user, scheduler or kubelet.
+
     clock, new_uid: where times and uids come from; both may be made deterministic.
     hook: asked about every call, see ``faults``.
     collects: collect garbage by itself, right after the request that made it; otherwise only in ``collect``.
@@ -57,25 +59,25 @@ class MemoryCluster:
     ) -> None:
         self.hook = hook
         self.watches = Watches()
-        self._api = ApiServer(self._on_change, clock, new_uid)
-        self._collector = Collector(self._api.store, self._api, self._api.terminating)
+        self.server = ApiServer(self._on_change, clock, new_uid)
+        self._collector = Collector(self.server.store, self.server, self.server.terminating)
         self._collects = collects
         self._due: asyncio.Handle | None = None
         self._calls = 0
 
     @property
     def store(self) -> Store:
-        """The objects themselves, for whoever wants to look without asking: read only."""
-        return self._api.store
+        """The objects themselves and their history, to look at: read only."""
+        return self.server.store
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         name = str((body.get("metadata") or {}).get("name", ""))
         call = self._call("create", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self._api.create(resource, namespace, body))
+        return await self._carry_out(call, lambda: self.server.create(resource, namespace, body))
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         call = self._call("get", resource, namespace, name)
-        return await self._carry_out(call, lambda: self._api.get(resource, namespace, name))
+        return await self._carry_out(call, lambda: self.server.get(resource, namespace, name))
 
     async def list(
         self,
@@ -85,7 +87,9 @@ class MemoryCluster:
         field_selector: str | None = None,
     ) -> ObjectList:
         call = self._call("list", resource, namespace, "")
-        return await self._carry_out(call, lambda: self._api.list(resource, namespace, label_selector, field_selector))
+        return await self._carry_out(
+            call, lambda: self.server.list(resource, namespace, label_selector, field_selector)
+        )
 
     async def delete(
         self,
@@ -98,16 +102,16 @@ class MemoryCluster:
     ) -> Json:
         call = self._call("delete", resource, namespace, name)
         return await self._carry_out(
-            call, lambda: self._api.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
+            call, lambda: self.server.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
         )
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
         call = self._call("patch", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self._api.patch(resource, namespace, name, body))
+        return await self._carry_out(call, lambda: self.server.patch(resource, namespace, name, body))
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
         call = self._call("patch_status", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self._api.patch_status(resource, namespace, name, body))
+        return await self._carry_out(call, lambda: self.server.patch_status(resource, namespace, name, body))
 
     def watch(
         self,
@@ -122,10 +126,10 @@ class MemoryCluster:
 
         Raises ``ClusterError`` with code 410 when that version is older than the history.
         """
-        store = self._api.store
-        watch = Watch(resource, namespace, self._api.matcher(resource, label_selector, field_selector))
+        store = self.server.store
+        watch = Watch(resource, namespace, self.server.matcher(resource, label_selector, field_selector))
         if resource_version in (None, "", "0"):
-            watch.start_with(obj for _, obj in store.all(resource))
+            watch.start_with(store.all(resource))
         else:
             since = int(str(resource_version))
             if since < store.oldest:
@@ -137,11 +141,11 @@ class MemoryCluster:
 
     def create_namespace(self, name: str) -> None:
         """A new namespace; ``default`` is there from the start."""
-        self._api.namespaces.add(name)
+        self.server.namespaces.add(name)
 
     def delete_namespace(self, name: str) -> None:
         """Begin to delete a namespace: nothing can be created in it, and what it holds is collected."""
-        self._api.terminating.add(name)
+        self.server.terminating.add(name)
         self._collect_soon()
 
     def collect(self) -> int:
@@ -150,16 +154,16 @@ class MemoryCluster:
 
     def forget_history(self) -> None:
         """Watches from a version before now get 410 from here on."""
-        self._api.store.compact()
+        self.server.store.compact()
 
     def dump(self) -> Json:
         """All objects and namespaces, as JSON."""
-        return self._api.store.dump() | {"namespaces": sorted(self._api.namespaces)}
+        return self.server.store.dump() | {"namespaces": sorted(self.server.namespaces)}
 
     def load(self, dumped: Json) -> None:
         """Go on from what ``dump`` gave, in place of what is here. Raises ``KeyError`` for an unknown kind."""
-        self._api.store.load(dumped, _RESOURCES)
-        self._api.namespaces |= set(dumped["namespaces"])
+        self.server.store.load(dumped, _RESOURCES)
+        self.server.namespaces |= set(dumped["namespaces"])
         self._collect_soon()
 
     def _call(self, verb: Verb, resource: Resource, namespace: str | None, name: str, body: Json | None = None) -> Call:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Json, ObjectList
 from ddpjob.cluster.memory import answers
@@ -74,10 +75,14 @@ class ApiServer:
         return _copy(self._stored(resource, namespace, name))
 
     def list(
-        self, resource: Resource, namespace: str | None, label_selector: str | None, field_selector: str | None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> ObjectList:
         matches = self.matcher(resource, label_selector, field_selector)
-        items = tuple(_copy(obj) for _, obj in self.store.all(resource, namespace) if matches(obj))
+        items = tuple(_copy(obj) for obj in self.store.all(resource, namespace) if matches(obj))
         return ObjectList(items, str(self.store.version))
 
     def matcher(self, resource: Resource, label_selector: str | None, field_selector: str | None) -> Matcher:
@@ -112,6 +117,17 @@ class ApiServer:
             return _copy(marked)
         last = self.store.remove(resource, marked)
         return _copy(last) if kind.returns_deleted else answers.deleted(resource, name, meta["uid"])
+
+    def bind(self, namespace: str, name: str, node: str) -> None:
+        """Place a pod on a node, as a scheduler does by POST to its subresource ``binding``."""
+        pod = self._stored(names.PODS, namespace, name)
+        if "deletionTimestamp" in pod["metadata"] or pod["spec"].get("nodeName"):
+            raise answers.assigned(names.PODS, name, pod["spec"].get("nodeName", ""))
+        conditions = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodScheduled"]
+        placed = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
+        conditions.append(placed | {"lastTransitionTime": timestamp(self._clock())})
+        status = pod["status"] | {"conditions": conditions}
+        self.store.put(names.PODS, pod | {"spec": pod["spec"] | {"nodeName": node}, "status": status})
 
     def _marked(self, kind: Kind, obj: Json, requested: int | None) -> Json:
         """The object as deletion leaves it for its kubelet or its finalizers to end; the same where nobody waits."""

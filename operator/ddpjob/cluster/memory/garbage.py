@@ -42,7 +42,7 @@ class Collector:
 
     def _once(self) -> int:
         done = 0
-        for resource, obj in list(self._store.all()):
+        for resource, obj in list(self._store.everything()):
             meta = obj["metadata"]
             if self._store.get(resource, meta["namespace"], meta["name"]) is obj:
                 done += self._attend(resource, obj)
@@ -97,6 +97,6 @@ class Collector:
         meta = claim["metadata"]
         return any(
             pod["spec"].get("nodeName") and volume.get("persistentVolumeClaim", {}).get("claimName") == meta["name"]
-            for _, pod in self._store.all(names.PODS, meta["namespace"])
+            for pod in self._store.all(names.PODS, meta["namespace"])
             for volume in pod["spec"].get("volumes", ())
         )

@@ -49,13 +49,13 @@ class Kind:
         return obj
 
     def read(self, body: Json, old: Json | None, findings: Findings) -> Json:
-        """Both of the above; what equals ``old`` has been read before."""
+        """Both of the above. Parts of ``body`` that are those of ``old``, the very same, need no reading."""
         kind, version = body.get("kind") or self.resource.kind, body.get("apiVersion") or self.resource.api_version
         if (kind, version) != (self.resource.kind, self.resource.api_version):
             raise bad_request(f"{version}, Kind={kind} cannot be handled as a {self.resource.kind}")
         before = old or {}
-        # Only sections that changed are read: what is stored was read before.
-        changed = {key: value for key, value in body.items() if old is None or before.get(key) != value}
+        # What a patch does not touch is the stored object's own, and was read when that was written.
+        changed = {key: value for key, value in body.items() if key not in before or before[key] is not value}
         obj = {key: value for key, value in body.items() if key not in changed}
         obj |= read(self.model, changed, "", findings)
         obj |= {"apiVersion": self.resource.api_version, "kind": self.resource.kind}

@@ -3,7 +3,7 @@
 Stored objects are never changed: a write puts a new one in place, so readers may share what they were given.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,8 +14,8 @@ from ddpjob.cluster.base import Json
 HISTORY_LIMIT = 10_000
 """Changes that are kept for watches; older ones answer 410."""
 
-Place = tuple[Resource, str, str]
-"""Kind, namespace and name."""
+Place = tuple[str, str]
+"""Namespace and name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Store:
 
     def __init__(self, on_change: Callable[[Change], None], history_limit: int = HISTORY_LIMIT) -> None:
         self._on_change = on_change
-        self._objects: dict[Place, Json] = {}
+        self._objects: dict[Resource, dict[Place, Json]] = defaultdict(dict)
         self._history: deque[Change] = deque()
         self._history_limit = history_limit
         self.version = 1
@@ -43,34 +43,35 @@ class Store:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The stored object itself: not to be changed."""
-        return self._objects.get((resource, namespace, name))
+        return self._objects[resource].get((namespace, name))
 
-    def all(self, resource: Resource | None = None, namespace: str | None = None) -> Iterator[tuple[Resource, Json]]:
-        """Objects in the API server's order: by namespace and name within a kind."""
-        places = (
-            place
-            for place in self._objects
-            if resource in (None, place[0]) and (namespace is None or place[1] == namespace)
-        )
+    def all(self, resource: Resource, namespace: str | None = None) -> Iterator[Json]:
+        """Objects of a kind in the API server's order: by namespace and name."""
+        objects = self._objects[resource]
         # etcd sorts by the key's bytes, and the key is /registry/<kind>/<namespace>/<name>.
-        for place in sorted(places, key=lambda place: (place[0].plural, f"{place[1]}/{place[2]}")):
-            yield place[0], self._objects[place]
+        for place in sorted(objects, key="/".join):
+            if namespace is None or place[0] == namespace:
+                yield objects[place]
+
+    def everything(self) -> Iterator[tuple[Resource, Json]]:
+        """All objects, kind by kind."""
+        return ((resource, obj) for resource in list(self._objects) for obj in self.all(resource))
 
     def put(self, resource: Resource, obj: Json) -> Json:
         """Store a new object or a new version of one; returns it with its resourceVersion."""
         meta = obj["metadata"]
-        place = (resource, meta["namespace"], meta["name"])
+        place, objects = (meta["namespace"], meta["name"]), self._objects[resource]
         self.version += 1
         stored = obj | {"metadata": meta | {"resourceVersion": str(self.version)}}
-        before = self._objects.get(place)
-        self._objects[place] = stored
+        before = objects.get(place)
+        objects[place] = stored
         self._record(Change("MODIFIED" if before else "ADDED", resource, self.version, stored, before))
         return stored
 
     def remove(self, resource: Resource, obj: Json) -> Json:
         """Delete an object; returns its last state, which carries the version of the deletion."""
         meta = obj["metadata"]
-        before = self._objects.pop((resource, meta["namespace"], meta["name"]))
+        before = self._objects[resource].pop((meta["namespace"], meta["name"]))
         self.version += 1
         last = before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
         self._record(Change("DELETED", resource, self.version, last, before))
@@ -87,15 +88,15 @@ class Store:
 
     def dump(self) -> Json:
         """Everything but the history, as JSON; the inverse of ``load``."""
-        objects = [[resource.plural, obj] for resource, obj in self.all()]
+        objects = [[resource.plural, obj] for resource, obj in self.everything()]
         return {"version": self.version, "objects": objects}
 
     def load(self, dumped: Json, resources: dict[str, Resource]) -> None:
         """Take over what ``dump`` gave. Raises ``KeyError`` for a kind that is not in ``resources``."""
-        self._objects = {
-            (resources[plural], obj["metadata"]["namespace"], obj["metadata"]["name"]): obj
-            for plural, obj in dumped["objects"]
-        }
+        self._objects.clear()
+        for plural, obj in dumped["objects"]:
+            meta = obj["metadata"]
+            self._objects[resources[plural]][meta["namespace"], meta["name"]] = obj
         self.version = int(dumped["version"])
         self.compact()
 

@@ -1,0 +1,122 @@
+"""What the random requests leave out: selectors of watches and fields, and namespaces that go away."""
+
+import json
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster.base import ClusterError, Json, NamespaceTerminating, NotFound
+from ddpjob.cluster.kubernetes import KubernetesCluster
+from ddpjob.cluster.memory import MemoryCluster
+from tests.cluster.contract.bodies import claim, job, pod, service
+from tests.cluster.contract.conftest import Worlds
+from tests.controlplane import ApiError
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+
+Cluster = MemoryCluster | KubernetesCluster
+
+FIELD_SELECTORS = (
+    *("", "metadata.name=a", "metadata.name!=a", "metadata.name==a,spec.nodeName=worker", "spec.nodeName=worker"),
+    *("spec.nodeName=", "status.phase=Pending", "status.phase!=Running", "metadata.namespace=selected", "spec.foo=1"),
+    *("metadata.name", "spec.restartPolicy=Always,spec.nodeName!=worker", "metadata.name=a,", "=a"),
+)
+
+
+def named(body: Json, name: str, **meta: Any) -> Json:
+    return body | {"metadata": {"name": name} | meta}
+
+
+async def make_pods(cluster: Cluster) -> None:
+    await cluster.create(names.PODS, "selected", named(pod(), "a"))
+    await cluster.create(names.PODS, "selected", named(pod(nodeName="worker"), "b"))
+
+
+def test_field_selectors_choose_alike(worlds: Worlds) -> None:
+    memory = MemoryCluster()
+    memory.create_namespace("selected")
+    worlds.plane.make_namespace("selected")
+    worlds.plane.wait_for_account("selected")
+    for cluster in (memory, worlds.real.cluster):
+        worlds.run(make_pods(cluster))
+    for selector in FIELD_SELECTORS:
+        path = f"/api/v1/namespaces/selected/pods?fieldSelector={urllib.parse.quote(selector)}"
+        try:
+            expected: Any = [item["metadata"]["name"] for item in worlds.plane.request("GET", path)["items"]]
+        except ApiError as error:
+            expected = error.status
+        try:
+            listed = worlds.run(memory.list(names.PODS, "selected", field_selector=selector))
+            got: Any = [item["metadata"]["name"] for item in listed.items]
+        except ClusterError as error:
+            got = error.code
+        assert got == expected, selector
+
+
+async def change_labels(cluster: Cluster) -> None:
+    """A service that begins to match, changes, ceases to match, and is deleted while it matches again."""
+    for colour in ("red", "blue", "blue", "red", "blue"):
+        body: Json = {"metadata": {"labels": {"colour": colour}}}
+        try:
+            await cluster.patch(names.SERVICES, "watched", "s", body)
+        except NotFound:
+            await cluster.create(names.SERVICES, "watched", named(service(), "s", labels={"colour": colour}))
+        await cluster.patch(names.SERVICES, "watched", "s", {"spec": {"publishNotReadyAddresses": colour == "blue"}})
+    await cluster.delete(names.SERVICES, "watched", "s")
+
+
+def test_a_watch_with_a_selector_tells_the_same_story(worlds: Worlds) -> None:
+    memory = MemoryCluster()
+    memory.create_namespace("watched")
+    worlds.plane.make_namespace("watched")
+    since = worlds.run(worlds.real.cluster.list(names.SERVICES, "watched")).resource_version
+    watch = memory.watch(names.SERVICES, "watched", "colour=blue", resource_version=str(memory.store.version))
+    for cluster in (memory, worlds.real.cluster):
+        worlds.run(change_labels(cluster))
+    path = "/api/v1/namespaces/watched/services?labelSelector=colour%3Dblue"
+    expected = [outline(event) for event in worlds.plane.history(path, since)]
+    assert [outline(event) for event in watch.take()] == expected
+    assert len(expected) > 4
+
+
+def outline(event: Json) -> str:
+    obj = event["object"]
+    return json.dumps([event["type"], obj["metadata"]["labels"], obj["spec"].get("publishNotReadyAddresses")])
+
+
+async def fill(cluster: Cluster) -> None:
+    await cluster.create(names.DDPJOBS, "doomed", named(job(), "a"))
+    await cluster.create(names.PODS, "doomed", named(pod(), "a"))
+    await cluster.create(names.SERVICES, "doomed", named(service(), "a"))
+    await cluster.create(names.CLAIMS, "doomed", named(claim(), "a"))
+
+
+async def contents(cluster: Cluster) -> int:
+    kinds = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
+    return sum([len((await cluster.list(kind, "doomed")).items) for kind in kinds])
+
+
+def test_a_namespace_that_goes_away_takes_everything_along_and_lets_nothing_in(worlds: Worlds) -> None:
+    memory = MemoryCluster(collects=False)
+    memory.create_namespace("doomed")
+    worlds.plane.make_namespace("doomed")
+    worlds.plane.wait_for_account("doomed")
+    # A pod with a finalizer keeps the namespace from being gone before we look.
+    held = named(pod(), "held", finalizers=["example.com/hold"])
+    for cluster in (memory, worlds.real.cluster):
+        worlds.run(fill(cluster))
+        worlds.run(cluster.create(names.PODS, "doomed", held))
+    memory.delete_namespace("doomed")
+    worlds.plane.request("DELETE", "/api/v1/namespaces/doomed")
+    errors = []
+    for cluster in (memory, worlds.real.cluster):
+        with pytest.raises(NamespaceTerminating) as caught:
+            worlds.run(cluster.create(names.PODS, "doomed", named(pod(), "late")))
+        errors.append((str(caught.value), caught.value.code, caught.value.details))
+    assert errors[0] == errors[1]
+    memory.collect()
+    assert worlds.run(contents(memory)) == 1
+    eventually("only what a finalizer holds is left", lambda: worlds.run(contents(worlds.real.cluster)) == 1)
