@@ -109,8 +109,11 @@ class Reconciler:
         recorded = await self._record(key, job, plan, memory)
         if recorded is None:
             return
-        self._announce(recorded, plan)  # before acting: what they speak of is recorded, and acting may raise
-        outcome = await self._act(key, recorded, plan, memory)
+        try:
+            outcome = await self._act(key, recorded, plan, memory)
+        finally:
+            # What they speak of is recorded, whatever came of acting; sent before, they would compete with it.
+            self._announce(recorded, plan)
         await self._settle(key, recorded, outcome, memory)
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
