@@ -15,6 +15,7 @@ from typing import Any
 from ddptrain import __version__
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
+from ddptrain.stop import StopFlag
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 _EXAMPLES = {
@@ -44,6 +45,8 @@ def _train(arguments: dict[str, Any]) -> int:
 
     if ranks.needs_launch(os.environ):
         return _launch(arguments)
+    stop = StopFlag()
+    stop.install()
     config = resolve(os.environ, arguments)
     place = ranks.from_rank_environment(os.environ)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
@@ -53,19 +56,21 @@ def _train(arguments: dict[str, Any]) -> int:
     from ddptrain.console import Console, terminal_of
     from ddptrain.worker import run_here
 
-    return run_here(config, place, Console(place.rank, terminal_of()))
+    return run_here(config, place, Console(place.rank, terminal_of()), stop)
 
 
 def _launch(arguments: dict[str, Any]) -> int:
     from ddptrain import launch, ranks
 
+    stop = StopFlag()
+    stop.install()
     given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
     log_dir, stop_grace = arguments.pop("log_dir", ""), arguments.pop("stop_grace", launch.STOP_GRACE)
     config = resolve(os.environ, arguments)
     place = ranks.from_node(os.environ, **given)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
     place = launch.with_port(place, given["master_port"] or os.environ.get("MASTER_PORT"))
-    return launch.launch(config, place, log_dir=log_dir, stop_grace=stop_grace)
+    return launch.launch(config, place, stop, log_dir=log_dir, stop_grace=stop_grace)
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:
@@ -81,7 +86,10 @@ def _evaluate(arguments: dict[str, Any]) -> int:
 def _fetch(arguments: dict[str, Any]) -> int:
     from ddptrain import fetch
 
-    fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS)
+    stop = StopFlag()
+    stop.install()
+    with stop.interruptible("data"):
+        fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS)
     return _verify(arguments)
 
 
@@ -177,4 +185,4 @@ def _leave_message(error: TrainerError) -> None:
     """A refused start leaves its reason where the operator reads it."""
     from ddptrain import termination
 
-    termination.write(termination.failure(error, rank=None, progress={}), termination.destination())
+    termination.write(termination.failure(error, rank=None, progress={"phase": "start"}), termination.destination())

@@ -39,20 +39,18 @@ def fetch(
     files: Sequence[IdxFile] = MNIST_FILES,
     say: Callable[[str], None] = print,
     pause: float = 1.0,
-    waiting: Callable[[], None] = lambda: None,
 ) -> None:
     """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
 
     Args:
         mirrors: base URLs, tried in order.
         pause: seconds before the second try at one mirror, doubled for the third.
-        waiting: called now and then while another process downloads; may raise to give up.
     Raises:
         DataError: no mirror delivered a file; names what each one said.
         VolumeError: the directory cannot be written.
     """
     folder = Path(data_dir)
-    with _only_writer(folder, files, waiting):
+    with _only_writer(folder, files):
         for file in files:
             if is_whole(folder, file):
                 continue
@@ -74,7 +72,7 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 
 
 @contextmanager
-def _only_writer(folder: Path, files: Sequence[IdxFile], waiting: Callable[[], None]) -> Iterator[None]:
+def _only_writer(folder: Path, files: Sequence[IdxFile]) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".fetch.lock", os.O_RDWR | os.O_CREAT, 0o664)
@@ -84,13 +82,7 @@ def _only_writer(folder: Path, files: Sequence[IdxFile], waiting: Callable[[], N
             return
         raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waiting()
-                time.sleep(0.1)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a signal handler that raises ends the wait
         yield
 
 

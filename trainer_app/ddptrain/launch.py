@@ -21,23 +21,29 @@ from ddptrain import termination
 from ddptrain.config import Config
 from ddptrain.console import Console, terminal_of
 from ddptrain.cpus import calm_torch
+from ddptrain.errors import Stopped
 from ddptrain.network import free_port
 from ddptrain.node import Child, Node, root_cause
 from ddptrain.ranks import Ranks
+from ddptrain.stop import StopFlag
 
 STOP_GRACE = 25.0  # seconds from SIGTERM to SIGKILL; under the 30 s that a pod has by default
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def launch(config: Config, ranks: Ranks, *, log_dir: str = "", stop_grace: float = STOP_GRACE) -> int:
+def launch(config: Config, ranks: Ranks, stop: StopFlag, *, log_dir: str = "", stop_grace: float = STOP_GRACE) -> int:
     """Fork this node's ranks and wait for them. Returns the node's exit code: that of the root cause.
 
     Args:
         ranks: the node's place.
+        stop: signals that came until now.
         log_dir: also keep each rank's output in ``rank-N.log`` there.
         stop_grace: seconds the ranks get to obey SIGTERM before they are killed.
+    Raises:
+        Stopped: a signal came before the first rank was forked.
     """
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
@@ -47,6 +53,8 @@ def launch(config: Config, ranks: Ranks, *, log_dir: str = "", stop_grace: float
         signal.signal(number, lambda n, _frame: pending.append(n))
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     preload()
+    if stop.requested or signal.SIGTERM in pending or signal.SIGINT in pending:
+        raise Stopped("stopped by a signal in phase start", saved=False)
     node = Node()
     for local_rank in range(ranks.nproc_per_node):
         node.children.append(_fork(config, ranks.child(local_rank), log_dir))
@@ -73,9 +81,12 @@ def _fork(config: Config, ranks: Ranks, log_dir: str) -> Child:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Until the child has a handler of its own, a signal passed on to it would go to its copy of ours, and be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     pid = os.fork()
     if pid == 0:
         _become_rank(config, ranks, parent, output_write, report_write)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     os.close(output_write)
     os.close(report_write)
     for descriptor in (output_read, report_read):

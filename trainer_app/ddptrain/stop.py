@@ -1,13 +1,17 @@
 """SIGTERM and SIGINT become a flag; who acts on it depends on the phase.
 
-Before training a rank may leave alone (``leave_if_requested``). In training the flag rides in the metrics vector of
-``sync``, so that all ranks leave after the same step: one that left alone would strand the others in a collective.
+Installed by ``cli`` before anything slow: as PID 1 of a container a process has no default action for SIGTERM, and
+would sleep through it. Before training a rank may leave alone (``leave_if_requested``, ``interruptible``). In training
+the flag rides in the metrics vector of ``sync``, so that all ranks leave after the same step: one that left alone would
+strand the others in a collective.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 from ddptrain.errors import Stopped
@@ -19,6 +23,7 @@ class StopFlag:
     def __init__(self) -> None:
         self.requested = False
         self._interrupts = 0
+        self._phase: str | None = None
 
     def install(self) -> None:
         """Take over SIGTERM and SIGINT; only the main thread may."""
@@ -34,9 +39,26 @@ class StopFlag:
         if self.requested:
             raise Stopped(f"stopped by a signal in phase {phase}", saved=False)
 
+    @contextlib.contextmanager
+    def interruptible(self, phase: str) -> Iterator[None]:
+        """Inside, a signal raises where it finds the program, be it in the middle of a slow download.
+
+        Raises:
+            Stopped: with ``saved`` False.
+        """
+        self._phase = phase
+        try:
+            self.leave_if_requested(phase)
+            yield
+        finally:
+            self._phase = None
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.requested = True
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
                 os._exit(128 + signal.SIGINT)
+        if self._phase is not None:
+            phase, self._phase = self._phase, None  # once: what cleans up after it must not be interrupted too
+            self.leave_if_requested(phase)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
@@ -31,16 +31,16 @@ DEFAULT_RENDEZVOUS_TIMEOUT = 600.0
 class Worker:
     """Runs one rank and remembers enough to say how it ended."""
 
-    def __init__(self, config: Config, ranks: Ranks, console: Console, env: Mapping[str, str] = os.environ) -> None:
-        self._config, self._ranks, self._console, self._env = config, ranks, console, env
-        self._stop = StopFlag()
+    def __init__(
+        self, config: Config, ranks: Ranks, console: Console, stop: StopFlag, env: Mapping[str, str] = os.environ
+    ) -> None:
+        self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
         self._group: group.Group | None = None
 
     def run(self) -> termination.Report:
         """Train; never raises. The report's ``code`` is the exit code."""
         try:
-            self._stop.install()
             result = self._train()
             return self._success(result)
         except BaseException as error:
@@ -50,6 +50,7 @@ class Worker:
 
     def _train(self) -> Result:
         config, ranks = self._config, self._ranks
+        self._stop.leave_if_requested("start")  # one may have come while torch was imported
         device = resolve_device(config, ranks)
         backend = group.resolve_backend(config.backend, device)
         keep_freed_memory()
@@ -85,14 +86,13 @@ class Worker:
 
     def _load_data(self) -> mnist.Dataset:
         config = self._config
-        self._stop.leave_if_requested("data")
-        if config.download and config.data == "mnist":
-            if not config.data_dir:
-                raise DataError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
-            # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
-            waiting = partial(self._stop.leave_if_requested, "data")
-            fetch.fetch(config.data_dir, say=self._console.say, waiting=waiting)
-        return mnist.load(config.data, config.data_dir)
+        with self._stop.interruptible("data"):
+            if config.download and config.data == "mnist":
+                if not config.data_dir:
+                    raise DataError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
+                # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
+                fetch.fetch(config.data_dir, say=self._console.say)
+            return mnist.load(config.data, config.data_dir)
 
     def _serve_progress(self) -> None:
         port = self._env.get("DDPJOB_PROGRESS_PORT", "")
@@ -135,16 +135,19 @@ class Worker:
         return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
 
 
-def run_here(config: Config, ranks: Ranks, console: Console) -> int:
+def run_here(config: Config, ranks: Ranks, console: Console, stop: StopFlag) -> int:
     """Train in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code."""
-    report = Worker(config, ranks, console).run()
+    report = Worker(config, ranks, console, stop).run()
     termination.write(report, termination.destination(), shared=ranks.world_size > 1)
     return int(report["code"])
 
 
 def run_forked(config: Config, ranks: Ranks, console: Console, report_to: int) -> int:
     """Train in a child of the launcher, which reads the report from the pipe ``report_to``. Returns the exit code."""
-    report = Worker(config, ranks, console).run()
+    stop = StopFlag()
+    stop.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked by the launcher's fork
+    report = Worker(config, ranks, console, stop).run()
     with os.fdopen(report_to, "wb") as pipe:
         pipe.write(json.dumps(report).encode())
     return int(report["code"])
