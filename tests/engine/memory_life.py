@@ -6,9 +6,14 @@ comes from the seed: the same seed is the same life.
 
 import asyncio
 import itertools
+import logging
+import os
 import random
+import sys
+import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,14 +38,13 @@ START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = Key("default", "life")
 PATIENCE = 20_000.0
 """Seconds of the loop's time that a whole life may take at most."""
-STEPS = (0.0, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
+STEPS = (0.0, 0.01, 0.1, 1.0, 5.0, 20.0, 60.0, 300.0)
 QUIET_SECONDS = 60.0
 REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
-TROUBLE = 0.05
-"""Share of the operator's requests that something happens to."""
+TROUBLES = ("refused", "busy", "lost", "killed before", "killed after")
 MAX_ATTEMPTS = 60
-FATES = ("succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
+FATES = ("succeed", "succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
 
 
 def now() -> datetime:
@@ -138,27 +142,49 @@ async def kill_all_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+Trouble = Callable[[Call], str | None]
+"""What happens to a request of the operator: one of ``TROUBLES``, or nothing."""
+
+
+def now_and_then(seed: int) -> Trouble:
+    """Any trouble at one request in twenty."""
+    chance = random.Random(seed)
+    return lambda call: chance.choice(TROUBLES) if chance.random() < 0.05 else None
+
+
+def at_write(number: int, trouble: str) -> Trouble:
+    """Trouble at exactly one write, counted from 1."""
+    writes = itertools.count(1)
+    return lambda call: (
+        trouble if call.is_write and call.resource is not names.EVENTS and next(writes) == number else None
+    )
+
+
 class Life:
     """One job from its creation to its deletion.
 
-    troubled: requests of the operator fail, and it is killed now and then.
+    fates: how its attempts end. spec: of the job. Both are left to chance where not given.
     """
 
-    def __init__(self, seed: int, *, troubled: bool) -> None:
-        self.seed = seed
+    def __init__(
+        self, seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), spec: Json | None = None
+    ) -> None:
         self.random = random.Random(seed)
+        self._uids = random.Random(seed)  # of their own: an event more or less must not change what follows
         random.seed(seed)  # the work queue's jitter
         self.cluster = MemoryCluster(clock=now, new_uid=self._new_uid, hook=self._hook)
         self.server = self.cluster.server
         self.calls: list[Call] = []
         self.said: list[str] = []
-        self._troubled = troubled
+        self._trouble = trouble
+        self._fates = iter(fates)
+        self._spec = spec or self._random_spec()
         self._fresh_patches = 0
         self._is_dead = True
         self._operator: Operator
 
     def _new_uid(self) -> str:
-        return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
+        return str(uuid.UUID(int=self._uids.getrandbits(128), version=4))
 
     def _hook(self, call: Call) -> Fault | None:
         self.calls.append(call)
@@ -167,9 +193,7 @@ class Life:
             self._fresh_patches += call.body["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
         if self._is_dead:
             return Fault(before=OperatorKilledError())
-        if not self._troubled or self.random.random() > TROUBLE:
-            return None
-        match self.random.choice(["refused", "busy", "lost", "killed before", "killed after"]):
+        match self._trouble(call) if self._trouble else None:
             case "refused":
                 return Fault(before=Unavailable(f"{call.verb}: connection refused"))
             case "busy":
@@ -179,20 +203,24 @@ class Life:
             case "killed before":
                 self._is_dead = True
                 return Fault(before=OperatorKilledError())
-        self._is_dead = True
-        return Fault(after=OperatorKilledError())
+            case "killed after":
+                self._is_dead = True
+                return Fault(after=OperatorKilledError())
+        return None
 
     async def live(self) -> None:
         """The whole of it. Raises ``AssertionError`` where something is not as it should be."""
         self._start_operator()
-        ttl = self.random.choice([None, None, 30])
-        self.server.create(names.DDPJOBS, KEY.namespace, self._job(ttl))
+        ttl = self._spec.get("ttlSecondsAfterFinished")
+        meta = {"name": KEY.name, "namespace": KEY.namespace}
+        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta, "spec": self._spec}
+        self.server.create(names.DDPJOBS, KEY.namespace, job)
         for _ in range(MAX_ATTEMPTS):
             await self._until("the gang is complete", lambda: self._is_complete() or self._is_finished())
             if self._is_finished():
                 break
             await self._run_pods()
-            await self._meet_fate(self.random.choice(FATES))
+            await self._meet_fate(next(self._fates, None) or self.random.choice(FATES))
         else:
             raise AssertionError("the job outlived all its attempts")
         self._check_the_end()
@@ -202,7 +230,9 @@ class Life:
         if ttl is None:
             self.server.delete(names.DDPJOBS, *KEY)
         await self._rest()
-        left = [obj for resource, obj in self.cluster.store.all() if resource not in (names.EVENTS, names.CLAIMS)]
+        left = [
+            obj for resource, obj in self.cluster.store.everything() if resource not in (names.EVENTS, names.CLAIMS)
+        ]
         assert not left, f"orphans: {left}"
         await kill_all_tasks()
 
@@ -211,18 +241,15 @@ class Life:
         self._is_dead = False
         self._operator = Operator(self.cluster)
 
-    def _job(self, ttl: int | None) -> Json:
+    def _random_spec(self) -> Json:
         size = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteMany"]}
-        checkpoint = self.random.choice([{}, {"checkpoint": {"claimTemplate": {"spec": size}}}])
         spec = {
             "image": "trainer:1",
             "numNodes": self.random.randint(1, 3),
             "restartPolicy": {"maxRestarts": self.random.randint(0, 3)},
         }
-        after = {} if ttl is None else {"ttlSecondsAfterFinished": ttl}
-        meta = {"name": KEY.name, "namespace": KEY.namespace}
-        identity = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta}
-        return identity | {"spec": spec | checkpoint | after}
+        volume = self.random.choice([{}, {}, {}, {"checkpoint": {"claimTemplate": {"spec": size}}}])
+        return spec | volume | self.random.choice([{}, {}, {"ttlSecondsAfterFinished": 30}])
 
     async def _run_pods(self) -> None:
         """Scheduler and kubelet: place the pods, then let the trainers run, in any order."""
@@ -279,7 +306,7 @@ class Life:
 
     def _reap(self) -> None:
         """The kubelet ends what was deleted."""
-        for _, pod in list(self.cluster.store.all(names.PODS)):
+        for pod in list(self.cluster.store.all(names.PODS)):
             if "deletionTimestamp" in pod["metadata"]:
                 self.server.delete(names.PODS, KEY.namespace, pod["metadata"]["name"], grace_seconds=0)
 
@@ -289,11 +316,9 @@ class Life:
         await self._until("a time of quiet", lambda: asyncio.get_running_loop().time() > quiet_at)
         version, rested_at = self.cluster.store.version, asyncio.get_running_loop().time() + REST_SECONDS
         await self._until("the end of the rest", lambda: asyncio.get_running_loop().time() > rested_at)
-        assert self.cluster.store.version == version, f"written at rest: {self._writes_after(version)}"
-
-    def _writes_after(self, version: int) -> list[str]:
-        changes = self.cluster.store.changes_after(version)
-        return [f"{change.type} {change.resource.kind} {change.obj['metadata']['name']}" for change in changes]
+        assert self.cluster.store.version == version, (
+            f"written at rest: {self.story()[version - self.cluster.store.version :]}"
+        )
 
     def _check_the_end(self) -> None:
         """The invariants that a whole history has to keep."""
@@ -313,7 +338,7 @@ class Life:
                 made.add(name)
                 of = int(change.obj["metadata"]["labels"][names.LABEL_ATTEMPT])
                 assert of == attempt, f"{name} was made while attempt {attempt} was recorded"
-        if not self._troubled:
+        if self._trouble is None:
             self._check_no_useless_write()
 
     def _check_no_useless_write(self) -> None:
@@ -324,6 +349,21 @@ class Life:
             if change.resource is names.DDPJOBS
         )
         assert self._fresh_patches == changed, f"{self._fresh_patches} status patches made {changed} changes"
+
+    def story(self) -> list[str]:
+        """Every write of the life, in order."""
+        changes = self.cluster.store.changes_after(0)
+        return [f"{c.version} {c.type} {c.resource.kind} {c.obj['metadata']['name']}" for c in changes]
+
+    def outcome(self) -> Json:
+        """What came of it, without times: how the job ended, and what was made and deleted on the way."""
+        last = [c.obj.get("status") for c in self.cluster.store.changes_after(0) if c.resource is names.DDPJOBS][-1]
+        status: Json = last or {}
+        kept = ("state", "attempt", "restarts", "restartsCountedTowardsLimit", "succeededRanks", "nodes", "world")
+        failures = [{k: v for k, v in f.items() if k != "time"} for f in status.get("failures", ())]
+        conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
+        made = Counter(line.split(" ", 1)[1] for line in self.story() if "MODIFIED" not in line and "Event" not in line)
+        return {key: status.get(key) for key in kept} | {"failures": failures, "conditions": conditions, "made": made}
 
     def _job_now(self) -> Json | None:
         return self.cluster.store.get(names.DDPJOBS, *KEY)
@@ -339,7 +379,7 @@ class Life:
         return self._status().get("state") == "Suspended"
 
     def _active_pods(self) -> list[Json]:
-        pods = [pod for _, pod in self.cluster.store.all(names.PODS)]
+        pods = list(self.cluster.store.all(names.PODS))
         return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
 
     def _pods(self) -> list[Json]:
@@ -347,7 +387,7 @@ class Life:
         attempt = str(self._status().get("attempt"))
         return [
             pod
-            for _, pod in self.cluster.store.all(names.PODS)
+            for pod in self.cluster.store.all(names.PODS)
             if pod["metadata"]["labels"][names.LABEL_ATTEMPT] == attempt and "deletionTimestamp" not in pod["metadata"]
         ]
 
@@ -356,14 +396,35 @@ class Life:
         return job is not None and len(self._pods()) == job["spec"]["numNodes"] and bool(self._status().get("attempt"))
 
 
-def live(seed: int, *, troubled: bool) -> Life:
-    """Live the life of ``seed`` from beginning to end on a loop of its own."""
+def live(seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), spec: Json | None = None) -> Life:
+    """Live the life of ``seed`` from beginning to end, on a loop of its own. Raises ``AssertionError``."""
+
+    async def begin() -> Life:
+        life = Life(seed, trouble, fates, spec)
+        await life.live()
+        return life
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconcile, "datetime", LoopTime)
-
-        async def begin() -> Life:
-            life = Life(seed, troubled=troubled)
-            await life.live()
-            return life
-
         return run(begin())
+
+
+def live_many(seeds: Sequence[int]) -> tuple[list[str], int, float]:
+    """Lives of many seeds, every second one troubled: what went wrong, this process and its CPU seconds up to now."""
+    logging.disable(logging.CRITICAL)  # thousands of expected warnings
+    failures = []
+    for seed in seeds:
+        try:
+            live(seed, trouble_of(seed))
+        except AssertionError as error:
+            failures.append(f"python -m tests.engine.memory_life {seed}: {error}")
+    return failures, os.getpid(), time.process_time()
+
+
+def trouble_of(seed: int) -> Trouble | None:
+    return now_and_then(seed) if seed % 2 else None
+
+
+if __name__ == "__main__":
+    one = live(int(sys.argv[1]), trouble_of(int(sys.argv[1])))
+    print("\n".join(one.story()))
