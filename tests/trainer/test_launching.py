@@ -208,6 +208,17 @@ def test_a_diverged_loss_ends_with_79_on_the_step(ddptrain: ForkServer, idx: Pat
     message = run.message()
     assert (message["code"], message["exception"], message["cause"]) == (79, "NotFinite", "own")
     assert "next: lower --lr" in message["message"]
+    assert "new --checkpoint-dir" in message["message"]
+
+
+def test_weights_that_are_not_finite_are_found_by_the_evaluation_and_not_saved(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    # The third loss is huge but finite; only the evaluation sees what its gradient made of the weights.
+    command = ("train", "--data", "idx", "--data-dir", idx, "--batch-size", 100, "--epochs", 2, "--checkpoint-dir")
+    run = ddptrain.run(*command, tmp_path, "--optimizer", "sgd", "--lr", 1000, code=79)
+    assert "test loss is" in run.message()["message"]
+    assert not list(tmp_path.rglob("step-*"))
 
 
 def test_absent_data_ends_with_66_and_the_other_ranks_know_whose_fault_it_was(

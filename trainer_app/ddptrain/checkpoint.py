@@ -19,6 +19,7 @@ from typing import Any
 
 from ddptrain.errors import Mismatch, Superseded, VolumeError, volume_error
 from ddptrain.files import share, sync_directory, write_atomically
+from ddptrain.finite import dumps
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
@@ -56,7 +57,7 @@ def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
 def seal(manifest: Mapping[str, Any]) -> str:
     """SHA-256 over the manifest without its own seal: a flipped cursor is as bad as a flipped weight."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
@@ -169,7 +170,7 @@ class Checkpoints:
                     continue  # another start was faster
                 share(folder, 0o2775)
                 parent = self.last.run if self.last else None
-                write_atomically(folder / "owner.json", json.dumps({**owner, "parentRun": parent}).encode())
+                write_atomically(folder / "owner.json", dumps({**owner, "parentRun": parent}).encode())
                 sync_directory(self.root)
                 self.run = number
                 self._clear_leftovers()
@@ -190,7 +191,7 @@ class Checkpoints:
         try:
             with self._writing():
                 write_atomically(path, content)
-                write_atomically(path.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
+                write_atomically(path.with_suffix(".json"), dumps(manifest, indent=1).encode())
                 ours_is_first = self.last is None or self.last.run != self.run
                 # Until our own first save has been read back, the parent's checkpoint is the only one to trust.
                 if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):

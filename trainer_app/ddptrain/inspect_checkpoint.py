@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
 from ddptrain.errors import DataError, Mismatch, UsageError
 from ddptrain.evaluate import evaluate
+from ddptrain.finite import dumps
 from ddptrain.group import Group
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
@@ -59,7 +59,7 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
     alone = Group(Ranks(local_rank=0), device, None, StopFlag())
     result = evaluate(model, dataset.test_images, dataset.test_labels, alone)
     print(
-        json.dumps(
+        dumps(
             {
                 "accuracy": round(result.accuracy, 8),
                 "loss": result.loss,

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddptrain.errors import volume_error
 from ddptrain.files import share
+from ddptrain.finite import dumps
 
 FILE_NAME = "metrics.jsonl"
 
@@ -37,7 +38,7 @@ class MetricsLog:
     def add(self, event: str, values: Mapping[str, Any]) -> None:
         """Buffer one row; NaN and infinities become null, which JSON has no other word for."""
         row = {"event": event, "run": self._run, **values}
-        self._lines.append(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n")
+        self._lines.append(dumps(row) + "\n")
 
     def flush(self, *, durable: bool = False) -> None:
         """Write what is buffered.
@@ -98,7 +99,3 @@ def _ancestry(origins: Mapping[int, Mapping[str, int] | None]) -> dict[int, floa
             break
         run, step = origin["run"], min(step, origin["step"])
     return last_steps
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and value - value != 0 else value

@@ -7,7 +7,6 @@ it, the operator polls it.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import socket
 import socketserver
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.files import write_atomically
+from ddptrain.finite import dumps, finite
 
 SCHEMA = 1
 _FILE_INTERVAL = 1.0  # seconds; a network volume should not see a write per step
@@ -44,12 +44,12 @@ class Progress:
         """Record completed work; every call counts as one more piece of it."""
         with self._lock:
             turns = values.get("phase", self._values["phase"]) != self._values["phase"]
-            self._values.update({key: _plain(value) for key, value in values.items()})
+            self._values.update(finite(values))
             self._seq, self._changed = self._seq + 1, time.monotonic()
         if self._file is not None and (turns or self._changed - self._written > _FILE_INTERVAL):
             self._written = self._changed
             with contextlib.suppress(OSError):  # a convenience copy; a sick volume is reported by the save it costs
-                write_atomically(self._file, json.dumps(self.snapshot()).encode(), durable=False)
+                write_atomically(self._file, dumps(self.snapshot()).encode(), durable=False)
 
     def snapshot(self) -> dict[str, Any]:
         """The state as trainer-interface spells it; ``ageSeconds`` is the time since the last completed work."""
@@ -89,7 +89,7 @@ def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             answers = {"/progress": progress.snapshot(), "/healthz": {"ok": True}}
             found = self.path in answers
-            body = json.dumps(answers.get(self.path, {"error": "not found"})).encode()
+            body = dumps(answers.get(self.path, {"error": "not found"})).encode()
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -100,8 +100,3 @@ def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
             """Silent: a poll every few seconds would drown the training log."""
 
     return Handler
-
-
-def _plain(value: Any) -> Any:
-    """NaN and infinities are not JSON."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

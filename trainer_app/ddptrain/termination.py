@@ -7,7 +7,6 @@ message.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import traceback
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Stopped, TrainerError, classify, exit_code, where
+from ddptrain.finite import dumps
 
 MAX_BYTES = 4096
 DEFAULT_PATH = "/dev/termination-log"
@@ -64,13 +64,13 @@ def encode(report: Mapping[str, Any]) -> bytes:
     """JSON of at most MAX_BYTES: the traceback gives way first, from its oldest frames, then the message."""
     report = dict(report)
     for key in ("traceback", "message"):
-        body = json.dumps(report).encode()
+        body = dumps(report).encode()
         excess = len(body) - MAX_BYTES
         if excess > 0 and report.get(key):
             # Cut the encoded text: escapes make a character up to six bytes long.
-            room = max(0, len(json.dumps(report[key])) - 2 - excess - 3)
+            room = max(0, len(dumps(report[key])) - 2 - excess - 3)
             report[key] = _last(str(report[key]), room) if key == "traceback" else _first(str(report[key]), room)
-    return json.dumps(report).encode()[:MAX_BYTES]
+    return dumps(report).encode()[:MAX_BYTES]
 
 
 def destination(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -105,8 +105,8 @@ def write(report: Mapping[str, Any], path: Path | None, *, shared: bool = False)
 
 
 def _first(text: str, room: int) -> str:
-    while text and len(json.dumps(text)) - 2 > room:
-        text = text[: max(0, len(text) - max(1, (len(json.dumps(text)) - 2 - room) // 6))]
+    while text and len(dumps(text)) - 2 > room:
+        text = text[: max(0, len(text) - max(1, (len(dumps(text)) - 2 - room) // 6))]
     return text + "..." if room else ""
 
 

@@ -96,11 +96,7 @@ class Training:
         total, stopping = self._numbers.receive()
         loss = total / batch.global_count
         if not math.isfinite(loss):
-            raise NotFinite(
-                f"loss is {loss} at step {step + 1}",
-                hint="the learning rate is too high, or a sample is bad",
-                next_step=f"lower --lr (now {self._config.lr:g})",
-            )
+            raise self._not_finite(f"loss is {loss} at step {step + 1}")
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.done = step + 1
@@ -116,12 +112,21 @@ class Training:
 
     def _evaluate(self) -> Evaluation:
         result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group)
+        if not math.isfinite(result.loss):  # before anything is saved: these weights are worth nothing to a later start
+            raise self._not_finite(f"test loss is {result.loss} after step {self.done}")
         self._recorder.evaluation(self.done, result)
         epoch = self.done // self.schedule.steps_per_epoch
         self._console.say(
             f"epoch {epoch}/{self._config.epochs}: test accuracy {result.accuracy:.4f}, loss {result.loss:.4f}"
         )
         return result
+
+    def _not_finite(self, what: str) -> NotFinite:
+        return NotFinite(
+            what,
+            hint="the learning rate is too high, or a sample is bad",
+            next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
+        )
 
     def _leave(self) -> None:
         """All ranks are here at the same step; rank 0 has saved it if there is a place to save."""

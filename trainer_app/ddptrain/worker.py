@@ -6,7 +6,6 @@ module that imports torch.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
 from ddptrain.errors import DataError, RanksError, TrainerError, classify
+from ddptrain.finite import dumps
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
@@ -149,7 +149,7 @@ def run_forked(config: Config, ranks: Ranks, console: Console, report_to: int) -
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked by the launcher's fork
     report = Worker(config, ranks, console, stop).run()
     with os.fdopen(report_to, "wb") as pipe:
-        pipe.write(json.dumps(report).encode())
+        pipe.write(dumps(report).encode())
     return int(report["code"])
 
 
