@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import os
 import random
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +169,72 @@ def test_of_many_starts_at_once_each_claims_a_run_of_its_own(tmp_path: Path) -> 
 
 def test_leftovers_of_a_killed_writer_are_cleared_by_the_next_start(tmp_path: Path) -> None:
     old = store(tmp_path)
-    leftover = tmp_path / "run-000001" / ".step-000000050.pt.17.tmp"
-    leftover.write_bytes(b"half")
+    old.save(40, b"whole", {})
+    run = tmp_path / "run-000001"
+    leftovers = [
+        run / ".step-000000050.pt.host.17.0badcafe.tmp",
+        run / "step-000000050.pt",  # renamed, but its manifest was never written
+        tmp_path / ".progress.json.host.17.0badcafe.tmp",
+    ]
+    for leftover in leftovers:
+        leftover.write_bytes(b"half")
     store(tmp_path)
-    assert not leftover.exists()
+    assert not [leftover for leftover in leftovers if leftover.exists()]
+    assert newest(tmp_path) == (1, 40, b"whole")
     with pytest.raises(Superseded):
         old.save(50, b"whole", {})
+
+
+def test_a_claim_that_fails_leaves_no_empty_run_behind(tmp_path: Path) -> None:
+    writer = Checkpoints(tmp_path, keep=1)
+    with pytest.raises(TypeError):
+        writer.claim({"uid": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_manifest_under_another_ones_name_is_a_fault(tmp_path: Path) -> None:
+    store(tmp_path).save(1, b"good", {})
+    folder = tmp_path / "run-000001"
+    for suffix in (".json", ".pt"):
+        (folder / f"step-000000009{suffix}").write_bytes((folder / f"step-000000001{suffix}").read_bytes())
+    assert fault(folder / "step-000000009.json")[0] == "manifest is that of run 1, step 1"
+    assert newest(tmp_path) == (1, 1, b"good")
+
+
+def test_a_checkpoint_retired_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+    writer = store(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        writer.save(step, b"content %d" % step, {})
+    folder = tmp_path / "run-000001"
+    (folder / "step-000000003.pt").write_bytes(b"rubbish")
+
+    def retire_the_next(path: Path, reason: str) -> None:  # the folder is already listed at this moment
+        for suffix in (".json", ".pt"):
+            (folder / f"step-000000002{suffix}").unlink()
+
+    found = newest_valid(tmp_path, retire_the_next)
+    assert found is not None
+    assert found[1] == b"content 1"
+
+
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_directories_or_change_modes_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    fsync = os.fsync
+
+    def refuse_directories(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(refusal, os.strerror(refusal))
+        fsync(descriptor)
+
+    def refuse_modes(path: Path, mode: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "fsync", refuse_directories)  # SMB and FUSE mounts do this, and none can be had here
+    monkeypatch.setattr(Path, "chmod", refuse_modes)
+    store(tmp_path).save(1, b"x", {})
+    assert newest(tmp_path) == (1, 1, b"x")
 
 
 def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: Path) -> None:

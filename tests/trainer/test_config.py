@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddptrain.config import Config, resolve
-from ddptrain.errors import UsageError
+from ddptrain.errors import Mismatch, UsageError
 
 
 def test_flags_win_over_the_environment_which_wins_over_defaults() -> None:
@@ -61,6 +61,18 @@ def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with
             continue
         changed = dataclasses.replace(Config(), **{field.name: other[field.name]})
         assert (changed.digest() != Config().digest()) == field.metadata["identity"], field.name
+
+
+def test_a_manifest_older_than_a_setting_is_read_with_the_settings_default() -> None:
+    theirs = Config(data="digits", lr=0.5).identity()
+    del theirs["shift"], theirs["batch_size"]
+    assert Config.identity_of({"config": theirs}) == Config(data="digits", lr=0.5).identity()
+
+
+def test_a_manifest_with_a_setting_of_the_future_is_refused_and_the_setting_named() -> None:
+    with pytest.raises(Mismatch, match="does not have: warmth") as caught:
+        Config.identity_of({"config": {**Config().identity(), "warmth": 3}})
+    assert caught.value.code == 78
 
 
 def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_it() -> None:

@@ -39,6 +39,7 @@ def test_two_nodes_of_two_ranks_train_together_and_rank_zero_tells(
     assert seen[0]["seq"] < seen[1]["seq"] < seen[2]["seq"]
     assert {report["worldSize"] for report in seen} == {4}
     assert (seen[0]["phase"], seen[0]["totalEpochs"], seen[0]["totalSteps"], seen[0]["data"]) == ("train", 2, 18, "idx")
+    assert seen[0]["resumedFrom"] is None
     assert zero.wait() == 0, zero.output()
     assert one.wait() == 0, one.output()
     assert one.progress() is None

@@ -23,8 +23,15 @@ FAILURE = {
 }  # fmt: skip
 PROGRESS = {
     "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
-    "samplesPerSecond", "worldSize", "data", "checkpoint",
+    "samplesPerSecond", "worldSize", "data", "checkpoint", "resumedFrom",
 }  # fmt: skip
+
+ENDS: dict[str, dict[str, object]] = {
+    "own": {"outcome": "failed", "code": 1, "cause": "own"},
+    "peer": {"outcome": "failed", "code": 77, "cause": "peer"},
+    "stopped": {"outcome": "stopped", "code": 75, "cause": "own"},
+    "success": {"outcome": "succeeded", "code": 0},
+}
 
 
 def raised(error: BaseException) -> BaseException:
@@ -71,17 +78,45 @@ def test_the_message_is_written_in_place_because_the_file_is_a_mount(tmp_path: P
 
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
-    [("own", "peer", "own"), ("peer", "own", "own"), ("own", "own", "own"), ("peer", "peer", "peer")],
-)
-def test_of_ranks_that_share_a_file_the_first_with_a_fault_of_its_own_is_heard(
-    tmp_path: Path, first: str, second: str, kept: str
+    [
+        ("own", "peer", 0), ("peer", "own", 1), ("own", "own", 0), ("peer", "peer", 0),
+        ("success", "own", 1), ("success", "peer", 1), ("success", "success", 0), ("own", "success", 0),
+        ("stopped", "peer", 0), ("peer", "stopped", 0), ("own", "stopped", 0), ("stopped", "own", 1),
+        ("nothing", "success", 1), ("rubbish", "peer", 1),
+    ],
+)  # fmt: skip
+def test_of_ranks_that_share_a_file_the_worst_off_is_heard_and_of_equals_the_first(
+    tmp_path: Path, first: str, second: str, kept: int
 ) -> None:
     path = tmp_path / "termination-log"
-    termination.write({"cause": first, "rank": 0}, path, shared=True)
-    termination.write({"cause": second, "rank": 1}, path, shared=True)
-    message = json.loads(path.read_text())
-    assert message["cause"] == kept
-    assert message["rank"] == (1 if first == "peer" and second == "own" else 0)
+    path.write_text("{half" if first == "rubbish" else "")
+    for rank, end in enumerate((first, second)):
+        if end in ENDS:
+            termination.write(ENDS[end] | {"rank": rank}, path, shared=True, env={})
+    assert json.loads(path.read_text())["rank"] == kept
+
+
+@pytest.mark.parametrize(("first", "second"), [("own", "success"), ("success", "own"), ("own", "peer")])
+def test_what_a_restart_reports_replaces_what_the_life_before_it_did(tmp_path: Path, first: str, second: str) -> None:
+    path = tmp_path / "termination-log"
+    for restart, end in ((0, first), (1, second), (0, first)):  # a straggler of the first life changes nothing
+        env = {"TORCHELASTIC_RESTART_COUNT": str(restart)}
+        termination.write(ENDS[end] | {"rank": restart}, path, shared=True, env=env)
+    assert json.loads(path.read_text())["rank"] == 1
+
+
+def test_a_long_message_of_characters_beyond_the_basic_plane_uses_the_room_there_is() -> None:
+    encoded = termination.encode(termination.failure(UsageError("\U0001f600" * 5000), rank=0, progress={}))
+    assert 4096 - 12 < len(encoded) <= 4096
+    assert json.loads(encoded)["message"].startswith("\U0001f600")
+
+
+@pytest.mark.parametrize("field", ["where", "progress", "exception", "checkpoint"])
+def test_a_message_stays_json_whichever_field_is_too_long(field: str) -> None:
+    report = termination.failure(UsageError("boom"), rank=0, progress={}) | {field: {"text": "x" * 9000}}
+    encoded = termination.encode(report)
+    assert len(encoded) <= 4096
+    assert json.loads(encoded)["code"] == 2
 
 
 def test_a_file_that_cannot_be_written_costs_a_warning_not_the_run(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Mismatch, Superseded, VolumeError, volume_error
-from ddptrain.files import share, sync_directory, write_atomically
+from ddptrain.files import share, sync_directory, unique, write_atomically
 from ddptrain.finite import dumps
 
 FORMAT = 1
@@ -50,7 +49,10 @@ def run_numbers(root: Path) -> list[int]:
 def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
     """(step, manifest path) of one run, highest step first."""
     folder = root / f"run-{run:06d}"
-    found = [(int(m[1]), path) for path in folder.iterdir() if (m := _MANIFEST.match(path.name))]
+    try:
+        found = [(int(m[1]), path) for path in folder.iterdir() if (m := _MANIFEST.match(path.name))]
+    except FileNotFoundError:
+        return []  # a start that could not claim it has taken it back
     return sorted(found, reverse=True)
 
 
@@ -64,7 +66,8 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
     """(what is wrong or "", manifest, content of the checkpoint file).
 
     Raises:
-        OSError: the volume failed to read, which says nothing about the checkpoint; an absent file is a fault.
+        FileNotFoundError: another process has deleted the checkpoint, which is no fault of its own.
+        OSError: the volume failed to read, which says nothing about the checkpoint; one file absent is a fault.
         Mismatch: the manifest is intact and of a format this version does not know.
     """
     try:
@@ -78,9 +81,14 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
             f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}",
             next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
         )
+    run, step = manifest.get("run", 0), manifest.get("step", 0)
+    if (manifest_path.parent.name, manifest_path.name) != (f"run-{run:06d}", f"step-{step:09d}.json"):
+        return f"manifest is that of run {run}, step {step}", {}, b""
     try:
         content = manifest_path.with_suffix(".pt").read_bytes()
     except FileNotFoundError:
+        if not manifest_path.exists():
+            raise
         return "checkpoint file is absent", {}, b""
     if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
         return "content does not match its digest", {}, b""
@@ -106,7 +114,10 @@ def newest_valid(
         for at, path in manifests(root, number):
             if step is not None and at != step:
                 continue
-            reason, manifest, content = fault(path)
+            try:
+                reason, manifest, content = fault(path)
+            except FileNotFoundError:
+                continue  # its writer has retired it since the folder was listed
             if not reason:
                 return Saved(number, at, path.with_suffix(".pt"), manifest), content
             on_fault(path, reason)
@@ -142,9 +153,9 @@ class Checkpoints:
             if not self.root.is_dir():
                 self.root.mkdir(parents=True, exist_ok=True)
                 share(self.root, 0o2775)
-            probe = self.root / f".probe.{os.getpid()}"
+            probe = self.root / unique(".probe")
             write_atomically(probe, b"")
-            probe.unlink()
+            probe.unlink(missing_ok=True)
 
     def resume(self, say: Callable[[str], None]) -> tuple[Saved, bytes] | None:
         """The checkpoint to go on from; bad ones are quarantined, and said."""
@@ -169,11 +180,16 @@ class Checkpoints:
                 except FileExistsError:
                     continue  # another start was faster
                 share(folder, 0o2775)
-                parent = self.last.run if self.last else None
-                write_atomically(folder / "owner.json", dumps({**owner, "parentRun": parent}).encode())
-                sync_directory(self.root)
                 self.run = number
-                self._clear_leftovers()
+                self._clear_leftovers()  # first: a full volume may thereby have room for what follows
+                parent = self.last.run if self.last else None
+                try:
+                    write_atomically(folder / "owner.json", dumps({**owner, "parentRun": parent}).encode())
+                    sync_directory(self.root)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                    raise
                 return number
 
     def save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
@@ -214,11 +230,15 @@ class Checkpoints:
             )
 
     def _clear_leftovers(self) -> None:
-        """Half-written checkpoints of earlier runs; whoever still writes one is a ghost."""
+        """Half-written files of earlier runs; whoever still writes one is a ghost, and will find that out itself."""
+        leftovers = list(self.root.glob(".progress.json.*.tmp"))
         for run in run_numbers(self.root):
             if run < self.run:
-                for path in (self.root / f"run-{run:06d}").glob(".step-*.tmp"):
-                    path.unlink(missing_ok=True)
+                folder = self.root / f"run-{run:06d}"
+                leftovers += folder.glob(".step-*.tmp")  # not owner.json: its run may have been claimed just now
+                leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
+        for path in leftovers:
+            path.unlink(missing_ok=True)
 
     def _retire(self) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs, oldest last, manifest first."""

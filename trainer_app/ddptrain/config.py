@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddptrain.errors import UsageError
+from ddptrain.errors import Mismatch, UsageError
 
 PREFIX = "DDPTRAIN_"
 DATASETS = ("mnist", "digits", "idx")
@@ -94,8 +94,25 @@ class Config:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
         return values | {"batch_size": self.global_batch}
 
+    @classmethod
+    def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """The identity that a manifest records; a setting younger than the manifest had its default's effect.
+
+        Raises:
+            Mismatch: the manifest has a setting that this version does not know, so it cannot train on alike.
+        """
+        theirs: dict[str, Any] = manifest.get("config", {})
+        defaults = cls(data=theirs.get("data", cls.data)).identity()
+        if unknown := sorted(set(theirs) - set(defaults)):
+            raise Mismatch(
+                f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",
+                hint="a newer ddptrain wrote it",
+                next_step="use that version, or a new --checkpoint-dir",
+            )
+        return defaults | theirs
+
     def digest(self) -> str:
-        """SHA-256 of the identity: two runs with the same digest and data train the same weights."""
+        """SHA-256 of the identity, for people to compare; it changes with every setting that a version adds."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+
+# What file systems without modes (CIFS, some FUSE and NFS) answer to chmod, and those that cannot sync a directory.
+_NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def unique(name: str) -> str:
+    """``name`` with what no other process writing to a shared volume has: in pods, even process ids are alike."""
+    return f"{name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -15,9 +28,9 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     Raises:
         OSError: the volume refused; no temporary file is left behind then.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{unique(path.name)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o664)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
         with os.fdopen(descriptor, "wb") as stream:
             share(temporary, 0o664)
             stream.write(content)
@@ -34,14 +47,24 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 def share(path: Path, mode: int) -> None:
     """Give the group what the umask took: the next pod of the job may have another uid and share only the fsGroup."""
-    with contextlib.suppress(PermissionError):  # volumes without modes of their own (CIFS, some NFS) refuse
+    with _ignoring(_NO_MODES):
         path.chmod(mode)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames in ``directory`` survive a power cut."""
+    """Make renames in ``directory`` survive a power cut, where the file system knows how."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _ignoring(_NO_DIRECTORY_SYNC):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _ignoring(numbers: set[int]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise

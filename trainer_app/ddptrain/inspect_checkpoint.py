@@ -44,7 +44,7 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
             next_step="check the mount, or leave --run and --step out",
         )
     saved, content = found
-    config = dataclasses.replace(config, **saved.manifest["config"])
+    config = dataclasses.replace(config, **Config.identity_of(saved.manifest))
     device = resolve_device(config, Ranks(local_rank=0))
     torch.set_num_threads(config.threads or threads_per_rank(1))
     dataset = mnist.load(config.data, config.data_dir)

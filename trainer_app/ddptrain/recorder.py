@@ -56,12 +56,11 @@ class Recorder:
 
         Raises:
             Mismatch: it belongs to another configuration or to other data.
-            VolumeError: the directory cannot be written.
+            VolumeError: the directory cannot be read.
         """
         if self._checkpoints is None:
             say("no --checkpoint-dir: nothing will be saved, and a restart begins anew")
             return None
-        self._checkpoints.prepare()
         found = self._checkpoints.resume(say)
         if found:
             check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
@@ -71,9 +70,14 @@ class Recorder:
         return found
 
     def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> int | None:
-        """Start a run of our own; its number, or None without a checkpoint directory."""
+        """Start a run of our own; its number, or None without a checkpoint directory.
+
+        Raises:
+            VolumeError: the directory cannot be written.
+        """
         if self._checkpoints is None:
             return None
+        self._checkpoints.prepare()  # not before: a finished run needs no more than to be read
         attempt = env.get("DDPJOB_ATTEMPT")
         who = {"uid": env.get("DDPJOB_UID"), "attempt": int(attempt) if attempt and attempt.isdigit() else attempt}
         number = self._checkpoints.claim({**who, "host": socket.gethostname(), "time": time.time()})
@@ -169,11 +173,11 @@ def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: 
     Raises:
         Mismatch: naming the settings that differ, or the data.
     """
-    if manifest["configHash"] != facts["configHash"]:
-        theirs, ours = manifest.get("config", {}), facts["config"]
-        differ = [f"{k} {theirs.get(k)!r} → {v!r}" for k, v in ours.items() if theirs.get(k) != v]
+    theirs, ours = Config.identity_of(manifest), facts["config"]
+    if theirs != ours:
+        differ = [f"{k} {theirs[k]!r} → {v!r}" for k, v in ours.items() if theirs[k] != v]
         raise Mismatch(
-            f"the checkpoints in {root} belong to another configuration: {', '.join(differ) or 'unknown settings'}",
+            f"the checkpoints in {root} belong to another configuration: {', '.join(differ)}",
             hint="resuming would mix two trainings",
             next_step="use the old settings, or a new --checkpoint-dir",
         )

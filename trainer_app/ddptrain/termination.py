@@ -7,6 +7,7 @@ message.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import traceback
@@ -18,6 +19,7 @@ from ddptrain.errors import Stopped, TrainerError, classify, exit_code, where
 from ddptrain.finite import dumps
 
 MAX_BYTES = 4096
+_SHORT = 120  # bytes; some twenty such fields fit
 DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]
 
@@ -61,16 +63,20 @@ def killed(signal_number: int, *, rank: int) -> Report:
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
-    """JSON of at most MAX_BYTES: the traceback gives way first, from its oldest frames, then the message."""
+    """JSON of at most MAX_BYTES: the traceback yields first from its oldest frames, progress next, message last."""
     report = dict(report)
-    for key in ("traceback", "message"):
-        body = dumps(report).encode()
-        excess = len(body) - MAX_BYTES
-        if excess > 0 and report.get(key):
-            # Cut the encoded text: escapes make a character up to six bytes long.
-            room = max(0, len(dumps(report[key])) - 2 - excess - 3)
+    for key in ("traceback", "progress", "message"):
+        excess = len(dumps(report)) - MAX_BYTES
+        if excess <= 0:
+            break
+        if key == "progress":
+            report.pop(key, None)
+        elif report.get(key):
+            room = len(dumps(report[key])) - 2 - excess - 3
             report[key] = _last(str(report[key]), room) if key == "traceback" else _first(str(report[key]), room)
-    return dumps(report).encode()[:MAX_BYTES]
+    if len(dumps(report)) > MAX_BYTES:  # a field that should be short is not: the facts that decide anything are
+        report = {k: v for k, v in report.items() if v is None or len(dumps(v)) <= _SHORT}
+    return dumps(report).encode()
 
 
 def destination(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -81,21 +87,23 @@ def destination(env: Mapping[str, str] = os.environ) -> Path | None:
     return path if path.is_file() and os.access(path, os.W_OK) else None
 
 
-def write(report: Mapping[str, Any], path: Path | None, *, shared: bool = False) -> None:
+def write(
+    report: Mapping[str, Any], path: Path | None, *, shared: bool = False, env: Mapping[str, str] = os.environ
+) -> None:
     """Truncate and write in place: the file is a bind mount, which cannot be replaced. Never raises OSError.
 
     Args:
-        shared: several ranks write this file (torchrun); leave an earlier report alone unless it only blames a peer and
-            this one does not.
+        shared: several ranks write this file (torchrun): the worst report of the newest restart stays.
     """
     if path is None:
         return
+    if shared:
+        report = {**report, "restart": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)}
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         with os.fdopen(descriptor, "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
-            earlier = stream.read()
-            if shared and earlier and (report.get("cause") == "peer" or b'"cause": "peer"' not in earlier):
+            if shared and _precedence(_parsed(stream.read())) >= _precedence(report):
                 return
             stream.seek(0)
             stream.truncate()
@@ -104,10 +112,40 @@ def write(report: Mapping[str, Any], path: Path | None, *, shared: bool = False)
         print(f"warning: cannot write the termination message to {path}: {error}", flush=True)
 
 
+def _parsed(content: bytes) -> Report:
+    try:
+        earlier = json.loads(content)
+    except ValueError:
+        return {}
+    return earlier if isinstance(earlier, dict) else {}
+
+
+def _precedence(report: Mapping[str, Any]) -> tuple[int, int]:
+    """Restart, then own failure over stopped or lost peer over success.
+
+    Stopping and a lost peer are each other's echo: a rank that leaves is lost to its peers, and torchrun stops the
+    ranks beside a lost one. Being equal here, the first of them stays.
+    """
+    if "code" not in report:
+        return -1, 0
+    if report["code"] == 0:
+        severity = 0
+    elif report.get("cause") == "peer" or report.get("outcome") == "stopped":
+        severity = 1
+    else:
+        severity = 2
+    restart = report.get("restart")
+    return restart if isinstance(restart, int) else 0, severity
+
+
 def _first(text: str, room: int) -> str:
-    while text and len(dumps(text)) - 2 > room:
-        text = text[: max(0, len(text) - max(1, (len(dumps(text)) - 2 - room) // 6))]
-    return text + "..." if room else ""
+    """As many characters as fill ``room`` bytes of JSON, where one may take twelve; then the mark of a cut."""
+    size = 0
+    for at, character in enumerate(text[: max(0, room)]):
+        size += len(dumps(character)) - 2
+        if size > room:
+            return text[:at] + "..."
+    return text[: max(0, room)] + "..." if room > 0 else ""
 
 
 def _last(text: str, room: int) -> str:

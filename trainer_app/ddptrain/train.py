@@ -162,7 +162,7 @@ class Training:
             self.done = place["step"]
             self._recorder.progress.update(
                 step=self.done, epoch=self.done // self.schedule.steps_per_epoch, checkpoint=place,
-                accuracy=(told["evaluation"] or {}).get("accuracy"),
+                accuracy=(told["evaluation"] or {}).get("accuracy"), resumedFrom=place,
             )  # fmt: skip
         if place and not told["complete"]:
             content = self._group.broadcast_bytes(content, told["size"])
