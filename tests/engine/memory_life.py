@@ -44,7 +44,7 @@ REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
 TROUBLES = ("refused", "busy", "lost", "killed before", "killed after")
 MAX_ATTEMPTS = 60
-FATES = ("succeed", "succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
+FATES = ("succeed", "succeed", "succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
 
 
 def now() -> datetime:
@@ -56,7 +56,7 @@ class LoopTime(datetime):
     """Stands for ``datetime`` in the reconciler, which reads the wall clock."""
 
     @classmethod
-    def now(cls, tz: Any = None) -> datetime:
+    def now(cls, tz: Any = None) -> Any:
         del tz
         return now()
 
@@ -400,6 +400,7 @@ def live(seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), s
     """Live the life of ``seed`` from beginning to end, on a loop of its own. Raises ``AssertionError``."""
 
     async def begin() -> Life:
+        asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
         life = Life(seed, trouble, fates, spec)
         await life.live()
         return life
@@ -407,6 +408,11 @@ def live(seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconcile, "datetime", LoopTime)
         return run(begin())
+
+
+def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if not isinstance(context.get("exception"), OperatorKilledError):
+        loop.default_exception_handler(context)
 
 
 def live_many(seeds: Sequence[int]) -> tuple[list[str], int, float]:

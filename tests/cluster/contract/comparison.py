@@ -9,7 +9,7 @@ import contextlib
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,8 +147,7 @@ class Comparison:
             expected, got = await real.state(kinds), await memory.state(kinds)
             assert got == expected, f"at the end: {_difference(got, expected)}"
         except AssertionError:
-            await self._clean(KINDS)
-            await self._drain()
+            await self.clear()
             raise
         await self._clean(kinds)
         await self._compare_events(memory, real)
@@ -158,6 +157,9 @@ class Comparison:
         if not self._memory.cluster.collect():
             return
         self.collections += 1
+        await self._agree(where, kinds)
+
+    async def _agree(self, where: str, kinds: Sequence[Resource]) -> None:
         expected = await _outline(self._memory, kinds)
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := await _outline(self._real, kinds)) != expected:
@@ -166,17 +168,25 @@ class Comparison:
 
     async def _clean(self, kinds: Sequence[Resource]) -> None:
         """Delete everything, then let go what finalizers hold; in two steps, so that controllers do the same twice."""
-        for world in (self._memory, self._real):
-            for obj in await _everything(world, kinds):
-                with contextlib.suppress(NotFound):
-                    kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-                    await world.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
+        left = await _everything(self._memory, kinds)
+        for obj in _dependents_first(left):
+            for world in (self._memory, self._real):
+                await _delete(world, obj)
         await self._settle("cleaning up", kinds)
-        for world in (self._memory, self._real):
-            for obj in await _everything(world, kinds):
-                kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-                await world.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
+        for obj in await _everything(self._memory, kinds):
+            for world in (self._memory, self._real):
+                await _let_go(world, obj)
         await self._settle("letting go", kinds)
+
+    async def clear(self) -> None:
+        """After a difference, when neither world can be told from the other: empty both, forget all events."""
+        for world in (self._memory, self._real):
+            for act in (_delete, _let_go):
+                for obj in await _everything(world, KINDS):
+                    await act(world, obj)
+        self._memory.cluster.collect()
+        await self._agree("clearing both worlds", KINDS)
+        await self._drain()
 
     async def _compare_events(self, memory: Side, real: Side) -> None:
         """What watches told of the whole sequence, the cleaning included."""
@@ -203,6 +213,28 @@ class Comparison:
                 if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == "fence":
                     left.discard(event["object"]["kind"])
         self._memory.take_events()
+
+
+async def _delete(world: World, obj: Json) -> None:
+    with contextlib.suppress(NotFound):
+        kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
+        await world.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
+
+
+async def _let_go(world: World, obj: Json) -> None:
+    with contextlib.suppress(NotFound):
+        kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
+        await world.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
+
+
+def _dependents_first(objects: list[Json]) -> Iterator[Json]:
+    """No object before those that it owns, so that no collector gets at them first."""
+    left = list(objects)
+    while left:
+        owners = {ref["uid"] for obj in left for ref in obj["metadata"].get("ownerReferences", ())}
+        free = [obj for obj in left if obj["metadata"]["uid"] not in owners]
+        yield from free
+        left = [obj for obj in left if obj not in free]
 
 
 def _outcome(answer: Any) -> str:

@@ -114,10 +114,9 @@ def modified(resource: Resource, name: str) -> Conflict:
     return Conflict(message, code=409, details=details_of(resource, name, resource.plural))
 
 
-def assigned(resource: Resource, name: str, node: str) -> Conflict:
-    why = f'already assigned to node "{node}"' if node else "is being deleted, cannot be assigned to a host"
-    message = f'Operation cannot be fulfilled on {resource.plural}/binding "{name}": pod {name} {why}'
-    return Conflict(message, code=409, details=details_of(resource, name, f"{resource.plural}/binding"))
+def unplaceable(pod: str, why: str) -> Conflict:
+    details = {"name": pod, "kind": "pods/binding"}
+    return Conflict(f'Operation cannot be fulfilled on pods/binding "{pod}": {why}', code=409, details=details)
 
 
 def wrong_uid(resource: Resource, kind: str, name: str, expected: str, actual: str) -> Conflict:

@@ -121,8 +121,10 @@ class ApiServer:
     def bind(self, namespace: str, name: str, node: str) -> None:
         """Place a pod on a node, as a scheduler does by POST to its subresource ``binding``."""
         pod = self._stored(names.PODS, namespace, name)
-        if "deletionTimestamp" in pod["metadata"] or pod["spec"].get("nodeName"):
-            raise answers.assigned(names.PODS, name, pod["spec"].get("nodeName", ""))
+        if "deletionTimestamp" in pod["metadata"]:
+            raise answers.unplaceable(name, f"pod {name} is being deleted, cannot be assigned to a host")
+        if assigned := pod["spec"].get("nodeName"):
+            raise answers.unplaceable(name, f'pod {name} is already assigned to node "{assigned}"')
         conditions = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodScheduled"]
         placed = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
         conditions.append(placed | {"lastTransitionTime": timestamp(self._clock())})

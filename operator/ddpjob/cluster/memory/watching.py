@@ -76,8 +76,13 @@ class Watch(AsyncIterator[WatchEvent]):
         if change.resource is not self._resource or not self._is_here(change.obj):
             return
         kind = self._type_of(change)
+        obj = change.obj
+        if kind == "DELETED" and change.before is not None:
+            # What ceased to match is told as it was when it last did, at the version of the change.
+            version = obj["metadata"]["resourceVersion"]
+            obj = change.before | {"metadata": change.before["metadata"] | {"resourceVersion": version}}
         if kind is not None:
-            self._put({"type": kind, "object": clone(change.obj)})
+            self._put({"type": kind, "object": clone(obj)})
 
     def start_with(self, objects: Iterable[Json]) -> None:
         """Begin with what is there: a watch from no particular version."""

@@ -1,4 +1,4 @@
-"""What the random requests leave out: selectors of watches and fields, and namespaces that go away."""
+"""What the random requests leave out: selectors of watches and fields, bindings, quantities, namespaces that go."""
 
 import json
 import urllib.parse
@@ -12,6 +12,7 @@ from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Worlds
+from tests.cluster.test_memory_verdicts import QUANTITIES
 from tests.controlplane import ApiError
 from tests.processes import eventually
 
@@ -24,6 +25,8 @@ FIELD_SELECTORS = (
     *("spec.nodeName=", "status.phase=Pending", "status.phase!=Running", "metadata.namespace=selected", "spec.foo=1"),
     *("metadata.name", "spec.restartPolicy=Always,spec.nodeName!=worker", "metadata.name=a,", "=a"),
 )
+
+UNITS = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "e3", "E-3", "e0")
 
 
 def named(body: Json, name: str, **meta: Any) -> Json:
@@ -120,3 +123,57 @@ def test_a_namespace_that_goes_away_takes_everything_along_and_lets_nothing_in(w
     memory.collect()
     assert worlds.run(contents(memory)) == 1
     eventually("only what a finalizer holds is left", lambda: worlds.run(contents(worlds.real.cluster)) == 1)
+
+
+def test_a_pod_is_placed_once_and_not_while_it_is_going(worlds: Worlds) -> None:
+    memory = MemoryCluster()
+    memory.create_namespace("placed")
+    worlds.plane.make_namespace("placed")
+    worlds.plane.wait_for_account("placed")
+    for cluster in (memory, worlds.real.cluster):
+        worlds.run(cluster.create(names.PODS, "placed", named(pod(), "p")))
+
+    def bind(node: str) -> str:
+        body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": node}}
+        try:
+            worlds.plane.request("POST", "/api/v1/namespaces/placed/pods/p/binding", body)
+        except ApiError as error:
+            return str(error).removeprefix("HTTP 409: ")
+        return ""
+
+    def bind_in_memory(node: str) -> str:
+        try:
+            memory.server.bind("placed", "p", node)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    for step in (1, 2, 3):
+        if step == 3:
+            for cluster in (memory, worlds.real.cluster):
+                worlds.run(cluster.delete(names.PODS, "placed", "p"))
+        assert bind_in_memory(f"node-{step}") == bind(f"node-{step}")
+        bodies = [worlds.run(cluster.get(names.PODS, "placed", "p")) for cluster in (memory, worlds.real.cluster)]
+        for body in bodies:
+            for condition in body["status"]["conditions"]:
+                assert condition.pop("lastTransitionTime")
+        assert bodies[0]["spec"] == bodies[1]["spec"]
+        assert bodies[0]["status"] == bodies[1]["status"]
+        assert bodies[0]["metadata"].get("generation") == bodies[1]["metadata"].get("generation")
+
+
+def test_quantities_are_spelled_alike(worlds: Worlds) -> None:
+    memory = MemoryCluster()
+    memory.create_namespace("measured")
+    worlds.plane.make_namespace("measured")
+    worlds.plane.wait_for_account("measured")
+    written = [*QUANTITIES, *(f"{number}{unit}" for number in ("1.5", "0.001", "2048") for unit in UNITS)]
+    spelled = []
+    for cluster in (memory, worlds.real.cluster):
+        claims = []
+        for index, text in enumerate(written):
+            size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi", "other": text}}}
+            made = worlds.run(cluster.create(names.CLAIMS, "measured", named(claim(**size), f"c{index}")))
+            claims.append(made["spec"]["resources"]["requests"]["other"])
+        spelled.append(claims)
+    assert spelled[0] == spelled[1]
