@@ -75,6 +75,7 @@ def test_every_help_shows_an_example_that_works_as_printed(
         (["train"], {"DDPTRAIN_EPOCS": "3"}, 2, "did you mean DDPTRAIN_EPOCHS?"),
         (["launch", "--nproc-per-node", "2", "--backend", "nccl"], {"CUDA_VISIBLE_DEVICES": ""}, 71, "0 GPU(s)"),
         (["train", "--batch-size", "many"], {}, 2, "--batch-size='many'"),
+        (["launch", "--log-dir", "/dev/null/logs"], {}, 2, "--log-dir /dev/null/logs cannot be made"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_once_in_three_lines(
@@ -111,6 +112,7 @@ def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind() -> 
         "from ddptrain.launch import preload\n"
         "preload()\n"
         "before = set(sys.modules)\n"
+        "print(sys.modules['torch'].cuda.is_initialized())\n"
         "print(len(os.listdir('/proc/self/task')))\n"
         "from ddptrain.cli import main\n"
         "main(['train', '--data', 'digits', '--epochs', '1', '--model', 'mlp', '--batch-size', '500'])\n"
@@ -119,5 +121,6 @@ def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind() -> 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     lines = done.stdout.splitlines()
-    assert lines[0] == "1", "a thread in the parent would be missing in every child"
+    assert lines[1] == "1", "a thread in the parent would be missing in every child"
+    assert lines[0] == "False", "CUDA does not survive a fork"
     assert int(lines[-1]) < 30, "a rank should find torch imported"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import http.server
@@ -143,6 +144,24 @@ def test_of_many_that_fetch_at_once_one_downloads(idx: Path, tmp_path: Path, fil
         for thread in threads:
             thread.join(60)
     assert len(asked) == 4
+
+
+def test_a_volume_without_locks_is_fetched_to_nevertheless(
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(lock: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fetch.fcntl, "flock", refuse)  # some network volumes do this, and none can be had here
+    with mirror(good(idx)) as (url, _):
+        fetch.fetch(str(tmp_path / "new"), mirrors=(url,), files=files)
+    assert load("idx", str(tmp_path / "new")).digest == load("idx", str(idx)).digest
+
+
+def test_a_directory_that_holds_everything_is_only_read(tmp_path: Path, idx: Path, files: tuple[IdxFile, ...]) -> None:
+    before = idx.stat().st_mtime_ns
+    fetch.fetch(str(idx), mirrors=(), files=files)
+    assert idx.stat().st_mtime_ns == before
 
 
 def test_the_verb_fetches_and_ends_with_66_when_the_content_is_not_mnists(

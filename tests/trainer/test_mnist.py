@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.cli import main
-from ddptrain.errors import DataError
+from ddptrain.errors import DataError, UsageError
 from ddptrain.mnist import MNIST_FILES, load
 from tests.trainer.synthetic import file_of, put, write_idx
 
@@ -70,7 +70,7 @@ def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> N
 
 
 def test_without_a_directory_the_data_is_never_swapped_for_the_digits() -> None:
-    with pytest.raises(DataError, match="needs --data-dir"):
+    with pytest.raises(UsageError, match="needs --data-dir"):
         load("mnist", "")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddptrain.config import Config
 from ddptrain.cpus import available, threads_per_rank
-from ddptrain.errors import TrainerError
+from ddptrain.errors import RanksError, TrainerError
 from ddptrain.ranks import check_gpus, from_node, from_rank_environment, needs_launch
-from ddptrain.worker import timeout_of
+from ddptrain.worker import resolve_device, timeout_of
 
 
 def test_ranks_are_dealt_out_node_by_node() -> None:
@@ -87,6 +89,13 @@ def test_more_nccl_ranks_than_gpus_are_refused_without_asking_cuda() -> None:
         check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
     assert caught.value.code == 71
     check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_a_rank_that_cannot_tell_which_gpu_is_its_own_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # there may be no GPU here
+    ranks = from_rank_environment({"RANK": "1", "WORLD_SIZE": "2"})
+    with pytest.raises(RanksError, match="LOCAL_RANK is not set"):
+        resolve_device(Config(device="cuda"), ranks)
 
 
 @pytest.mark.parametrize(

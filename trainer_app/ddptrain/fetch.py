@@ -6,6 +6,7 @@ that lets one process per directory download while the others wait and then find
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddptrain.errors import DataError, volume_error
-from ddptrain.files import write_atomically
+from ddptrain.files import share, write_atomically
 from ddptrain.mnist import MNIST_FILES, IdxFile, read_content
 
 MIRRORS = (
@@ -28,6 +29,7 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 _TIMEOUT = 30.0  # seconds without a byte
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
 
@@ -50,7 +52,9 @@ def fetch(
         VolumeError: the directory cannot be written.
     """
     folder = Path(data_dir)
-    with _only_writer(folder, files):
+    if all(is_whole(folder, file) for file in files):
+        return  # also where the volume is read-only, or knows no locks
+    with _only_writer(folder):
         for file in files:
             if is_whole(folder, file):
                 continue
@@ -72,17 +76,23 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 
 
 @contextmanager
-def _only_writer(folder: Path, files: Sequence[IdxFile]) -> Iterator[None]:
+def _only_writer(folder: Path) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".fetch.lock", os.O_RDWR | os.O_CREAT, 0o664)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            share(folder, 0o2775)
+        path = folder / ".fetch.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+        share(path, 0o664)
     except OSError as error:
-        if all(is_whole(folder, file) for file in files):
-            yield  # a read-only volume that holds everything needs no lock
-            return
         raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a signal handler that raises ends the wait
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a signal handler that raises ends the wait
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise volume_error(error, path) from error
+            # Without locks several may download, each under a name of its own: wasteful, but right.
         yield
 
 

@@ -21,7 +21,7 @@ from ddptrain import termination
 from ddptrain.config import Config
 from ddptrain.console import Console, terminal_of
 from ddptrain.cpus import calm_torch
-from ddptrain.errors import Stopped
+from ddptrain.errors import Stopped, UsageError
 from ddptrain.network import free_port
 from ddptrain.node import Child, Node, root_cause
 from ddptrain.ranks import Ranks
@@ -44,7 +44,16 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, *, log_dir: str = "", s
         stop_grace: seconds the ranks get to obey SIGTERM before they are killed.
     Raises:
         Stopped: a signal came before the first rank was forked.
+        UsageError: ``log_dir`` cannot be made.
     """
+    if log_dir:
+        try:
+            Path(log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--log-dir {log_dir} cannot be made: {error.strerror}",
+                next_step="name a directory that can be written",
+            ) from error
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(wakeup_write, False)
@@ -94,7 +103,6 @@ def _fork(config: Config, ranks: Ranks, log_dir: str) -> Child:
         os.set_inheritable(descriptor, False)
     log = None
     if log_dir:
-        Path(log_dir).mkdir(parents=True, exist_ok=True)
         log = (Path(log_dir) / f"rank-{ranks.rank}.log").open("ab", buffering=0)
     return Child(ranks.rank, pid, output_read, report_read, log)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import DataError
+from ddptrain.errors import DataError, UsageError
 
 Images = npt.NDArray[np.uint8]
 SIDE = 28
@@ -66,12 +66,13 @@ def load(kind: str, data_dir: str) -> Dataset:
     """The dataset named by ``--data``.
 
     Raises:
+        UsageError: no directory given.
         DataError: files absent, unreadable, malformed, or not MNIST's content though ``mnist`` was asked for.
     """
     if kind == "digits":
         return _digits()
     if not data_dir:
-        raise DataError(
+        raise UsageError(
             f"--data {kind} needs --data-dir (or DDPJOB_DATA_DIR): the directory of the IDX files",
             hint="without a volume or a network, --data digits trains on scikit-learn's bundled digits",
             next_step="ddptrain data fetch --data-dir ./data && ddptrain train --data-dir ./data",

@@ -20,7 +20,7 @@ MAX_RANKS = 4096 * 64
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process's place among all. ``local_rank`` is None for the launcher, which is not a rank."""
+    """One process's place among all. ``local_rank`` is None for the launcher, and where nobody set it."""
 
     nnodes: int = 1
     node_rank: int = 0
@@ -121,7 +121,7 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
         nnodes=max(1, world // local_world),
         node_rank=rank // local_world,
         nproc_per_node=local_world,
-        local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS),
+        local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
         rank=rank,
         world_size=world,
         master_addr=env.get("MASTER_ADDR") or "127.0.0.1",

@@ -18,7 +18,7 @@ from ddptrain import fetch, group, mnist, termination
 from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
-from ddptrain.errors import DataError, RanksError, TrainerError, classify
+from ddptrain.errors import RanksError, TrainerError, UsageError, classify
 from ddptrain.finite import dumps
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
@@ -89,7 +89,7 @@ class Worker:
         with self._stop.interruptible("data"):
             if config.download and config.data == "mnist":
                 if not config.data_dir:
-                    raise DataError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
+                    raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
                 # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
                 fetch.fetch(config.data_dir, say=self._console.say)
             return mnist.load(config.data, config.data_dir)
@@ -157,7 +157,7 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
     """The rank's device; one GPU per local rank.
 
     Raises:
-        RanksError: CUDA asked for and absent, or fewer GPUs than local ranks.
+        RanksError: CUDA asked for and absent, fewer GPUs than local ranks, or nobody said which of them is this rank's.
     """
     if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
         return torch.device("cpu")
@@ -169,7 +169,13 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
                 next_step="use --device cpu, or run on a GPU node",
             )
         return torch.device("cpu")
-    local_rank, gpus = ranks.local_rank or 0, torch.cuda.device_count()
+    if ranks.local_rank is None:
+        raise RanksError(
+            f"rank {ranks.rank} of {ranks.world_size} cannot tell which GPU is its own: LOCAL_RANK is not set",
+            hint="ranks of one node would all take its first GPU",
+            next_step="set LOCAL_RANK, counting from 0 on each node, or use torchrun or `ddptrain launch`",
+        )
+    local_rank, gpus = ranks.local_rank, torch.cuda.device_count()
     if local_rank >= gpus:
         raise RanksError(
             f"local rank {local_rank} has no GPU: this node has {gpus}",
