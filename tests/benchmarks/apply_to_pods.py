@@ -89,13 +89,14 @@ def _row(nodes: int, floors: list[float], runs: list[Timeline]) -> Row:
 
 async def run(sizes: tuple[int, ...], repetitions: int) -> dict[str, object]:
     """Bring up the control plane and the operator, measure, and take both down again."""
+    machine = describe_machine()  # before the benchmark's own load
     with control_plane() as plane, OperatorProcess(plane.kubeconfig()) as operator:
         operator.wait_until_ready()
         async with ApiServer.reached_by(plane, NAMESPACE) as api:
             rows, first = await measure(api, sizes, repetitions)
     return {
         "benchmark": "apply_to_pods",
-        "machine": describe_machine(),
+        "machine": machine,
         "repetitions": repetitions,
         "rows": [asdict(row) | {"holds": row.holds} for row in rows],
         "first_run_ms": {str(n): round(ms, 1) for n, ms in first.items()},

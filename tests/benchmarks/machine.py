@@ -11,13 +11,13 @@ from tests.kind.toolchain import KUBERNETES_VERSION
 
 
 def describe_machine() -> str:
-    """Processor, cores, kernel, versions and date in one line."""
+    """Processor, cores, kernel, versions, date and what else the machine is doing, in one line."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
     day = datetime.now(UTC).date().isoformat()
     return (
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "
-        f"Kubernetes {KUBERNETES_VERSION}, Python {python}, {day}"
+        f"Kubernetes {KUBERNETES_VERSION}, Python {python}, {day}, load average {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -87,10 +87,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
     cluster = set_up(options.name)
+    machine = describe_machine()
     lives = [live(cluster) for _ in range(options.repetitions)]
     until_all_are_gone(Kubectl(cluster.kubeconfig))
-    result = {"benchmark": "recovery", "machine": describe_machine(), "lives": [vars(life) for life in lives]}
-    shown = table(lives, describe_machine())
+    result = {"benchmark": "recovery", "machine": machine, "lives": [vars(life) for life in lives]}
+    shown = table(lives, machine)
     print(json.dumps(result, indent=2) if options.json else shown)
     if options.write:
         write_section("recovery", shown)
