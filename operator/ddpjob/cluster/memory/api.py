@@ -12,7 +12,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Json, ObjectList
-from ddpjob.cluster.memory import answers
+from ddpjob.cluster.memory import answers, metadata
 from ddpjob.cluster.memory.formats import timestamp
 from ddpjob.cluster.memory.jobs import Jobs
 from ddpjob.cluster.memory.kinds import Kind
@@ -21,6 +21,8 @@ from ddpjob.cluster.memory.otherkinds import Claims, Events, Services
 from ddpjob.cluster.memory.pods import Pods
 from ddpjob.cluster.memory.selectors import Matcher, field_matcher, label_matcher
 from ddpjob.cluster.memory.store import Change, Store, clone
+
+_OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
 
 Clock = Callable[[], datetime]
 
@@ -52,9 +54,7 @@ class ApiServer:
         obj = kind.read_new(as_sent(body))
         meta = obj["metadata"]
         if meta.setdefault("namespace", namespace) != namespace:
-            raise answers.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
+            raise answers.bad_request(_OTHER_NAMESPACE)
         name = meta.get("name", "")
         self._admit(resource, namespace, name)
         for key in SYSTEM_FIELDS:
@@ -161,7 +161,9 @@ class ApiServer:
         patch = as_sent(body)
         new = kind.read_patched(merge_patch(old, patch), old)
         new["metadata"] = meta = dict(new["metadata"])
-        self._compare_identity(resource, namespace, name, meta, old)
+        self._compare_place(namespace, name, meta)
+        self._compare_version(resource, meta, old["metadata"])
+        metadata.keep_system_fields(meta, old["metadata"])
         (kind.prepare_status if of_status else kind.prepare_update)(new, old)
         causes = (kind.check_status if of_status else kind.check_update)(new, old)
         if causes:
@@ -174,37 +176,29 @@ class ApiServer:
             return _copy(new)
         return _copy(self.store.put(resource, new))
 
-    def _compare_identity(self, resource: Resource, namespace: str, name: str, meta: Json, old: Json) -> None:
-        """Whether the patched object is still the one that the request named, at the version it named."""
+    def _compare_place(self, namespace: str, name: str, meta: Json) -> None:
+        """Whether the patched object is still the one that the request named."""
         if not meta.get("name"):
             message = f"the name of the object ({name} based on URL) was undeterminable: name must be provided"
             raise answers.bad_request(message)
         if meta["name"] != name:
-            raise answers.bad_request(
-                f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
-            )
+            message = f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
+            raise answers.bad_request(message)
         if meta.setdefault("namespace", namespace) != namespace:
-            raise answers.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
-        current, wanted = old["metadata"]["resourceVersion"], meta.get("resourceVersion", "")
+            raise answers.bad_request(_OTHER_NAMESPACE)
+
+    def _compare_version(self, resource: Resource, meta: Json, old: Json) -> None:
+        """Whether the request means the version that is stored; without one it means any."""
+        current, wanted = old["resourceVersion"], meta.get("resourceVersion", "")
         if wanted in ("", "0"):
             if self._kinds[resource].needs_version:
                 cause = answers.wrong("metadata.resourceVersion", 0, "must be specified for an update")
-                raise answers.invalid(resource, name, [cause], kind=resource.plural)
+                raise answers.invalid(resource, old["name"], [cause], kind=resource.plural)
         elif not wanted.isdecimal():
             raise answers.internal(f'strconv.ParseUint: parsing "{wanted}": invalid syntax')
         elif wanted != current:
-            raise answers.modified(resource, name)
+            raise answers.modified(resource, old["name"])
         meta["resourceVersion"] = current
-        for key in ("creationTimestamp", "generation"):
-            meta.pop(key, None)
-            if key in old["metadata"]:
-                meta[key] = old["metadata"][key]
-        # Left out, these stay as they are; said otherwise, they are refused.
-        for key in ("uid", "deletionTimestamp", "deletionGracePeriodSeconds"):
-            if key in old["metadata"] and not meta.get(key):
-                meta[key] = old["metadata"][key]
 
     def _admit(self, resource: Resource, namespace: str, name: str) -> None:
         if namespace in self.terminating:

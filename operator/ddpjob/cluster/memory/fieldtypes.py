@@ -100,7 +100,8 @@ def _field(kind: str, key: str, value: Any, path: str, findings: Findings) -> An
     if key in _QUANTITIES:
         return _quantity(value, path)
     if key in _QUANTITY_MAPS and isinstance(value, dict):
-        return {name: _quantity(item, f"{path}.{name}") for name, item in value.items()}
+        # The API server has always rounded lists of resources to thousandths.
+        return {name: _quantity(item, f"{path}.{name}", finest=-3) for name, item in value.items()}
     if kind == "datetime" and isinstance(value, str) and is_time(value):
         return canonical_time(value, micro=key in _MICRO_TIMES)
     return _typed(kind, value, path, findings)
@@ -135,12 +136,12 @@ def _scalar(kind: str, value: Any, path: str) -> Any:
     return value
 
 
-def _quantity(value: Any, path: str) -> str:
+def _quantity(value: Any, path: str, *, finest: int = -9) -> str:
     if value is None:
         return "0"
     if not is_quantity(value):
         raise _MistypedError(f"{path}: quantities must be a number with an optional suffix, such as 500m or 16Gi")
-    return canonical(value)
+    return canonical(value, finest=finest)
 
 
 def _require(fits: bool, value: Any, path: str, wanted: str) -> None:

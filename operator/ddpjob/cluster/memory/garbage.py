@@ -55,7 +55,9 @@ class Collector:
         if "deletionTimestamp" in meta:
             return 0
         if meta["namespace"] in self._terminating:
-            return self._delete(resource, obj)
+            # Pods first: what they use outlives them.
+            waits = resource is not names.PODS and any(self._store.all(names.PODS, meta["namespace"]))
+            return 0 if waits else self._delete(resource, obj)
         references = meta.get("ownerReferences", [])
         if not references or resource is names.EVENTS:
             return 0

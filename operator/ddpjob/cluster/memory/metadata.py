@@ -45,6 +45,19 @@ def on_update(new: Json, old: Json, *, is_core: bool) -> Iterator[Cause]:
         )
 
 
+def keep_system_fields(new: Json, old: Json) -> None:
+    """Put back what an update cannot change, however it was said, and what it left out."""
+    for key in ("creationTimestamp", "generation"):
+        new.pop(key, None)
+        if key in old:
+            new[key] = old[key]
+    if "deletionTimestamp" in old:
+        new["deletionTimestamp"] = old["deletionTimestamp"]
+    for key in ("uid", "deletionGracePeriodSeconds"):
+        if key in old:
+            new.setdefault(key, old[key])
+
+
 def tidied(meta: Json) -> Json:
     """Without the bookkeeping of field managers, and with equal references to owners once."""
     out = {key: value for key, value in meta.items() if key != "managedFields"}

@@ -10,7 +10,6 @@ from math import ceil
 _FORM = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))((?:[KMGTPE]i)|[numkMGTPE]|(?:[eE][+-]?[0-9]+)|)", re.ASCII)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_NANO = Decimal("1e9")
 
 
 def _parts(text: str) -> tuple[Decimal, str] | None:
@@ -38,14 +37,21 @@ def amount(value: str | float) -> Decimal:
     return number.scaleb(int(suffix[1:]))
 
 
-def canonical(value: str | float) -> str:
-    """The API server's spelling: no fraction, the largest suffix that allows it, rounded up to nano units."""
-    number = amount(value)
-    parts = _parts(str(value))
-    suffix = parts[1] if parts else ""
-    if suffix in _BINARY and suffix and abs(number) >= 1024:
-        return _scaled(ceil(number), 1024, list(_BINARY.items()))
-    nano = ceil(number * _NANO)
+def canonical(value: str | float, *, finest: int = -9) -> str:
+    """The API server's spelling: no fraction, the largest suffix that allows it, rounded up to 10**finest."""
+    text = str(value)
+    form = _FORM.fullmatch(text)
+    spelled = _spelled(amount(text), form, finest)
+    # A plus sign, a point too many or a capital E before an exponent is no reason for it to spell anew.
+    plain = re.sub(r"E(?=[+-]?\d)", "e", text.lstrip("+").replace(".", ""))
+    return text if plain == spelled and spelled != "0" else spelled
+
+
+def _spelled(number: Decimal, form: re.Match[str] | None, finest: int) -> str:
+    suffix = form[2] if form else ""
+    if suffix in _BINARY and suffix and abs(number) >= 1024 and number == number.to_integral_value():
+        return _scaled(int(number), 1024, list(_BINARY.items()))
+    nano = ceil(number.scaleb(-finest)) * 10 ** (finest + 9)
     if suffix[:1] in ("e", "E") and len(suffix) > 1:
         exponents = [(f"e{power}" if power else "", power) for power in range(-9, 19, 3)]
         return _scaled(nano, 1000, exponents)
