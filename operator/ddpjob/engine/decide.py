@@ -28,6 +28,11 @@ class Decision:
     failure: Json | None = None
 
     @property
+    def begins_attempt(self) -> bool:
+        """Whether a new attempt follows from it."""
+        return self.kind in ("start", "restart")
+
+    @property
     def is_final_or_destructive(self) -> bool:
         """Whether it must rest on a live LIST, not on a cache that may be stale."""
         return self.kind in ("restart", "suspend", "succeed", "fail")

@@ -79,17 +79,16 @@ def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Crea
     The Service goes with the pods, first in line: it is there long before a container starts and asks for a name,
     and a request of its own before them would cost each job its time.
     """
-    begins = decision.kind in ("start", "restart")
-    if decision.kind not in ("start", "restart", "go_on") or s.job.spec.suspend or not attempt:
+    begins = decision.begins_attempt
+    if not (begins or decision.kind == "go_on") or s.job.spec.suspend or not attempt:
         return ()
     ranks = range(s.job.spec.num_nodes) if begins else s.missing_ranks
     service = (desired_service(s.job),) if s.observed.service is None else ()
-    claim = desired_claim(s.job)
     # A first attempt asks even for a claim that was seen: claims are not watched, and the user may have deleted it
     # together with an earlier job of this name.
-    wants_claim = claim is not None and (s.observed.claim is None or decision.kind == "start")
+    claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
     pods = desired_pods(s.job, attempt, s.settings) if ranks else ()
-    phases = ((claim,) if claim is not None and wants_claim else (), (*service, *(pods[rank] for rank in ranks)))
+    phases = ((claim,) if claim is not None else (), (*service, *(pods[rank] for rank in ranks)))
     return tuple(phase for phase in phases if phase)
 
 

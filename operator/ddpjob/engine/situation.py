@@ -79,11 +79,16 @@ class Situation:
     def suspended(self) -> bool:
         return self.condition_is("Suspended", "True")
 
+    @cached_property
+    def spec_hash(self) -> str:
+        """Digest of what must not change in the spec, as it is now."""
+        return spec_hash(self.job.spec)
+
     @property
     def spec_changed(self) -> bool:
         """Whether a part of the spec that must not change did (one that the CRD's rules cannot see)."""
         recorded = self.before.get("specHash")
-        return recorded is not None and recorded != spec_hash(self.job.spec)
+        return recorded is not None and recorded != self.spec_hash
 
     def condition(self, name: str) -> Json | None:
         for condition in self.before.get("conditions") or ():

@@ -8,7 +8,6 @@ from ddpjob.engine.actions import Json
 from ddpjob.engine.clock import timestamp
 from ddpjob.engine.conditions import build, conditions, invalid
 from ddpjob.engine.decide import Decision
-from ddpjob.engine.desired import spec_hash
 from ddpjob.engine.pods import PodView
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.situation import Situation
@@ -18,10 +17,10 @@ _KEPT_FAILURES = 5
 
 def next_status(s: Situation, decision: Decision) -> Json:
     """The complete status that follows ``decision``; equal to the recorded one where nothing changed."""
-    begins = decision.kind in ("start", "restart")
+    begins = decision.begins_attempt
     status: Json = dict(s.before)
     status["observedGeneration"] = s.job.generation
-    status.setdefault("specHash", spec_hash(s.job.spec))
+    status.setdefault("specHash", s.spec_hash)
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountedTowardsLimit", 0)
     status["attempt"] = new_attempt(s, decision)
@@ -51,7 +50,7 @@ def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str],
 
 def new_attempt(s: Situation, decision: Decision) -> int:
     """The attempt that holds after the decision."""
-    if decision.kind in ("start", "restart"):
+    if decision.begins_attempt:
         # Pods may be newer than a status that somebody wiped: their names must not be met again.
         return max(s.attempt, s.newest_attempt) + 1
     return s.attempt
