@@ -119,6 +119,13 @@ async def test_a_delete_spares_another_object_of_the_same_name(cluster: Kubernet
     assert await cluster.get(names.PODS, namespace, "pod")
 
 
+async def test_a_delete_without_a_name_spares_the_collection(cluster: KubernetesCluster, namespace: str) -> None:
+    await cluster.create(names.PODS, namespace, a_pod())
+    with pytest.raises(Invalid, match="delete of a Pod without a name"):
+        await cluster.delete(names.PODS, namespace, "")
+    assert len((await cluster.list(names.PODS, namespace)).items) == 1
+
+
 async def test_an_unknown_field_of_a_pod_is_refused_by_name(cluster: KubernetesCluster, namespace: str) -> None:
     body = a_pod()
     body["spec"]["hostNetwrok"] = True

@@ -17,12 +17,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from ddpjob.api import names
 from ddpjob.cluster.base import Json, TooManyRequests, Unavailable
 from ddpjob.cluster.memory import Call, Fault, MemoryCluster, lost_answer
-from ddpjob.controller import reconcile
 from ddpjob.controller.apply import Executor
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.events import EventSender
@@ -50,15 +47,6 @@ FATES = ("succeed", "succeed", "succeed", "succeed", "1", "137", "vanish", "evic
 def now() -> datetime:
     """The time of the running loop, as a date."""
     return START + timedelta(seconds=asyncio.get_running_loop().time())
-
-
-class LoopTime(datetime):
-    """Stands for ``datetime`` in the reconciler, which reads the wall clock."""
-
-    @classmethod
-    def now(cls, tz: Any = None) -> Any:
-        del tz
-        return now()
 
 
 class OperatorKilledError(BaseException):
@@ -106,6 +94,7 @@ class Operator:
             metrics=metrics,
             settings=SETTINGS,
             clock=loop.time,
+            now=now,
         )
         self._queue = reconciler.queue = WorkQueue(reconciler.process, 1)
         self._tasks = [asyncio.ensure_future(work) for work in (self._run(cluster, metrics), events.run())]
@@ -405,9 +394,7 @@ def live(seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), s
         await life.live()
         return life
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconcile, "datetime", LoopTime)
-        return run(begin())
+    return run(begin())
 
 
 def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

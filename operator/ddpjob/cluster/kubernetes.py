@@ -20,6 +20,7 @@ from ddpjob.cluster import responses
 from ddpjob.cluster.base import (
     ClusterError,
     Conflict,
+    Invalid,
     Json,
     ObjectList,
     TooManyRequests,
@@ -136,6 +137,9 @@ class KubernetesCluster:
         params: dict[str, str] | None = None,
         body: Json | None = None,
     ) -> Json:
+        if name is not None and not name.partition("/")[0]:
+            # Without a name the path is that of the whole collection, and a DELETE would empty it.
+            raise Invalid(f"{verb} of a {resource.kind} without a name")
         url = self._url(resource, namespace, name, params)
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
         clock = asyncio.get_running_loop().time

@@ -46,6 +46,11 @@ class Memory:
     last_error: str = ""
 
 
+def utc_now() -> datetime:
+    """The wall clock, for times that people read."""
+    return datetime.now(UTC)
+
+
 class Reconciler:
     """Brings one job a step nearer to its spec; ``process`` is what the work queue calls."""
 
@@ -60,6 +65,7 @@ class Reconciler:
         metrics: Metrics,
         settings: EngineSettings,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.queue: WorkQueue  # set by whoever makes both
         self._cluster = cluster
@@ -70,6 +76,7 @@ class Reconciler:
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
+        self._now = now
         self._memories: dict[Key, Memory] = {}
 
     async def process(self, key: Key) -> None:
@@ -146,7 +153,7 @@ class Reconciler:
             progress_pod=answer.pod if answer else None,
             live=live is not None,
         )
-        return make_plan(job, observed, datetime.now(UTC), self._settings)
+        return make_plan(job, observed, self._now(), self._settings)
 
     async def _live_pods(self, job: Json) -> Sequence[Json]:
         """The job's pods as the API server has them now; the cache learns from it too."""
