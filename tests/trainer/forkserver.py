@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,6 +75,8 @@ def _become(request: dict[str, object]) -> NoReturn:
         code = main(request["argv"])  # type: ignore[arg-type]
     except SystemExit as leaving:
         code = leaving.code
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

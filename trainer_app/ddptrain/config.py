@@ -60,10 +60,16 @@ class Config:
     bf16: bool = _field(False, "bfloat16 autocast (CUDA only)", identity=True)
     sync: str = _field(
         "ddp",
-        "how gradients meet: ddp = DistributedDataParallel, weighted by true counts",
+        "how gradients meet: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = own "
+        "overlapping buffers, bitwise = the same bits at any world size",
         identity=True,
-        choices=("ddp",),
+        choices=("ddp", "manual", "bucketed", "bitwise"),
     )
+    init_from: str = _field(
+        "", "begin with these weights: a checkpoint, an exported state_dict, or a checkpoint directory", identity=True
+    )
+    zero: bool = _field(False, "ZeRO stage 1: spread the optimizer's state over the ranks; the same weights")
+    accum: int = _field(1, "cut each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
     data_dir: str = _field("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = _field(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = _field(
@@ -82,6 +88,10 @@ class Config:
     collective_timeout: float = _field(
         300.0, "seconds a collective may take before it counts as a hang", low=1, high=86_400
     )
+    stop_after: int = _field(
+        0, "debugging aid: leave as after SIGTERM once this step is done; 0 = never", low=0, high=10**12
+    )
+    audit: str = _field("", "directory where every rank writes down which samples it used at which step")
     step_delay: float = _field(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
@@ -142,7 +152,22 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     for name, value in flags.items():
         if value is not None:
             values[name] = _checked(fields[name], value, "--" + name.replace("_", "-"))
-    return Config(**values)
+    return _consistent(Config(**values))
+
+
+def _consistent(config: Config) -> Config:
+    """The config, if its settings go together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if config.sync == "bitwise" and config.accum > 1:
+        raise UsageError(
+            "--accum has no meaning with --sync bitwise",
+            hint="it computes every global batch in twelve small parts as it is",
+            next_step="leave --accum out",
+        )
+    return config
 
 
 def _nearest(key: str, known: list[str]) -> str:

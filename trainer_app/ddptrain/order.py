@@ -72,6 +72,13 @@ def shard(count: int, rank: int, world_size: int) -> slice:
     return slice(rank * count // world_size, (rank + 1) * count // world_size)
 
 
+def micro_shards(count: int, rank: int, world_size: int, accum: int) -> list[slice]:
+    """``rank``'s part of ``count`` items, cut into ``accum`` micro-batches in the same way; some may be empty."""
+    part = shard(count, rank, world_size)
+    cuts = [shard(part.stop - part.start, index, accum) for index in range(accum)]
+    return [slice(part.start + cut.start, part.start + cut.stop) for cut in cuts]
+
+
 def shift_of(seed: int, step: int, most: int) -> tuple[int, int]:
     """The (down, right) shift in pixels, each in [-most, most], that augments the whole global batch of a step."""
     if most == 0:

@@ -23,6 +23,7 @@ from ddptrain.errors import Mismatch
 from ddptrain.evaluate import Evaluation
 from ddptrain.metrics import FILE_NAME, MetricsLog
 from ddptrain.mnist import Dataset
+from ddptrain.numerics import changes, not_the_same_bits, numerics
 from ddptrain.order import Schedule
 from ddptrain.progress import Progress
 
@@ -64,8 +65,11 @@ class Recorder:
         found = self._checkpoints.resume(say)
         if found:
             check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
-            changed = [k for k in numerics() if found[0].manifest.get(k) != self._facts[k]]
-            if changed or found[0].manifest.get("worldSize") != self._facts["worldSize"]:
+            changed = changes(found[0].manifest, self._facts)
+            bitwise = self._config.sync == "bitwise"
+            if changed and bitwise:
+                raise not_the_same_bits(changed)
+            if changed or (not bitwise and found[0].manifest.get("worldSize") != self._facts["worldSize"]):
                 say("resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit")
         return found
 
@@ -146,15 +150,6 @@ class Recorder:
         if self._log:
             epoch = step // self._schedule.steps_per_epoch
             self._log.add(event, {"step": step, "epoch": epoch, **values, "time": round(time.time(), 3)})
-
-
-def numerics() -> dict[str, Any]:
-    """What else decides the last bits of a sum."""
-    return {
-        "threads": torch.get_num_threads(),
-        "isa": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-    }
 
 
 def result_of(evaluation: Evaluation) -> dict[str, Any]:

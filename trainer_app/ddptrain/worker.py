@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ddptrain import fetch, group, mnist, termination
+from ddptrain import bitwise, fetch, group, mnist, termination
 from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
@@ -54,7 +54,8 @@ class Worker:
         device = resolve_device(config, ranks)
         backend = group.resolve_backend(config.backend, device)
         keep_freed_memory()
-        torch.set_num_threads(config.threads or threads_per_rank(ranks.nproc_per_node, self._env))
+        fixed = bitwise.THREADS if config.sync == "bitwise" else 0
+        torch.set_num_threads(config.threads or fixed or threads_per_rank(ranks.nproc_per_node, self._env))
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()

@@ -1,0 +1,120 @@
+"""Weights from a file into the model of every rank, and the proof that all ranks hold the same.
+
+``begin`` uses it for ``--init-from`` and before the first step of any run; ``predict``, ``infer`` and ``export`` to
+read a model. DDP broadcasts rank 0's weights without a word when it wraps a model, and never looks at them again: a
+rank that drew or loaded others should be named instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddptrain.checkpoint import newest_valid
+from ddptrain.errors import DataError, Mismatch, TrainerError
+from ddptrain.group import Group
+
+State = Mapping[str, torch.Tensor]
+
+
+def digest(state: State) -> str:
+    """SHA-256 over names, types, shapes and values; the memory format does not matter."""
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        sha.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return sha.hexdigest()
+
+
+def read(path: Path) -> bytes:
+    """The content of a checkpoint or an exported state_dict; of a checkpoint directory, its newest valid one.
+
+    Raises:
+        DataError: absent, unreadable, or a directory without a valid checkpoint.
+    """
+    if path.is_dir():
+        found = newest_valid(path, lambda bad, reason: print(f"warning: {bad}: {reason}", file=sys.stderr))
+        if found is None:
+            raise DataError(f"no valid checkpoint in {path}", next_step="name a file, or another checkpoint directory")
+        return found[1]
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read the weights {path}: {error.strerror}",
+            hint="is the volume mounted there?",
+            next_step="name a checkpoint, an exported state_dict or a checkpoint directory",
+        ) from error
+
+
+def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint (its ``model``) or in a bare state_dict; loads no code.
+
+    Raises:
+        DataError: neither of the two.
+    """
+    try:
+        loaded: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise DataError(
+            f"the weights are not a file that torch.load reads: {str(error).partition(chr(10))[0][:200]}",
+            next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
+        ) from error
+    state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise DataError("the file of weights holds no state_dict", next_step="save model.state_dict() into it")
+    return state
+
+
+def load(model: nn.Module, state: State, origin: str) -> None:
+    """Copy ``state`` into ``model``.
+
+    Raises:
+        Mismatch: names or shapes differ; the first few are named.
+    """
+    ours = model.state_dict()
+    differ = sorted(set(ours) ^ set(state)) + [n for n in ours if n in state and ours[n].shape != state[n].shape]
+    if differ:
+        raise Mismatch(
+            f"the weights in {origin} do not fit this model: {', '.join(differ[:4])}"
+            + (f" and {len(differ) - 4} more" if len(differ) > 4 else ""),
+            hint="they belong to another --model",
+            next_step="choose the --model they were trained with",
+        )
+    model.load_state_dict(dict(state))
+
+
+def assert_alike(model: nn.Module, group: Group) -> None:
+    """Compare the weights of all ranks by digest; collective.
+
+    Raises:
+        WeightsDiffer: naming the ranks whose weights are not rank 0's.
+    """
+    if group.world_size == 1:
+        return
+    mine = torch.frombuffer(bytearray(bytes.fromhex(digest(model.state_dict()))), dtype=torch.uint8).to(group.device)
+    everyone = [torch.zeros_like(mine) for _ in range(group.world_size)]
+    dist.all_gather(everyone, mine)
+    strangers = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+    if strangers:
+        raise WeightsDiffer(
+            f"rank(s) {', '.join(map(str, strangers))} begin with other weights than rank 0",
+            hint="another version of ddptrain or torch, or another --seed, on their node",
+            next_step="run one image with one set of flags on every node",
+        )
+
+
+class WeightsDiffer(TrainerError):  # noqa: N818
+    """The ranks do not begin with the same weights."""
+
+    code = 78
