@@ -59,18 +59,26 @@ def _train(arguments: dict[str, Any]) -> int:
     return run_here(config, place, Console(place.rank, terminal_of()), stop)
 
 
-def _launch(arguments: dict[str, Any]) -> int:
+def _launch(arguments: dict[str, Any], job: str = "train") -> int:
     from ddptrain import launch, ranks
 
     stop = StopFlag()
     stop.install()
     given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
-    log_dir, stop_grace = arguments.pop("log_dir", ""), arguments.pop("stop_grace", launch.STOP_GRACE)
+    how, log_dir = arguments.pop("how", "prefork"), arguments.pop("log_dir", "")
+    max_restarts = arguments.pop("max_restarts", 0)
     config = resolve(os.environ, arguments)
     place = ranks.from_node(os.environ, **given)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
-    place = launch.with_port(place, given["master_port"] or os.environ.get("MASTER_PORT"))
-    return launch.launch(config, place, stop, log_dir=log_dir, stop_grace=stop_grace)
+    port = given["master_port"] or os.environ.get("MASTER_PORT")
+    place = launch.with_port(place, port)
+    if how == "torchrun":
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items() if value is not None]
+        command = launch.as_torchrun(place, flags)
+        os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
+    options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
+    report = launch.launch(config, place, stop, options)
+    return int(report["code"])
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:
@@ -177,8 +185,13 @@ def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--log-dir", default="", metavar="DIR", help="also keep each rank's output there")
     group.add_argument(
-        "--stop-grace", type=float, default=25.0, metavar="SECONDS", help="from SIGTERM to SIGKILL (default: 25)"
-    )
+        "--how", choices=("prefork", "spawn", "torchrun"), default="prefork",
+        help="start ranks by fork after importing torch once, afresh, or by torchrun (default: prefork)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N",
+        help="start failed ranks again up to N times; only with a single node (default: 0)",
+    )  # fmt: skip
 
 
 def _leave_message(error: TrainerError) -> None:

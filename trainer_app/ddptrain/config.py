@@ -79,15 +79,23 @@ class Config:
         50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
     )
     keep: int = _field(3, "newest checkpoints to keep", low=1, high=10**6)
+    keep_best: bool = _field(True, "besides these, keep the checkpoint of the highest test accuracy")
     device: str = _field("auto", "auto takes CUDA where there is one", choices=("auto", "cpu", "cuda"))
-    backend: str = _field("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl"))
+    backend: str = _field("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
     threads: int = _field(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
     rendezvous_timeout: float = _field(
         0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600", low=0, high=86_400
     )
     collective_timeout: float = _field(
-        300.0, "seconds a collective may take before it counts as a hang", low=1, high=86_400
+        300.0, "seconds a collective may take before the rank that waits in it gives up", low=1, high=86_400
     )
+    hang_timeout: float = _field(
+        120.0, "seconds without any sign of life from a rank before the launcher ends the node; 0 = never", low=0,
+        high=86_400,
+    )  # fmt: skip
+    stop_grace: float = _field(25.0, "seconds from SIGTERM to SIGKILL; below the pod's", low=0.1, high=86_400)
+    log_format: str = _field("text", "of what is printed", choices=("text", "json"))
+    chaos: str = _field("", "debugging aid: crash, kill, hang, stop, slow, oom or diskfull as ACTION:RANK:STEP[:PHASE]")
     stop_after: int = _field(
         0, "debugging aid: leave as after SIGTERM once this step is done; 0 = never", low=0, high=10**12
     )

@@ -32,6 +32,7 @@ _TIMEOUT = 30.0  # seconds without a byte
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
+_CHUNK = 2**18
 
 
 def fetch(
@@ -41,11 +42,13 @@ def fetch(
     files: Sequence[IdxFile] = MNIST_FILES,
     say: Callable[[str], None] = print,
     pause: float = 1.0,
+    alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
 
     Args:
         mirrors: base URLs, tried in order.
+        alive: called now and then, while a download moves.
         pause: seconds before the second try at one mirror, doubled for the third.
     Raises:
         DataError: no mirror delivered a file; names what each one said.
@@ -54,12 +57,14 @@ def fetch(
     folder = Path(data_dir)
     if all(is_whole(folder, file) for file in files):
         return  # also where the volume is read-only, or knows no locks
-    with _only_writer(folder):
+    with _only_writer(folder) as locked:
         for file in files:
             if is_whole(folder, file):
                 continue
+            if locked:
+                _clear_leftovers(folder, file)
             say(f"fetching {file.name}.gz")
-            content = _download(file, mirrors, pause, say)
+            content = _download(file, mirrors, pause, say, alive)
             try:
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
@@ -76,7 +81,8 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def _only_writer(folder: Path) -> Iterator[bool]:
+    """Wait for the directory's lock; False where the file system has none."""
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,10 +99,23 @@ def _only_writer(folder: Path) -> Iterator[None]:
             if error.errno not in _NO_LOCKS:
                 raise volume_error(error, path) from error
             # Without locks several may download, each under a name of its own: wasteful, but right.
-        yield
+            yield False
+            return
+        yield True
 
 
-def _download(file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable[[str], None]) -> bytes:
+def _clear_leftovers(folder: Path, file: IdxFile) -> None:
+    """Temporary files of downloads that were killed; while we hold the lock nobody else is writing one."""
+    try:
+        for path in folder.glob(f".{file.name}.gz.*.tmp"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise volume_error(error, folder) from error
+
+
+def _download(
+    file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable[[str], None], alive: Callable[[], None]
+) -> bytes:
     """The gzipped file from the first mirror whose copy has the right content."""
     failures = []
     for mirror in mirrors:
@@ -105,7 +124,7 @@ def _download(file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable
             if attempt:
                 time.sleep(pause * 2 ** (attempt - 1))
             try:
-                content = _get(url)
+                content = _get(url, alive)
                 digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
                 if digest == file.sha256:
                     return content
@@ -125,11 +144,16 @@ def _download(file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable
     )
 
 
-def _get(url: str) -> bytes:
+def _get(url: str, alive: Callable[[], None]) -> bytes:
     if not url.startswith(("http://", "https://")):
         raise ValueError("not an http(s) URL")
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked above
-        content: bytes = answer.read(_MAX_DOWNLOAD + 1)
+        content = b""
+        while len(content) <= _MAX_DOWNLOAD and (chunk := answer.read(_CHUNK)):
+            content += chunk
+            alive()
     if len(content) > _MAX_DOWNLOAD:
         raise ValueError("larger than any MNIST file")
+    if answer.length:  # read() of a piece does not complain of a connection that ended early
+        raise http.client.IncompleteRead(content, answer.length)
     return content

@@ -14,6 +14,9 @@ from pathlib import Path
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
 
+# Set by ``chaos`` alone: every durable write fails with this number, as on a full volume.
+refusal = 0
+
 
 def unique(name: str) -> str:
     """``name`` with what no other process writing to a shared volume has: in pods, even process ids are alike."""
@@ -28,20 +31,26 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     Raises:
         OSError: the volume refused; no temporary file is left behind then.
     """
+    if refusal and durable:
+        raise OSError(refusal, os.strerror(refusal), str(path))
     temporary = path.with_name(f".{unique(path.name)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
-        with os.fdopen(descriptor, "wb") as stream:
+        try:
             share(temporary, 0o664)
-            stream.write(content)
-            stream.flush()
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             if durable:
-                os.fsync(stream.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(path)
         if durable:
             sync_directory(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
 
 

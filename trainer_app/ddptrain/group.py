@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.errors import PeerLost, RanksError
 from ddptrain.network import route_interface
 from ddptrain.ranks import Ranks
@@ -25,13 +27,22 @@ from ddptrain.stop import StopFlag
 
 T = TypeVar("T")
 _LAST_WORDS = 0.3  # seconds that a failing rank 0 keeps the store up, for the others to read why
+_ANNOUNCING = 2.0  # seconds
 
 
 class Group:
     """One rank's membership. Alone (world size 1) it needs no network and every exchange is the identity."""
 
-    def __init__(self, ranks: Ranks, device: torch.device, store: Store | None, stop: StopFlag) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        store: Store | None,
+        stop: StopFlag,
+        crumbs: Breadcrumbs | None = None,
+    ) -> None:
         self.ranks, self.device, self._store, self._stop = ranks, device, store, stop
+        self.crumbs = crumbs or Breadcrumbs()
         self.rank, self.world_size = ranks.rank, ranks.world_size
 
     def together(self, name: str, work: Callable[[], T], timeout: float) -> T:
@@ -85,34 +96,50 @@ class Group:
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         if self.rank == 0:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(buffer, src=0)
+        with self.crumbs.waiting_in("broadcast"):
+            dist.broadcast(buffer, src=0)
         return buffer.cpu().numpy().tobytes()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, in place."""
         if self.world_size > 1:
-            dist.all_reduce(values)
+            with self.crumbs.waiting_in("all_reduce"):
+                dist.all_reduce(values)
         return values
+
+    def pause(self, seconds: float) -> None:
+        """Sleep on purpose: long, perhaps, but no hang."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.crumbs.touch()
+            time.sleep(min(1.0, left))
 
     def announce_leaving(self, reason: str) -> None:
         """Tell ranks that may be waiting in the store that this one is not coming. Never raises."""
         if self._store is not None:
-            # A store that died with rank 0 needs no telling: the others notice that themselves.
-            with contextlib.suppress(RuntimeError):
-                self._store.set(LEFT, json.dumps({"rank": self.rank, "reason": reason[:500]}))
-                if self.rank == 0:
-                    time.sleep(_LAST_WORDS)
+            teller = threading.Thread(target=self._announce, args=(self._store, reason), daemon=True)
+            teller.start()
+            teller.join(_ANNOUNCING)  # the store's host may be stopped, and would never answer
+
+    def _announce(self, store: Store, reason: str) -> None:
+        # A store that died with rank 0 needs no telling: the others notice that themselves.
+        with contextlib.suppress(RuntimeError):
+            store.set(LEFT, json.dumps({"rank": self.rank, "reason": reason[:500]}))
+            if self.rank == 0:
+                time.sleep(_LAST_WORDS)
 
     def close(self) -> None:
         """Leave together: rank 0 hosts the store, so it must not go before the others have read their last word."""
         if self._store is not None:
-            dist.barrier()
+            with self.crumbs.waiting_in("barrier"):
+                dist.barrier()
             dist.destroy_process_group()
             self._store = None
 
     def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:
         assert self._store is not None
-        return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop)
+        with self.crumbs.waiting_in(f"store: {key}", counted=False):
+            return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop=stop, crumbs=self.crumbs)
 
 
 def join(
@@ -123,6 +150,7 @@ def join(
     rendezvous_timeout: float,
     collective_timeout: float,
     stop: StopFlag,
+    crumbs: Breadcrumbs,
     env: Mapping[str, str] = os.environ,
 ) -> Group:
     """Meet the other ranks and form the process group.
@@ -132,15 +160,21 @@ def join(
         RanksError: two processes claim one rank, or ranks disagree about the world size.
     """
     if ranks.world_size == 1:
-        return Group(ranks, device, None, stop)
+        return Group(ranks, device, None, stop, crumbs)
     deadline = time.monotonic() + rendezvous_timeout
-    store = PrefixStore(job_key(env), connect(ranks, deadline, stop, env))
-    meet(store, ranks, deadline, stop)
+    store = PrefixStore(job_key(env), connect(ranks, deadline, stop, crumbs, env))
+    meet(store, ranks, deadline, stop, crumbs)
     interface = route_interface(ranks.master_addr)
     if interface and "GLOO_SOCKET_IFNAME" not in env:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in env:
         os.environ["NCCL_SOCKET_IFNAME"] = interface
+    with crumbs.waiting_in("init_process_group"):
+        _init(ranks, device, backend, store, collective_timeout)
+    return Group(ranks, device, store, stop, crumbs)
+
+
+def _init(ranks: Ranks, device: torch.device, backend: str, store: Store, collective_timeout: float) -> None:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=PrefixStore("group", store),
@@ -149,7 +183,6 @@ def join(
         timeout=timedelta(seconds=collective_timeout),
         device_id=device if backend == "nccl" else None,
     )
-    return Group(ranks, device, store, stop)
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
@@ -21,7 +22,9 @@ _READING = 5.0  # seconds
 LEFT = "left"  # key under which a failing rank says that it is not coming
 
 
-def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopFlag | None) -> bytes:
+def wait_for_key(
+    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, crumbs: Breadcrumbs
+) -> bytes:
     """The key's value as soon as it is set.
 
     Args:
@@ -34,6 +37,7 @@ def wait_for_key(store: Store, key: str, deadline: float, what: str, stop: StopF
     """
     pause = 0.002
     while not store.check([key]):
+        crumbs.touch()
         if store.check([LEFT]):
             left = json.loads(store.get(LEFT))
             raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
@@ -55,11 +59,11 @@ def job_key(env: Mapping[str, str]) -> str:
     return "ddptrain/" + "/".join(parts)
 
 
-def connect(ranks: Ranks, deadline: float, stop: StopFlag, env: Mapping[str, str]) -> Store:
+def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, env: Mapping[str, str]) -> Store:
     """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
     hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not hosts:
-        _await_port(ranks, deadline, stop)
+        _await_port(ranks, deadline, stop, crumbs)
     try:
         return TCPStore(
             # The host listens on every address; its own DNS name may be the last to resolve.
@@ -80,11 +84,12 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, env: Mapping[str, str
         raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
 
 
-def _await_port(ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
     """Until the store's host accepts connections. Its name may not resolve yet: a pod's appears with its address."""
     pause, last = 0.05, "nothing tried"
     while True:
         stop.leave_if_requested("rendezvous")
+        crumbs.touch()
         try:
             with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
                 return
@@ -100,7 +105,7 @@ def _await_port(ranks: Ranks, deadline: float, stop: StopFlag) -> None:
         pause = min(0.5, pause * 1.5)
 
 
-def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
     """Each rank signs in; rank 0 waits for all and tells the verdict to everybody."""
     presence = json.dumps({"world": ranks.world_size, "host": socket.gethostname()})
     if store.add(f"claims/{ranks.rank}", 1) > 1:
@@ -112,7 +117,7 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
     store.set(f"present/{ranks.rank}", presence)
     if ranks.is_zero:
         try:
-            _await_all(store, ranks, deadline, stop)
+            _await_all(store, ranks, deadline, stop, crumbs)
         except TrainerError as error:
             store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
             _await_readers(store, ranks)
@@ -120,7 +125,8 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
         store.set("verdict", "{}")
         return
     # Rank 0 decides at its own deadline; a little patience lets its verdict, with the names, arrive.
-    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, "rank 0's verdict on who is here", stop))
+    what = "rank 0's verdict on who is here"
+    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, what, stop=stop, crumbs=crumbs))
     if verdict:
         store.add("readers", 1)
         if verdict["missing"]:
@@ -136,7 +142,7 @@ def _await_readers(store: Store, ranks: Ranks) -> None:
         time.sleep(0.02)
 
 
-def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> None:
+def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
     waiting = set(range(ranks.world_size))
     while waiting:
         for rank in sorted(waiting):
@@ -156,6 +162,7 @@ def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag) -> N
             )
         if waiting:
             stop.leave_if_requested("rendezvous")
+            crumbs.touch()
             time.sleep(0.02)
 
 

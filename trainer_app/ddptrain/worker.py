@@ -9,17 +9,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
-from ddptrain import bitwise, fetch, group, mnist, termination
+from ddptrain import bitwise, chaos, fetch, group, mnist, termination
+from ddptrain.blackbox import BlackBox
+from ddptrain.breadcrumbs import Breadcrumbs
+from ddptrain.children import Assignment
 from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
-from ddptrain.errors import RanksError, TrainerError, UsageError, classify
+from ddptrain.errors import RanksError, Stopped, TrainerError, UsageError, classify
 from ddptrain.finite import dumps
+from ddptrain.guard import Guard
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
@@ -32,21 +37,46 @@ class Worker:
     """Runs one rank and remembers enough to say how it ended."""
 
     def __init__(
-        self, config: Config, ranks: Ranks, console: Console, stop: StopFlag, env: Mapping[str, str] = os.environ
+        self,
+        config: Config,
+        ranks: Ranks,
+        console: Console,
+        stop: StopFlag,
+        *,
+        box: BlackBox | None = None,
+        env: Mapping[str, str] = os.environ,
     ) -> None:
         self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
+        self._crumbs = Breadcrumbs(box.memory() if box else None, chaos.planned(config, ranks.rank, env))
+        self._box = box
         self._group: group.Group | None = None
 
-    def run(self) -> termination.Report:
-        """Train; never raises. The report's ``code`` is the exit code."""
+    def run(self, deliver: Callable[[termination.Report], None]) -> int:
+        """Train; never raises. Returns the exit code.
+
+        Args:
+            deliver: takes the report, once; perhaps from the guard's thread, which ends the process after it.
+        """
+
+        def leave(waited: float) -> None:
+            phase = self._crumbs.last.collective or self._crumbs.last.phase
+            error = Stopped(f"stopped by a signal in phase {phase}, unsaved after {waited:.0f} s", saved=False)
+            deliver(self._failure(error))
+            os._exit(error.code)
+
+        guard = Guard(self._stop, self._crumbs, self._config.stop_grace, leave, self._box)
+        guard.start()
         try:
-            result = self._train()
-            return self._success(result)
+            report = self._success(self._train())
         except BaseException as error:
             if self._group:
                 self._group.announce_leaving(str(error))
-            return self._failure(error)
+            report = self._failure(error)
+        if not guard.take_last_word():
+            threading.Event().wait()  # the guard is speaking, and ends the process
+        deliver(report)
+        return int(report["code"])
 
     def _train(self) -> Result:
         config, ranks = self._config, self._ranks
@@ -60,7 +90,7 @@ class Worker:
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()
         timeout = config.rendezvous_timeout or timeout_of(self._env.get("PET_RDZV_CONF", ""))
-        self._progress.update(phase="rendezvous")
+        self._begin("rendezvous")
         self._group = group.join(
             ranks,
             device,
@@ -68,9 +98,10 @@ class Worker:
             rendezvous_timeout=timeout,
             collective_timeout=config.collective_timeout,
             stop=self._stop,
+            crumbs=self._crumbs,
             env=self._env,
         )
-        self._progress.update(phase="data")
+        self._begin("data")
         dataset = self._group.together("data", self._load_data, timeout)
         self._console.say(
             f"ddptrain: {ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}, "
@@ -85,6 +116,10 @@ class Worker:
         self._group.close()
         return result
 
+    def _begin(self, phase: str) -> None:
+        self._progress.update(phase=phase)
+        self._crumbs.mark(phase)
+
     def _load_data(self) -> mnist.Dataset:
         config = self._config
         with self._stop.interruptible("data"):
@@ -92,7 +127,7 @@ class Worker:
                 if not config.data_dir:
                     raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
                 # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
-                fetch.fetch(config.data_dir, say=self._console.say)
+                fetch.fetch(config.data_dir, say=self._console.say, alive=self._crumbs.touch)
             return mnist.load(config.data, config.data_dir)
 
     def _serve_progress(self) -> None:
@@ -138,20 +173,24 @@ class Worker:
 
 def run_here(config: Config, ranks: Ranks, console: Console, stop: StopFlag) -> int:
     """Train in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code."""
-    report = Worker(config, ranks, console, stop).run()
-    termination.write(report, termination.destination(), shared=ranks.world_size > 1)
-    return int(report["code"])
+
+    def deliver(report: termination.Report) -> None:
+        termination.write(report, termination.destination(), shared=ranks.world_size > 1)
+
+    return Worker(config, ranks, console, stop).run(deliver)
 
 
-def run_forked(config: Config, ranks: Ranks, console: Console, report_to: int) -> int:
-    """Train in a child of the launcher, which reads the report from the pipe ``report_to``. Returns the exit code."""
+def run_forked(assignment: Assignment, console: Console) -> int:
+    """Do the job in a child of the launcher, which reads the report from a pipe. Returns the exit code."""
+
+    def deliver(report: termination.Report) -> None:
+        with os.fdopen(assignment.reports, "wb") as pipe:
+            pipe.write(dumps(report).encode())
+
     stop = StopFlag()
     stop.install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked by the launcher's fork
-    report = Worker(config, ranks, console, stop).run()
-    with os.fdopen(report_to, "wb") as pipe:
-        pipe.write(dumps(report).encode())
-    return int(report["code"])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
+    return Worker(assignment.config, assignment.ranks, console, stop, box=assignment.box).run(deliver)
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:

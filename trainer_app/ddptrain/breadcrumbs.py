@@ -1,0 +1,91 @@
+"""What a rank does at this moment, in memory that a launcher can read when the rank itself can no longer speak.
+
+``worker``, ``group`` and ``train`` mark each phase, step and collective; ``watchdog`` (in the launcher) reads. A rank
+that was stopped, or that waits inside C++ for a peer, cannot report itself: its last breadcrumb does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_LAYOUT = struct.Struct("<qqqd24s40s")  # changes, step, collectives begun, CLOCK_MONOTONIC seconds, phase, collective
+SIZE = _LAYOUT.size
+# Before these phases end nothing has been learned that could be saved.
+BEFORE_TRAINING = ("start", "rendezvous", "data", "setup", "resume")
+
+
+@dataclass(frozen=True)
+class Crumb:
+    """One rank's last sign of life. ``collective`` is what it waits in, or empty while it works by itself."""
+
+    changes: int = 0
+    step: int = 0
+    collectives: int = 0
+    time: float = 0.0
+    phase: str = "start"
+    collective: str = ""
+
+
+def read(memory: bytes | memoryview) -> Crumb:
+    """The crumb in ``memory``. It is written in one go but not atomically; a rank that hangs is not writing."""
+    changes, step, collectives, at, phase, collective = _LAYOUT.unpack_from(memory)
+    text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
+    return Crumb(changes, step, collectives, at, text[0] or "start", text[1])
+
+
+class Breadcrumbs:
+    """One rank's writer.
+
+    Args:
+        memory: SIZE bytes shared with the launcher; its own where there is none.
+        on_mark: called with (phase or collective, step) as each begins; ``chaos`` strikes there.
+    """
+
+    def __init__(self, memory: memoryview | None = None, on_mark: Callable[[str, int], None] | None = None) -> None:
+        self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
+        self.on_mark = on_mark
+        self._changes = self._collectives = self._step = 0
+        self._phase, self._collective = "start", ""
+        self.touch()
+
+    @property
+    def last(self) -> Crumb:
+        """The newest crumb, safe to read from another thread."""
+        return read(self._memory)
+
+    def mark(self, phase: str, step: int | None = None) -> None:
+        """The rank begins ``phase``, of step ``step`` (counting from 1) where it has one."""
+        self._phase, self._step = phase, self._step if step is None else step
+        self.touch()
+        if self.on_mark:
+            self.on_mark(phase, self._step)
+
+    def touch(self) -> None:
+        """Still alive: for loops that poll, and would notice themselves when they waited too long."""
+        self._changes += 1
+        _LAYOUT.pack_into(
+            self._memory, 0, self._changes, self._step, self._collectives, time.monotonic(),
+            self._phase.encode()[:24], self._collective.encode()[:40],
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def waiting_in(self, collective: str, *, counted: bool = True) -> Iterator[None]:
+        """Inside, the rank waits for its peers.
+
+        Args:
+            counted: False for what not every rank does, such as reading the store: the count tells who is behind.
+        """
+        self._collectives += counted
+        self._collective = collective
+        self.touch()
+        try:
+            if self.on_mark:
+                self.on_mark(collective, self._step)
+            yield
+        finally:
+            self._collective = ""
+            self.touch()

@@ -1,0 +1,78 @@
+"""A thread in every rank that still acts when the main thread is blocked in C++: it ends the rank in time.
+
+Python runs signal handlers between two bytecodes of the main thread, so a SIGTERM that arrives inside a collective
+would be seen only after it. The C-level handler, however, writes each signal's number to a pipe at once; this thread
+reads it. ``stop`` remains the polite way: the guard leaves, unsaved, only where politeness found no ear.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from ddptrain.blackbox import DUMP_SIGNAL, BlackBox, answer_with_stacks, dump_flight_recorder
+from ddptrain.breadcrumbs import BEFORE_TRAINING, Breadcrumbs
+from ddptrain.stop import StopFlag
+
+_PATIENCE = 1.5  # seconds for the main thread to leave by itself where nothing could be saved anyway
+
+
+def margin_of(grace: float) -> float:
+    """Seconds before the end of the grace at which a rank that still has not left is made to."""
+    return min(3.0, 0.25 * grace)
+
+
+class Guard:
+    """Watches the signals of this process.
+
+    Args:
+        leave: called once, from the guard's thread, with the seconds since the signal; it must end the process.
+        grace: seconds from the signal to SIGKILL.
+        box: where dumps go; None without a launcher.
+    """
+
+    def __init__(
+        self, stop: StopFlag, crumbs: Breadcrumbs, grace: float, leave: Callable[[float], None], box: BlackBox | None
+    ) -> None:
+        self._stop, self._crumbs, self._leave, self._box = stop, crumbs, leave, box
+        self._grace = grace
+        self._last_word = threading.Lock()
+        self._pipe, self._write = os.pipe()
+
+    def start(self) -> None:
+        """Begin to watch; only the main thread may call it, after ``StopFlag.install``."""
+        for end in (self._pipe, self._write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if self._box:
+            answer_with_stacks(self._box)
+        threading.Thread(target=self._watch, name="guard", daemon=True).start()
+
+    def take_last_word(self) -> bool:
+        """True for the first who asks, main thread or guard: one of them reports the end, the other keeps still."""
+        return self._last_word.acquire(blocking=False)
+
+    def _watch(self) -> None:
+        since: float | None = time.monotonic() if self._stop.requested else None
+        while True:
+            # A phase may change while we wait, and with it the moment to leave: look again soon.
+            ready, _, _ = select.select([self._pipe], [], [], None if since is None else 0.1)
+            if ready:
+                signals = os.read(self._pipe, 4096)
+                if since is None and (signal.SIGTERM in signals or signal.SIGINT in signals):
+                    since = time.monotonic()
+                    self._stop.requested = True
+                if DUMP_SIGNAL in signals and self._box:
+                    dump_flight_recorder(self._box.flight)
+            if since is not None:
+                waited = time.monotonic() - since
+                if waited >= self._patience() and self.take_last_word():
+                    self._leave(waited)
+
+    def _patience(self) -> float:
+        most = self._grace - margin_of(self._grace)
+        return min(_PATIENCE, most) if self._crumbs.last.phase in BEFORE_TRAINING else most

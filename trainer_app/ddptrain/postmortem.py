@@ -1,0 +1,112 @@
+"""What a failed node leaves beside the checkpoints (else in the log directory) for other nodes and for people to read.
+
+``reports/<job>-<attempt>/node-1.json``: the node's report and what its launcher saw of every rank; beside it each
+rank's stacks and flight recorder. Launchers write it before they kill, so that a node which only lost a peer can name
+the culprit of another; the verb ``why`` merges them. Nothing here may cost a run: a volume that refuses is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddptrain.config import Config
+from ddptrain.files import share, write_atomically
+from ddptrain.finite import dumps
+from ddptrain.node import Child
+from ddptrain.ranks import Ranks
+from ddptrain.termination import Report
+from ddptrain.why import Sighting
+
+FOLDER = "reports"
+_KEPT = 10  # attempts
+_PATIENCE = 1.5  # seconds for another node's report to appear
+
+
+@dataclass(frozen=True)
+class Postmortem:
+    """One node's place to write to, and to look for the other nodes' words."""
+
+    folder: Path
+    node_rank: int
+    nnodes: int
+
+    @classmethod
+    def at(cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ) -> Postmortem | None:
+        """The place of this attempt; None without a directory that could hold it."""
+        root = config.checkpoint_dir or log_dir
+        if not root:
+            return None
+        name = f"{env.get('DDPJOB_UID', '')[:5] or 'local'}-{env.get('DDPJOB_ATTEMPT') or '0'}"
+        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes)
+
+    def clear(self) -> None:
+        """Forget what an earlier life of this node under the same name has left."""
+        with contextlib.suppress(OSError):
+            self._file(self.node_rank).unlink(missing_ok=True)
+
+    def write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
+        """Leave ``report`` and the dumps. Never raises."""
+        with contextlib.suppress(OSError):
+            for folder in (self.folder.parent, self.folder):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    share(folder, 0o2775)
+            for child in children:
+                self._write_dumps(child)
+            content = {
+                "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
+                "ranks": [asdict(sighting) for sighting in sightings],
+            }  # fmt: skip
+            write_atomically(self._file(self.node_rank), dumps(content, indent=1).encode(), durable=False)
+            self._retire()
+
+    def _write_dumps(self, child: Child) -> None:
+        texts = child.box.texts() if child.box else ("", "")
+        for name, text in zip(("stacks.txt", "flight.json"), texts, strict=True):
+            if text:
+                write_atomically(self.folder / f"rank-{child.rank}.{name}", text.encode(), durable=False)
+
+    def culprit_elsewhere(self) -> Report | None:
+        """The report of a node that failed by its own fault, if it shows up soon."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            for found in read(self.folder):
+                if found["node"] != self.node_rank and found["report"].get("cause") == "own":
+                    report: Report = found["report"]
+                    return report
+            if time.monotonic() > end or not self.folder.parent.parent.is_dir():
+                return None
+            time.sleep(0.05)
+
+    def _file(self, node_rank: int) -> Path:
+        return self.folder / f"node-{node_rank}.json"
+
+    def _retire(self) -> None:
+        attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in attempts[_KEPT:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The nodes' files in ``folder``, by node; damaged ones are left out."""
+    found = []
+    for path in sorted(folder.glob("node-*.json")) if folder.is_dir() else []:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads(path.read_bytes())
+            if content["node"] < content["nnodes"] and isinstance(content["report"], dict):
+                found.append(content)
+    return sorted(found, key=lambda content: content["node"])
+
+
+def blame(report: Report, other: Report) -> Report:
+    """The report of a node that lost a peer, with the name of the rank to blame in it."""
+    who = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
+    return {**report, "message": f"{report.get('message')}; the cause: {who}"}

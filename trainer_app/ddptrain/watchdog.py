@@ -1,0 +1,88 @@
+"""The launcher's eye on its ranks: which of them shows no sign of life, and what can still be learned of them.
+
+A stopped rank cannot report itself, and what its peers see is only that a collective does not end. The launcher sees
+all: it compares breadcrumbs, asks for stacks by signal, and ``why.culprit`` says who keeps the others waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddptrain.blackbox import DUMP_SIGNAL, place_in
+from ddptrain.node import Child
+from ddptrain.why import Sighting
+
+_ANSWERING = 2.0  # seconds for dumps to arrive
+_STOPPED = ("T", "t")
+
+
+class Watchdog:
+    """Counts, for each rank, how long its breadcrumbs have stood still.
+
+    Args:
+        timeout: seconds without a change that make a hang.
+        node_rank: of these ranks.
+    """
+
+    def __init__(self, timeout: float, node_rank: int) -> None:
+        self.timeout, self._node_rank = timeout, node_rank
+        self.interval = min(1.0, timeout / 10)
+        self._seen: dict[int, int] = {}
+        self._still: dict[int, float] = {}
+        self._last = time.monotonic()
+
+    def stalled(self, children: Sequence[Child]) -> bool:
+        """True once a living rank has stood still for the timeout. To be asked every ``interval`` seconds."""
+        now = time.monotonic()
+        # Where the launcher itself was stopped (a paused container), the time it slept counts against nobody.
+        elapsed, self._last = min(now - self._last, 2 * self.interval), now
+        for child in children:
+            if child.status is not None or child.box is None:
+                self._still.pop(child.rank, None)
+                continue
+            changes = child.box.crumb().changes
+            moved = changes != self._seen.get(child.rank)
+            self._seen[child.rank] = changes
+            self._still[child.rank] = 0.0 if moved else self._still.get(child.rank, 0.0) + elapsed
+        return any(still >= self.timeout for still in self._still.values())
+
+    def examine(self, children: Sequence[Child]) -> list[Sighting]:
+        """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is."""
+        living = [child for child in children if child.status is None and child.box is not None]
+        states = {child.rank: process_state(child.pid) for child in living}
+        for child in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, DUMP_SIGNAL)
+        able = [child for child in living if states[child.rank] not in _STOPPED]
+        end = time.monotonic() + _ANSWERING
+        while not all(child.box and all(child.box.texts()) for child in able) and time.monotonic() < end:
+            time.sleep(0.05)
+        return [self._sighting(child, states[child.rank]) for child in living]
+
+    def _sighting(self, child: Child, state: str) -> Sighting:
+        assert child.box is not None
+        crumb, (stacks, _) = child.box.crumb(), child.box.texts()
+        return Sighting(
+            rank=child.rank,
+            node=self._node_rank,
+            step=crumb.step,
+            phase=crumb.phase,
+            collective=crumb.collective,
+            collectives=crumb.collectives,
+            quiet=round(self._still.get(child.rank, 0.0), 1),
+            stopped=state in _STOPPED,
+            answered=bool(stacks),
+            where=place_in(stacks),
+        )
+
+
+def process_state(pid: int) -> str:
+    """One letter as in proc(5): R running, S sleeping, D waiting for a disk, T stopped; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
