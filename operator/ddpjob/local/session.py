@@ -1,12 +1,38 @@
-"""One ``ddpjob run``: from the user's document to the finished or suspended job."""
+"""One ``ddpjob run``: from the user's document to the finished or suspended job.
+
+The session plays the user (it creates the job, suspends and resumes it) and the supervisor of controller and
+kubelet; it judges nothing by itself. What it does at the start is in ``start``.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from ddpjob.cluster.base import Json
+from ddpjob.api import names
+from ddpjob.cluster.base import Json, NotFound
+from ddpjob.cluster.memory import MemoryCluster
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.local import admission, start
+from ddpjob.local.admission import render
+from ddpjob.local.controlplane import ControlPlane
+from ddpjob.local.errors import LocalError
+from ddpjob.local.kubelet import Kubelet, is_over
+from ddpjob.local.pod import Machine
+from ddpjob.local.ports import Ports
+from ddpjob.local.sources import Sources
+from ddpjob.local.start import is_true
 from ddpjob.local.state import StateFolder
+from ddpjob.local.volumes import sweep_shared_memory
+
+__all__ = ["Options", "Session", "render"]
+
+_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,9 @@ class Session:
     job: the DDPJob as the user wrote it. others: Secrets and ConfigMaps that its pods may refer to.
     on_change: called with the DDPJob and its pods at the start and after every change, at most ten times a second.
     say: one line for the user, without a line's end.
+
+    Raises:
+        LocalError: the spec is refused, or a Secret cannot be read.
     """
 
     def __init__(
@@ -43,7 +72,19 @@ class Session:
         on_change: Callable[[Json, Sequence[Json]], None],
         say: Callable[[str], None],
     ) -> None:
-        raise NotImplementedError
+        self._admitted = admission.admitted(job)
+        meta = self._admitted["metadata"]
+        self._namespace, self._name = str(meta["namespace"]), str(meta["name"])
+        self._sources = Sources(others, self._namespace)
+        self._state = folder
+        self._folder = folder.job(self._namespace, self._name)
+        self._options = options
+        self._on_change = on_change
+        self._say = say
+        self._cluster = MemoryCluster()
+        self._job = self._admitted
+        self._news = asyncio.Event()
+        self._dated: datetime | None = None
 
     async def run(self, stop: asyncio.Event) -> Json:
         """Run until the job is finished, or suspended because ``stop`` was set or its spec says so.
@@ -51,15 +92,133 @@ class Session:
         Returns the DDPJob as it then is. Cancelling the call kills what runs at once; the state stays resumable.
 
         Raises:
-            LocalError: the spec is refused, another process runs this job, or the state folder cannot be used.
+            LocalError: another process runs this job, or the state folder cannot be used.
         """
-        raise NotImplementedError
+        _require_linux()
+        try:
+            with self._folder.locked():
+                return await self._run(stop)
+        except OSError as error:
+            raise LocalError(
+                f"{error.filename or self._state.root}: {error.strerror or error}",
+                "local mode keeps its state and the job's volumes there",
+                "make room or get access, or name another folder with --state-dir or DDPJOB_STATE_DIR",
+            ) from error
+
+    async def _run(self, stop: asyncio.Event) -> Json:
+        sweep_shared_memory()
+        if self._options.fresh:
+            start.forget(self._folder, self._state, self._admitted, self._options.volumes, self._say)
+        begin = start.prepare(self._cluster, self._folder, self._admitted, self._say)
+        self._dated = begin.dated
+        start.explain(self._admitted, self._state, self._options.volumes, self._say)
+        spec, settings = admission.job_of(self._admitted).spec, EngineSettings()
+        ports = Ports(rendezvous=spec.rendezvous.port, progress=names.PROGRESS_PORT)
+        control = ControlPlane(
+            self._cluster, ports, settings, progress_seconds=self._options.progress_seconds, now=self._now
+        )
+        kubelet = Kubelet(self._cluster, self._machine(ports, spec.num_nodes, settings), self._news.set)
+        try:
+            await _beside(
+                self._follow(stop, begin.suspend, control, kubelet),
+                # In this order they are ended: the controller must not judge pods that are being killed.
+                control.run(),
+                kubelet.run(),
+                self._watch(names.DDPJOBS),
+                self._watch(names.PODS),
+                self._heed(stop),
+            )
+        finally:
+            self._folder.save(self._cluster.dump())
+        return self._job
+
+    def _machine(self, ports: Ports, nodes: int, settings: EngineSettings) -> Machine:
+        return Machine(
+            server=self._cluster.server,
+            folder=self._folder,
+            sources=self._sources,
+            ports=ports,
+            claim_directory=self._claim_directory,
+            directory=(self._options.directory or Path.cwd()).absolute(),
+            domain=settings.cluster_domain,
+            nodes=nodes,
+            available=sorted(os.sched_getaffinity(0)),
+        )
+
+    def _claim_directory(self, claim: str) -> Path:
+        given = self._options.volumes.get(claim)
+        return given.absolute() if given is not None else self._state.volume(self._namespace, claim)
+
+    def _now(self) -> datetime:
+        """The time; the last sign of life of a run that was killed, while its end is being recorded."""
+        return self._dated or datetime.now(UTC)
+
+    async def _follow(self, stop: asyncio.Event, suspend: bool, control: ControlPlane, kubelet: Kubelet) -> None:
+        """Show and save every change, and return when nothing more will happen."""
+        while True:
+            self._news.clear()
+            self._publish()
+            if self._dated is not None and (is_true(self._job, "Suspended") or is_true(self._job, "Finished")):
+                self._dated = None
+                self._suspend(suspend)
+                if not suspend and not is_true(self._job, "Finished"):
+                    self._say(start.resumed(self._job))
+            elif stop.is_set() and self._dated is None:
+                self._suspend(True)
+            if self._is_at_rest() and not kubelet.is_busy:
+                await control.flush()
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+            await self._news.wait()
+
+    def _publish(self) -> None:
+        """To the user and to the disk."""
+        server = self._cluster.server
+        with contextlib.suppress(NotFound):  # should it ever be deleted, the last that was seen is what counts
+            self._job = server.get(names.DDPJOBS, self._namespace, self._name)
+        self._folder.save(self._cluster.dump())
+        self._on_change(self._job, server.list(names.PODS, self._namespace).items)
+
+    def _suspend(self, suspend: bool) -> None:
+        if bool(self._job["spec"].get("suspend")) != suspend and not is_true(self._job, "Finished"):
+            patch = {"spec": {"suspend": suspend}}
+            self._job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
+
+    def _is_at_rest(self) -> bool:
+        """Finished or suspended, and no pod has anything left to do."""
+        suspended = self._dated is None and self._job["spec"].get("suspend") and is_true(self._job, "Suspended")
+        pods = self._cluster.store.all(names.PODS, self._namespace)
+        return bool(suspended or is_true(self._job, "Finished")) and all(is_over(pod) for pod in pods)
+
+    async def _watch(self, resource: names.Resource) -> None:
+        async for _ in self._cluster.watch(resource):
+            self._news.set()
+
+    async def _heed(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._news.set()
+        await asyncio.Event().wait()  # the news is passed on; the end of this task would be the end of all
 
 
-def render(job: Json) -> list[Json]:
-    """What a cluster would be asked for: the DDPJob with its defaults, Service, claim and pods of attempt 1.
+async def _beside(main: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` to its end; whatever runs beside it must not end before, and is ended after it in its order."""
+    tasks = [asyncio.create_task(work) for work in (main, *background)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group  # the first has ended the others
+    finally:
+        for task in tasks:
+            task.cancel()
+            await asyncio.wait([task])
 
-    Raises:
-        LocalError: the spec is refused.
-    """
-    raise NotImplementedError
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise LocalError(
+            f"local mode runs on Linux only, this is {sys.platform}",
+            "it relies on the kernel to leave no process behind",
+            "run it in a Linux virtual machine or container, or use a cluster",
+        )

@@ -1,0 +1,97 @@
+"""The environment of one container: a little of this machine's, what a pod has by itself, what the pod's spec says.
+
+Values are resolved as the kubelet does it, and translated last (``translate``), those from Secrets excepted.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpjob.api import names
+from ddpjob.cluster.base import Json
+from ddpjob.local.expand import expand
+from ddpjob.local.podfields import field_value, resource_value
+from ddpjob.local.sources import Sources
+from ddpjob.local.translate import Translator, marked_port
+
+# What a program needs to find its libraries, its language, its GPUs and the network; nothing of the user's session.
+_INHERITED = frozenset(
+    ("LD_LIBRARY_PATH", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR")
+)
+_PROXIES = frozenset(("http_proxy", "https_proxy", "no_proxy", "all_proxy"))
+_INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
+_PORT_VARIABLES = frozenset(
+    {names.ENV_MASTER_PORT, f"PET_{names.ENV_MASTER_PORT}", names.ENV_PROGRESS_PORT},
+)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The variables of a container as in a cluster. verbatim: names of those that hold a secret."""
+
+    values: Mapping[str, str]
+    verbatim: frozenset[str]
+
+
+def of_this_machine(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What every container inherits, with the programs beside this Python first in PATH."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _INHERITED or name.lower() in _PROXIES or name.startswith(_INHERITED_PREFIXES)
+    }
+    own = str(Path(sys.executable).parent)
+    rest = [part for part in environment.get("PATH", os.defpath).split(os.pathsep) if part and part != own]
+    return kept | {"PATH": os.pathsep.join([own, *rest])}
+
+
+def declared(pod: Json, container: Json, sources: Sources) -> Declared:
+    """``envFrom``, then ``env`` in its order. Raises ``ConfigError`` for a source that is absent."""
+    values: dict[str, str] = {}
+    secret: set[str] = set()
+    for source in container.get("envFrom") or ():
+        kind, reference = ("Secret", source["secretRef"]) if "secretRef" in source else _config_map(source)
+        found = {f"{source.get('prefix', '')}{key}": text for key, text in sources.data(kind, reference).items()}
+        values |= {key: text.decode(errors="replace") for key, text in found.items()}
+        secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
+    for variable in container.get("env") or ():
+        name, source = variable["name"], variable.get("valueFrom")
+        value = _read(pod, container, source, sources) if source else expand(variable.get("value") or "", values)
+        if value is None:
+            continue
+        is_secret = source is not None and "secretKeyRef" in source
+        is_port = name in _PORT_VARIABLES and value.isdecimal() and not is_secret
+        values[name] = marked_port(value) if is_port else value
+        secret = secret | {name} if is_secret else secret - {name}
+    return Declared(values, frozenset(secret))
+
+
+def complete(pod: Json, declared: Declared, translator: Translator, termination_log: Path) -> dict[str, str]:
+    """All variables of the process."""
+    own = {
+        "HOSTNAME": str(pod["spec"].get("hostname") or pod["metadata"]["name"]),
+        # Gloo looks up the hostname otherwise, which leads to an address of the outside or to none.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "DDPJOB_TERMINATION_LOG": str(termination_log),
+    }
+    theirs = {
+        name: value if name in declared.verbatim else translator.text(value) for name, value in declared.values.items()
+    }
+    return of_this_machine() | own | theirs
+
+
+def _config_map(source: Json) -> tuple[str, Json]:
+    return "ConfigMap", source["configMapRef"]
+
+
+def _read(pod: Json, container: Json, source: Json, sources: Sources) -> str | None:
+    """The value of a ``valueFrom``; None where it is optional and absent."""
+    if "fieldRef" in source:
+        return field_value(pod, source["fieldRef"]["fieldPath"])
+    if "resourceFieldRef" in source:
+        return resource_value(pod, container, source["resourceFieldRef"])
+    if "secretKeyRef" in source:
+        return sources.value("Secret", source["secretKeyRef"])
+    return sources.value("ConfigMap", source["configMapKeyRef"])

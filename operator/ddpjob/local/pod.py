@@ -1,0 +1,231 @@
+"""The life of one pod: its volumes, its init containers in order, its containers, its end. One task, one pod."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ddpjob.api import names
+from ddpjob.cluster.base import Json, NotFound
+from ddpjob.cluster.memory.api import ApiServer
+from ddpjob.local import cpus, environment, podstatus, termination
+from ddpjob.local.container import Container, Exit, Program, StartError
+from ddpjob.local.expand import expand
+from ddpjob.local.ports import Ports
+from ddpjob.local.sources import ConfigError, Sources
+from ddpjob.local.state import JobFolder
+from ddpjob.local.translate import LOOPBACK, Translator
+from ddpjob.local.volumes import Volumes
+
+NODE_NAME = "local"
+ENTRYPOINT = "ddptrain"
+"""What the project's own trainer image runs; other images are not read."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What pods meet here.
+
+    claim_directory: directory of a claim by name. directory: where containers without workingDir run.
+    nodes: pods of one attempt, which share ``available`` CPUs evenly.
+    """
+
+    server: ApiServer
+    folder: JobFolder
+    sources: Sources
+    ports: Ports
+    claim_directory: Callable[[str], Path]
+    directory: Path
+    domain: str
+    nodes: int
+    available: Sequence[int]
+
+
+class PodRun:
+    """Runs one pod. Cancelling ``run`` kills every process of it before it returns."""
+
+    def __init__(self, pod: Json, machine: Machine) -> None:
+        self._machine = machine
+        self._namespace: str = pod["metadata"]["namespace"]
+        self._name: str = pod["metadata"]["name"]
+        self._folder = machine.folder.pod(self._name)
+        # As containers see it; the object itself gets these from binding and from the status.
+        where = {"hostIP": LOOPBACK, "podIP": LOOPBACK, "hostIPs": [{"ip": LOOPBACK}], "podIPs": [{"ip": LOOPBACK}]}
+        self._pod: Json = pod | {"spec": pod["spec"] | {"nodeName": NODE_NAME}, "status": where}
+        self._volumes = Volumes(self._pod, self._folder, machine.sources, machine.claim_directory)
+        self._inits: list[Json] = pod["spec"].get("initContainers") or []
+        self._mains: list[Json] = pod["spec"]["containers"]
+        reason = "PodInitializing" if self._inits else "ContainerCreating"
+        self._states = {c["name"]: podstatus.waiting(reason) for c in (*self._inits, *self._mains)}
+        self._running: dict[str, Container] = {}
+        self._sidecars: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._is_killed = False
+        self._killer: asyncio.TimerHandle | None = None
+        self._start = datetime.now(UTC)
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM now, SIGKILL to whatever is left after ``grace`` seconds; a second call can only shorten that."""
+        loop = asyncio.get_running_loop()
+        if not self._stopping.is_set():
+            self._stopping.set()
+            for container in self._running.values():
+                container.signal(signal.SIGTERM)
+        if self._killer is None or self._killer.when() > loop.time() + grace:
+            if self._killer is not None:
+                self._killer.cancel()
+            self._killer = loop.call_later(grace, self._kill)
+
+    async def run(self) -> None:
+        """Until every container has ended and, where the pod was deleted, its object is gone."""
+        try:
+            self._machine.server.bind(self._namespace, self._name, NODE_NAME)
+        except NotFound:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed before it could record this pod
+        self._folder.mkdir(parents=True)
+        life = asyncio.create_task(self._live(), name=f"life of {self._name}")
+        try:
+            await asyncio.shield(life)
+        except asyncio.CancelledError:
+            self._kill()
+            await life
+            raise
+        self._confirm_deletion()
+
+    async def _live(self) -> None:
+        try:
+            self._volumes.prepare()
+            self._report()
+            await self._run_containers()
+        except ConfigError as error:
+            await self._stay_unready(self._mains[0]["name"], error)
+        finally:
+            await self._end_sidecars()
+            self._volumes.clean_up()
+
+    async def _run_containers(self) -> None:
+        for container in self._inits:
+            if podstatus.is_sidecar(container):
+                await self._start_sidecar(container)
+            else:
+                await self._run_container(container)
+            if self._stopping.is_set() or podstatus.exit_code(self._states[container["name"]]):
+                return
+        await asyncio.gather(*(self._run_container(container) for container in self._mains))
+
+    async def _start_sidecar(self, container: Json) -> None:
+        """It goes on until the containers have ended. One that ends by itself is not started again."""
+        started = asyncio.Event()
+        task = asyncio.create_task(self._run_container(container, started), name=f"{self._name}/{container['name']}")
+        self._sidecars.add(task)
+        task.add_done_callback(lambda _: started.set())
+        await started.wait()
+
+    async def _run_container(self, container: Json, started: asyncio.Event | None = None) -> None:
+        name = container["name"]
+        try:
+            program = self._program(container)
+        except ConfigError as error:
+            await self._stay_unready(name, error)
+            return
+        begin = datetime.now(UTC)
+        try:
+            process = await Container.start(program)
+        except StartError as error:
+            self._set(name, podstatus.terminated(128, "StartError", str(error), None, datetime.now(UTC)))
+            return
+        self._running[name] = process
+        if self._stopping.is_set():
+            process.signal(signal.SIGKILL if self._is_killed else signal.SIGTERM)
+        self._set(name, podstatus.running(begin))
+        if started is not None:
+            started.set()
+        ended = await process.wait()
+        del self._running[name]
+        self._set(name, self._terminated(container, ended, begin))
+
+    def _program(self, container: Json) -> Program:
+        """Raises ``ConfigError`` for what cannot be resolved."""
+        name, machine = container["name"], self._machine
+        variables = environment.declared(self._pod, container, machine.sources)
+        message = self._message_file(name)
+        message.touch()
+        translator = Translator(
+            pod=self._name,
+            service=self._pod["spec"].get("subdomain", ""),
+            namespace=self._namespace,
+            domain=machine.domain,
+            port_of=machine.ports.of,
+            paths=self._volumes.paths(container, variables.values)
+            | {container["terminationMessagePath"]: str(message)},
+        )
+        words = [*(container.get("command") or _entrypoint(name)), *(container.get("args") or ())]
+        rank = int(self._pod["metadata"].get("labels", {}).get(names.LABEL_NODE_RANK, 0))
+        return Program(
+            words=translator.words(expand(word, variables.values) for word in words),
+            environment=environment.complete(self._pod, variables, translator, message),
+            directory=machine.directory / translator.text(container.get("workingDir") or "."),
+            cpus=cpus.share(machine.available, rank, machine.nodes, cpus.limit_of(self._pod)),
+            log=machine.folder.log(self._name, name),
+        )
+
+    def _message_file(self, container: str) -> Path:
+        return self._folder / f"{container}.termination-log"
+
+    def _terminated(self, container: Json, ended: Exit, begin: datetime) -> Json:
+        name = container["name"]
+        falls_back = container.get("terminationMessagePolicy") == "FallbackToLogsOnError" and ended.code != 0
+        log = self._machine.folder.log(self._name, name)
+        message = termination.message(self._message_file(name), log, falls_back=falls_back)
+        return podstatus.terminated(ended.code, "Error" if ended.code else "Completed", message, begin, ended.at)
+
+    async def _stay_unready(self, name: str, error: ConfigError) -> None:
+        """What is missing comes with the user's file, which is read once: only a deletion ends this wait."""
+        self._set(name, podstatus.waiting("CreateContainerConfigError", str(error)))
+        await self._stopping.wait()
+
+    async def _end_sidecars(self) -> None:
+        """They get their SIGTERM last; nothing of the pod runs when this returns."""
+        if self._running and not self._stopping.is_set():
+            self.stop(float(self._pod["spec"].get("terminationGracePeriodSeconds", 30)))
+        for container in self._running.values():
+            container.signal(signal.SIGTERM)
+        await asyncio.gather(*self._sidecars)
+        if self._killer is not None:
+            self._killer.cancel()
+
+    def _kill(self) -> None:
+        self._is_killed = True
+        self._stopping.set()
+        for container in self._running.values():
+            container.kill()
+
+    def _set(self, container: str, state: Json) -> None:
+        self._states[container] = state
+        self._report()
+
+    def _report(self) -> None:
+        server = self._machine.server
+        with contextlib.suppress(NotFound):  # deleted by force: there is nobody to report to
+            stored = server.get(names.PODS, self._namespace, self._name)
+            if stored["metadata"]["uid"] == self._pod["metadata"]["uid"]:
+                status = podstatus.pod_status(stored, self._states, self._start, datetime.now(UTC))
+                server.patch_status(names.PODS, self._namespace, self._name, {"status": status})
+
+    def _confirm_deletion(self) -> None:
+        server, uid = self._machine.server, self._pod["metadata"]["uid"]
+        with contextlib.suppress(NotFound):
+            stored = server.get(names.PODS, self._namespace, self._name)
+            if stored["metadata"]["uid"] == uid and "deletionTimestamp" in stored["metadata"]:
+                server.delete(names.PODS, self._namespace, self._name, uid=uid, grace_seconds=0)
+
+
+def _entrypoint(container: str) -> list[str]:
+    if container == names.TRAINER_CONTAINER:
+        return [ENTRYPOINT]
+    raise ConfigError(f"container {container} names no command, and images, which would, are not read on this machine")

@@ -1,0 +1,119 @@
+"""A pod's status as a kubelet reports it, from what is known of its containers. Pure.
+
+https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from ddpjob.cluster.base import Json
+from ddpjob.engine.clock import timestamp
+from ddpjob.local.translate import LOOPBACK
+
+
+def waiting(reason: str, message: str = "") -> Json:
+    """The state of a container that does not run yet."""
+    return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+
+
+def running(since: datetime) -> Json:
+    """The state of a container that runs."""
+    return {"running": {"startedAt": timestamp(since)}}
+
+
+def terminated(code: int, reason: str, message: str, started: datetime | None, ended: datetime) -> Json:
+    """The state of a container that ended; ``started`` is None for one that never ran."""
+    state: Json = {"exitCode": code, "reason": reason, "finishedAt": timestamp(ended)}
+    state["startedAt"] = timestamp(started) if started is not None else "1970-01-01T00:00:00Z"
+    return {"terminated": state | ({"message": message} if message else {})}
+
+
+def pod_status(pod: Json, states: Mapping[str, Json], start: datetime, now: datetime) -> Json:
+    """The whole status.
+
+    pod: with its last status. states: by container, init containers included. start: when the kubelet took it over.
+    """
+    spec = pod["spec"]
+    inits, mains = spec.get("initContainers") or [], spec["containers"]
+    initialized = all(_is_initialized(container, states[container["name"]]) for container in inits)
+    begun = initialized and all("waiting" not in states[container["name"]] for container in mains)
+    phase = _phase(inits, mains, states)
+    ready = phase == "Running" and all("running" in states[container["name"]] for container in mains)
+    over = phase in ("Succeeded", "Failed")
+    status: Json = {
+        "phase": phase,
+        "conditions": _conditions(
+            (pod.get("status") or {}).get("conditions") or (),
+            {
+                "Initialized": (initialized, "" if initialized else "ContainersNotInitialized"),
+                "Ready": (ready, "" if ready else _why_unready(over, phase)),
+                "ContainersReady": (ready, "" if ready else _why_unready(over, phase)),
+            },
+            timestamp(now),
+        ),
+        "hostIP": LOOPBACK,
+        "hostIPs": [{"ip": LOOPBACK}],
+        "startTime": timestamp(start),
+        "containerStatuses": [_container_status(c, states[c["name"]], is_init=False) for c in mains],
+    }
+    if inits:
+        status["initContainerStatuses"] = [_container_status(c, states[c["name"]], is_init=True) for c in inits]
+    if begun or any("waiting" not in state for state in states.values()):
+        status |= {"podIP": LOOPBACK, "podIPs": [{"ip": LOOPBACK}]}
+    return status
+
+
+def is_sidecar(container: Json) -> bool:
+    """Whether an init container goes on running beside the others."""
+    return container.get("restartPolicy") == "Always"
+
+
+def exit_code(state: Json) -> int | None:
+    """Of a container that ended, else None."""
+    code: int | None = (state.get("terminated") or {}).get("exitCode")
+    return code
+
+
+def _is_initialized(container: Json, state: Json) -> bool:
+    return "running" in state or "terminated" in state if is_sidecar(container) else exit_code(state) == 0
+
+
+def _phase(inits: Sequence[Json], mains: Sequence[Json], states: Mapping[str, Json]) -> str:
+    """https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase, for restartPolicy Never."""
+    if any(exit_code(states[c["name"]]) not in (None, 0) for c in inits if not is_sidecar(c)):
+        return "Failed"
+    codes = [exit_code(states[container["name"]]) for container in mains]
+    if None not in codes:
+        return "Succeeded" if not any(codes) else "Failed"
+    return "Pending" if any("waiting" in states[container["name"]] for container in mains) else "Running"
+
+
+def _why_unready(over: bool, phase: str) -> str:
+    return ("PodCompleted" if phase == "Succeeded" else "PodFailed") if over else "ContainersNotReady"
+
+
+def _conditions(before: Sequence[Json], wanted: Mapping[str, tuple[bool, str]], now: str) -> list[Json]:
+    """Those of the kubelet, with the time of their last change, and the others (PodScheduled) as they were."""
+    known = {condition["type"]: condition for condition in before}
+    out = [condition for condition in before if condition["type"] not in wanted]
+    for kind, (holds, reason) in wanted.items():
+        word = "True" if holds else "False"
+        same = known.get(kind, {}).get("status") == word
+        condition: Json = {"type": kind, "status": word, "lastProbeTime": None}
+        condition["lastTransitionTime"] = known[kind]["lastTransitionTime"] if same else now
+        out.append(condition | ({"reason": reason} if reason else {}))
+    return out
+
+
+def _container_status(container: Json, state: Json, *, is_init: bool) -> Json:
+    ended_well = is_init and exit_code(state) == 0
+    return {
+        "name": container["name"],
+        "state": state,
+        "lastState": {},
+        "ready": ended_well or "running" in state,
+        "started": "running" in state,
+        "restartCount": 0,
+        "image": container.get("image", ""),
+        "imageID": "",
+    }
