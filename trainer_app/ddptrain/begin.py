@@ -55,6 +55,7 @@ def begin(
     Raises:
         Mismatch, VolumeError, DataError: see recorder, weights. WeightsDiffer: the ranks do not agree.
     """
+    group.crumbs.mark("resume")
     content = b""
 
     def on_rank_zero() -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _train(arguments: dict[str, Any]) -> int:
         return _launch(arguments)
     stop = StopFlag()
     stop.install()
-    config = resolve(os.environ, arguments)
+    config = _resolved(arguments)
     place = ranks.from_rank_environment(os.environ)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
     from ddptrain.cpus import calm_torch
@@ -67,7 +67,7 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> int:
     given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
     how, log_dir = arguments.pop("how", "prefork"), arguments.pop("log_dir", "")
     max_restarts = arguments.pop("max_restarts", 0)
-    config = resolve(os.environ, arguments)
+    config = _resolved(arguments)
     place = ranks.from_node(os.environ, **given)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")
@@ -79,6 +79,15 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> int:
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
     report = launch.launch(config, place, stop, options)
     return int(report["code"])
+
+
+def _resolved(arguments: dict[str, Any]) -> Config:
+    config = resolve(os.environ, arguments)
+    if config.chaos:
+        from ddptrain.chaos import Plan
+
+        Plan.parse(config.chaos)  # refused here rather than by every rank
+    return config
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:

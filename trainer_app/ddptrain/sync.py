@@ -85,9 +85,10 @@ class GradientSync:
         self._before_last()
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
         self._numbers.send(total + loss_sum.detach(), stop)  # first, to travel while the backward pass computes
-        self._backward(loss_sum, batch.count)
-        self._exchange()
-        return self._numbers.receive()
+        with self._group.crumbs.waiting_in("all_reduce of gradients"):  # the backward pass overlaps it
+            self._backward(loss_sum, batch.count)
+            self._exchange()
+            return self._numbers.receive()
 
     def clear(self) -> None:
         """Forget the gradients."""

@@ -55,6 +55,7 @@ class Training:
         self._optimizer = optim.build(config, self._model, world_size=group.world_size)
         self._rate = 0.0  # samples per second, smoothed
         self.done = 0
+        group.crumbs.mark("setup")
         progress.update(phase="setup", totalEpochs=config.epochs, totalSteps=self.schedule.total_steps)
 
     def run(self) -> Result:
@@ -89,16 +90,18 @@ class Training:
             if stopping and self.done < self.schedule.total_steps:
                 self._leave()
             if self._config.step_delay:
-                time.sleep(self._config.step_delay)
+                self._group.pause(self._config.step_delay)
         assert evaluation is not None, "the last step ends an epoch"
         return Result(result_of(evaluation), began.place, self._last_saved("finished"), already_finished=False)
 
     def _advance(self, step: int) -> bool:
         """One optimizer step on one global batch; True if any rank wants to stop."""
         started = time.perf_counter()
+        self._group.crumbs.mark("batch", step + 1)
         batch = self._batches.at(step)
         rate = optim.learning_rate(self._config.lr, step, self.schedule.total_steps)
         optim.set_learning_rate(self._optimizer, rate)
+        self._group.crumbs.mark("step")
         total, stopping = self._sync.step(batch, self._stop.requested or step + 1 == self._config.stop_after)
         loss = total / batch.count
         if not math.isfinite(loss):
@@ -125,6 +128,8 @@ class Training:
         self._console.step(self.done, self.schedule.total_steps, text)
 
     def _evaluate(self) -> Evaluation:
+        self._group.crumbs.mark("evaluate")
+
         def on_use(indices: Indices) -> None:
             if self._audit:
                 self._audit.used("eval", self.done, indices)
@@ -167,6 +172,7 @@ class Training:
         if self._config.checkpoint_dir:
             optim.consolidate(self._optimizer)  # collective with --zero: not on rank 0 alone
         if self._group.rank == 0:
+            self._group.crumbs.mark("save")
             self._recorder.save(self.done, self._state, evaluation)
 
     def _state(self) -> dict[str, Any]:
