@@ -13,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.local.expand import expand
 from ddpjob.local.podfields import field_value, resource_value
-from ddpjob.local.sources import Sources
+from ddpjob.local.sources import ConfigError, Sources
 from ddpjob.local.translate import Translator, marked_port
 
 # What a program needs to find its libraries, its language, its GPUs and the network; nothing of the user's session.
@@ -52,7 +52,8 @@ def declared(pod: Json, container: Json, sources: Sources) -> Declared:
     values: dict[str, str] = {}
     secret: set[str] = set()
     for source in container.get("envFrom") or ():
-        kind, reference = ("Secret", source["secretRef"]) if "secretRef" in source else _config_map(source)
+        kind = "Secret" if "secretRef" in source else "ConfigMap"
+        reference = source.get("secretRef") or source.get("configMapRef") or {}
         found = {f"{source.get('prefix', '')}{key}": text for key, text in sources.data(kind, reference).items()}
         values |= {key: text.decode(errors="replace") for key, text in found.items()}
         secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
@@ -82,10 +83,6 @@ def complete(pod: Json, declared: Declared, translator: Translator, termination_
     return of_this_machine() | own | theirs
 
 
-def _config_map(source: Json) -> tuple[str, Json]:
-    return "ConfigMap", source["configMapRef"]
-
-
 def _read(pod: Json, container: Json, source: Json, sources: Sources) -> str | None:
     """The value of a ``valueFrom``; None where it is optional and absent."""
     if "fieldRef" in source:
@@ -94,4 +91,6 @@ def _read(pod: Json, container: Json, source: Json, sources: Sources) -> str | N
         return resource_value(pod, container, source["resourceFieldRef"])
     if "secretKeyRef" in source:
         return sources.value("Secret", source["secretKeyRef"])
-    return sources.value("ConfigMap", source["configMapKeyRef"])
+    if "configMapKeyRef" in source:
+        return sources.value("ConfigMap", source["configMapKeyRef"])
+    raise ConfigError(f"environment variables from {', '.join(source)} need a cluster")

@@ -1,5 +1,6 @@
 """Free TCP ports in place of the fixed ones that every pod has for itself in a cluster."""
 
+import errno
 import random
 import socket
 from pathlib import Path
@@ -44,7 +45,7 @@ def _is_free(port: int) -> bool:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind((address, port))
         except OSError as error:
-            if family == socket.AF_INET6 and not isinstance(error, PermissionError) and error.errno != 98:
+            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                 continue  # no IPv6 on this machine
             return False
     return True

@@ -55,7 +55,9 @@ class Volumes:
         return any(Path(mount["mountPath"]) != SHARED_MEMORY for mount in mounts)
 
     def _mounted(self, mount: Json, values: Mapping[str, str]) -> Path:
-        place = self._places[mount["name"]]
+        place = self._places.get(mount["name"])
+        if place is None:
+            raise ConfigError(f'volume mount "{mount["name"]}": the pod has no volume of that name')
         below = mount.get("subPath") or expand(mount.get("subPathExpr") or "", values)
         if not below:
             return place

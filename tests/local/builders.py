@@ -1,0 +1,53 @@
+"""Pods, containers and jobs that tests of local mode run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddpjob.cluster.base import Json
+
+POD = "mnist-0a1b2-1-0"
+
+
+def a_container(name: str = "trainer", script: str | None = None, **more: Any) -> Json:
+    """A container that runs ``script`` with sh."""
+    command = {} if script is None else {"command": ["sh", "-c", script]}
+    return {"name": name, "image": "trainer:1", **command, **more}
+
+
+def a_pod(*containers: Json, name: str = POD, labels: dict[str, str] | None = None, **spec: Any) -> Json:
+    """A pod of rank 0, as the engine would name it."""
+    given = {"ddpjob.dev/node-rank": "0"} | (labels or {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": given, "annotations": {"note": 'a "b"'}},
+        "spec": {
+            "restartPolicy": "Never",
+            "hostname": name,
+            "subdomain": "mnist-0a1b2",
+            "containers": list(containers) or [a_container(script="true")],
+        }
+        | spec,
+    }
+
+
+def a_local_job(script: str, name: str = "tiny", *, checkpoint: bool = False, **spec: Any) -> Json:
+    """A DDPJob of two nodes that run ``script`` with sh; with a claim of its own where ``checkpoint``."""
+    claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    return {
+        "apiVersion": "ddpjob.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": {"image": "trainer:1", "command": ["sh", "-c", script], "numNodes": 2}
+        | ({"checkpoint": {"claimTemplate": claim}} if checkpoint else {})
+        | spec,
+    }
+
+
+def a_secret(**values: str) -> Json:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": values}
+
+
+def a_config_map(**values: str) -> Json:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": values}

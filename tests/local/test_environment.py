@@ -1,0 +1,192 @@
+"""Environment variables as the kubelet resolves them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob.cluster.base import Json
+from ddpjob.local import environment
+from ddpjob.local.errors import LocalError
+from ddpjob.local.expand import expand
+from ddpjob.local.sources import ConfigError, Sources
+from ddpjob.local.translate import Translator
+from tests.local.builders import a_config_map, a_container, a_pod, a_secret
+
+SOURCES = Sources([a_secret(token="s3cret", path="/checkpoints"), a_config_map(lr="0.1", note="x")], "default")
+
+
+def resolved(*env: Json, env_from: list[Json] | None = None, **container: Any) -> dict[str, str]:
+    """Values that a container with these variables sees, before any translation."""
+    built = a_container(env=list(env), envFrom=env_from or [], **container)
+    pod = a_pod(built)
+    pod["metadata"]["uid"] = "the-uid"
+    pod |= {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "hostIP": "127.0.0.1"}}
+    pod["spec"] |= {"nodeName": "local", "serviceAccountName": "default"}
+    return dict(environment.declared(pod, built, SOURCES).values)
+
+
+def variable(value_from: Json) -> Json:
+    return {"name": "X", "valueFrom": value_from}
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("$(A)", "1"),
+        ("-$(A)-$(B)-", "-1-2-"),
+        ("$(MISSING)", "$(MISSING)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$A ${A} $", "$A ${A} $"),
+        ("$(A", "$(A"),
+        ("$($$", "$($"),
+        ("cost: 5$$", "cost: 5$"),
+        ("$()", "$()"),
+    ],
+)
+def test_references_expand_as_kubernetes_documents_it(text: str, meaning: str) -> None:
+    assert expand(text, {"A": "1", "B": "2"}) == meaning
+
+
+def test_a_variable_may_refer_to_those_before_it_and_to_env_from_but_not_to_those_after() -> None:
+    seen = resolved(
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "$(A)$(C)$(lr)"},
+        {"name": "C", "value": "3"},
+        env_from=[{"configMapRef": {"name": "settings"}}],
+    )
+    assert seen["B"] == "1$(C)0.1"
+
+
+def test_env_from_is_prefixed_and_env_comes_over_it() -> None:
+    sources = [{"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
+    seen = resolved({"name": "P_note", "value": "own"}, env_from=sources)
+    assert seen == {"P_lr": "0.1", "P_note": "own", "token": "s3cret", "path": "/checkpoints"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.name", "mnist-0a1b2-1-0"),
+        ("metadata.namespace", "default"),
+        ("metadata.uid", "the-uid"),
+        ("metadata.labels['ddpjob.dev/node-rank']", "0"),
+        ("metadata.labels['none']", ""),
+        ("metadata.annotations['note']", 'a "b"'),
+        ("spec.nodeName", "local"),
+        ("spec.serviceAccountName", "default"),
+        ("status.podIP", "127.0.0.1"),
+        ("status.podIPs", "127.0.0.1"),
+        ("status.hostIP", "127.0.0.1"),
+    ],
+)
+def test_a_field_of_the_pod_can_be_had(path: str, value: str) -> None:
+    assert resolved(variable({"fieldRef": {"fieldPath": path}}))["X"] == value
+
+
+@pytest.mark.parametrize(
+    ("resource", "divisor", "value"),
+    [
+        ("limits.cpu", None, "2"),
+        ("limits.cpu", "1m", "1500"),
+        ("requests.cpu", "0", "1"),
+        ("limits.memory", "1Mi", "1024"),
+        ("limits.memory", "1Gi", "1"),
+        ("requests.memory", None, "0"),
+    ],
+)
+def test_a_resource_is_given_in_units_of_the_divisor_rounded_up(resource: str, divisor: str | None, value: str) -> None:
+    reference = {"resource": resource} | ({"divisor": divisor} if divisor else {})
+    resources = {"limits": {"cpu": "1500m", "memory": "1Gi"}, "requests": {"cpu": "500m"}}
+    assert resolved(variable({"resourceFieldRef": reference}), resources=resources)["X"] == value
+
+
+def test_without_a_limit_the_machine_itself_is_the_limit() -> None:
+    seen = resolved(variable({"resourceFieldRef": {"resource": "limits.cpu"}}))
+    assert seen["X"] == str(len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(
+    ("value_from", "message"),
+    [
+        ({"secretKeyRef": {"name": "none", "key": "a"}}, 'secret "none" not found'),
+        ({"secretKeyRef": {"name": "keys", "key": "a"}}, "couldn't find key a in Secret default/keys"),
+        ({"configMapKeyRef": {"name": "none", "key": "a"}}, 'configmap "none" not found'),
+        ({"configMapKeyRef": {"name": "settings", "key": "a"}}, "couldn't find key a in ConfigMap default/settings"),
+        ({"fieldRef": {"fieldPath": "spec.containers"}}, "unsupported fieldPath: spec.containers"),
+        ({"fileKeyRef": {"path": "x"}}, "environment variables from fileKeyRef need a cluster"),
+    ],
+)
+def test_a_source_that_is_absent_is_named_as_the_kubelet_names_it(value_from: Json, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolved(variable(value_from))
+    assert str(error.value) == message
+
+
+def test_an_optional_source_that_is_absent_leaves_no_variable() -> None:
+    assert "X" not in resolved(variable({"secretKeyRef": {"name": "none", "key": "a", "optional": True}}))
+    assert resolved(env_from=[{"configMapRef": {"name": "none", "optional": True}}]) == {}
+
+
+def test_a_secret_may_be_given_encoded_or_as_it_is() -> None:
+    encoded = {"kind": "Secret", "metadata": {"name": "a"}, "data": {"x": "aGk="}}
+    assert Sources([encoded], "default").value("Secret", {"name": "a", "key": "x"}) == "hi"
+    with pytest.raises(LocalError, match=r"Secret a: data\.x is not base64"):
+        Sources([encoded | {"data": {"x": "plain text"}}], "default")
+
+
+def test_a_secret_of_another_namespace_is_not_seen() -> None:
+    elsewhere = {"kind": "Secret", "metadata": {"name": "a", "namespace": "other"}, "stringData": {"x": "1"}}
+    with pytest.raises(ConfigError):
+        Sources([elsewhere], "default").value("Secret", {"name": "a", "key": "x"})
+
+
+def completed(*env: Json) -> dict[str, str]:
+    container = a_container(env=list(env))
+    pod = a_pod(container)
+    translator = Translator(
+        pod=pod["metadata"]["name"],
+        service="mnist-0a1b2",
+        namespace="default",
+        domain="cluster.local",
+        port_of=lambda _, port: port - 1,
+        paths={"/checkpoints": "/host/claim"},
+    )
+    return environment.complete(pod, environment.declared(pod, container, SOURCES), translator, Path("/host/log"))
+
+
+def test_the_operators_port_is_the_machines_wherever_it_is_referred_to() -> None:
+    seen = completed(
+        {"name": "MASTER_PORT", "value": "29500"},
+        {"name": "DDPJOB_PROGRESS_PORT", "value": "29501"},
+        {"name": "ENDPOINT", "value": "mnist-0a1b2-1-0.mnist-0a1b2:$(MASTER_PORT)"},
+        {"name": "FLAG", "value": "--port=$(MASTER_PORT)"},
+        {"name": "STEPS", "value": "29500"},
+    )
+    assert (seen["MASTER_PORT"], seen["DDPJOB_PROGRESS_PORT"]) == ("29499", "29500")
+    assert (seen["ENDPOINT"], seen["FLAG"], seen["STEPS"]) == ("127.0.0.1:29499", "--port=29499", "29500")
+
+
+def test_a_secret_reaches_the_process_as_it_was_written() -> None:
+    secret = {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "path"}}}
+    seen = completed(secret, {"name": "DIR", "value": "/checkpoints"})
+    assert (seen["PASSWORD"], seen["DIR"]) == ("/checkpoints", "/host/claim")
+
+
+def test_little_of_the_users_own_environment_is_handed_on() -> None:
+    mine = {"PATH": "/usr/bin:/bin", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "Https_Proxy": "p"}
+    mine |= {"AWS_SECRET_ACCESS_KEY": "x", "PYTHONPATH": "/tmp", "MASTER_ADDR": "elsewhere", "OMP_NUM_THREADS": "9"}
+    seen = environment.of_this_machine(mine)
+    assert seen.pop("PATH") == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    assert seen == {"LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "Https_Proxy": "p"}
+
+
+def test_gloo_uses_loopback_unless_the_job_says_otherwise() -> None:
+    assert completed()["GLOO_SOCKET_IFNAME"] == "lo"
+    assert completed({"name": "GLOO_SOCKET_IFNAME", "value": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert completed()["HOSTNAME"] == "mnist-0a1b2-1-0"

@@ -1,0 +1,65 @@
+"""What the pods of one machine have to share: its CPUs and its ports."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ddpjob.local import cpus, ports
+from ddpjob.local.ports import Ports
+from tests.local.builders import a_container, a_pod
+
+
+@pytest.mark.parametrize(
+    ("available", "nodes", "limit", "slices"),
+    [
+        ([0, 1], 2, None, [[0], [1]]),
+        ([0, 1, 2, 3], 2, None, [[0, 1], [2, 3]]),
+        ([3, 1, 2], 2, None, [[1], [2, 3]]),
+        ([0, 1, 2, 3], 1, None, [[0, 1, 2, 3]]),
+        ([0, 1, 2, 3], 1, 2, [[0, 1]]),
+        ([4, 7], 3, 8, [[4], [7], [4]]),
+        ([5], 2, 1, [[5], [5]]),
+    ],
+)
+def test_every_pod_gets_an_even_slice_of_the_cpus(
+    available: list[int], nodes: int, limit: int | None, slices: list[list[int]]
+) -> None:
+    assert [cpus.share(available, rank, nodes, limit) for rank in range(nodes)] == slices
+
+
+def test_a_pod_is_limited_only_if_all_its_containers_are() -> None:
+    small, large = ({"resources": {"limits": {"cpu": amount}}} for amount in ("300m", "1500m"))
+    assert cpus.limit_of(a_pod(a_container(**small), a_container("b", **large))) == 2
+    assert cpus.limit_of(a_pod(a_container(**small), a_container("b"))) is None
+    assert cpus.limit_of(a_pod(a_container(**small))) == 1
+
+
+def test_pods_of_an_attempt_meet_at_one_port_and_report_at_their_own() -> None:
+    shared = Ports(rendezvous=29500, progress=29501)
+    first, second, later = "job-0a1b2-1-0", "job-0a1b2-1-1", "job-0a1b2-2-0"
+    assert shared.of(first, 29500) == shared.of(second, 29500) != shared.of(later, 29500)
+    assert len({shared.of(pod, 29501) for pod in (first, second, later)}) == 3
+    assert shared.of(first, 29501) == shared.of(first, 29501)
+    assert shared.of(first, 8080) == 8080
+
+
+def test_a_port_that_somebody_listens_on_is_not_free() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert not ports._is_free(listener.getsockname()[1])
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> None:
+    with socket.socket() as outgoing:
+        outgoing.bind(("127.0.0.1", 0))
+        ephemeral = outgoing.getsockname()[1]
+    low = int(ports._RANGE_FILE.read_text().split()[0])
+    if low <= 2048:
+        pytest.skip("this machine's kernel leaves no ports below its own range")
+    taken: set[int] = set()
+    for _ in range(20):
+        taken.add(ports.free_port(taken))
+    assert len(taken) == 20
+    assert max(taken) < low <= ephemeral

@@ -1,0 +1,114 @@
+"""What a container is told of a cluster becomes what one machine has, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpjob.local.translate import Translator, marked_port
+
+PORTS = {
+    ("mnist-0a1b2-1-1", 29500): 21000,
+    ("mnist-0a1b2-1-0", 29500): 21000,
+    ("mnist-0a1b2-1-0", 29501): 21001,
+    ("mnist-0a1b2-1-1", 29501): 21002,
+}
+PATHS = {
+    "/checkpoints": "/host/claim",
+    "/checkpoints/data/": "/host/data",
+    "/dev/termination-log": "/host/log",
+    "/": "/x",
+}
+
+
+def translator(paths: dict[str, str] = PATHS, pod: str = "mnist-0a1b2-1-1") -> Translator:
+    return Translator(
+        pod=pod,
+        service="mnist-0a1b2",
+        namespace="team",
+        domain="cluster.local",
+        port_of=lambda name, port: PORTS.get((name, port), port),
+        paths=paths,
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mnist-0a1b2-1-0.mnist-0a1b2",
+        "mnist-0a1b2-1-0.mnist-0a1b2.team",
+        "mnist-0a1b2-1-0.mnist-0a1b2.team.svc",
+        "mnist-0a1b2-1-0.mnist-0a1b2.team.svc.cluster.local",
+        "mnist-0a1b2-1-0.mnist-0a1b2.team.svc.cluster.local.",
+    ],
+)
+def test_every_dns_name_of_a_peer_becomes_loopback_with_the_port_that_stands_for_its_own(name: str) -> None:
+    assert translator().text(name) == "127.0.0.1"
+    assert translator().text(f"--rdzv-endpoint={name}:29500") == "--rdzv-endpoint=127.0.0.1:21000"
+    assert translator().text(f"http://{name}:29501/progress") == "http://127.0.0.1:21001/progress"
+    assert translator().text(f"tcp://{name}:{marked_port('29500')},x") == "tcp://127.0.0.1:21000,x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mnist-0a1b2-1-0",  # an identity, no address
+        "mnist-0a1b2",
+        "other-mnist-0a1b2-1-0.mnist-0a1b2",
+        "mnist-0a1b2-1-0.mnist-0a1b2-2",
+        "mnist-0a1b2-1-0.mnist-0a1b2.example.org",
+        "29500",
+        "--steps=29500",
+        "localhost:6006",
+        "/mnt/checkpoints",
+        "./checkpoints",
+        "~/checkpoints",
+        "${HOME}/checkpoints",
+        "$(pwd)/checkpoints",
+        "/checkpoints.old",
+        "/checkpoints-2/x",
+        "s3://bucket/checkpoints",
+        "s3://checkpoints/x",
+        "https://example.org/checkpoints",
+        "/",
+        "a / b",
+    ],
+)
+def test_what_only_looks_like_a_name_a_port_or_a_mount_path_stays_as_it_is(text: str) -> None:
+    assert translator().text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("told", "meant"),
+    [
+        ("/checkpoints", "/host/claim"),
+        ("/checkpoints/", "/host/claim/"),
+        ("/checkpoints/run/step.pt", "/host/claim/run/step.pt"),
+        ("--dir=/checkpoints", "--dir=/host/claim"),
+        ("--data-dir=/checkpoints/data/mnist", "--data-dir=/host/data/mnist"),
+        ("/checkpoints/database", "/host/claim/database"),
+        ("/a:/checkpoints:/b", "/a:/host/claim:/b"),
+        ("file:///checkpoints/x", "file:///host/claim/x"),
+        ("ls '/checkpoints'; echo hi >/dev/termination-log", "ls '/host/claim'; echo hi >/host/log"),
+        ("localhost:29501", "localhost:21002"),
+        ("127.0.0.1:29500", "127.0.0.1:21000"),
+        ("torchrun --master-port=29500 --master_port 29500", "torchrun --master-port=21000 --master_port 21000"),
+        (marked_port("29500"), "21000"),
+        (f"--port {marked_port('29501')}", "--port 21002"),
+    ],
+)
+def test_mount_paths_and_ports_are_replaced_wherever_they_stand_as_such(told: str, meant: str) -> None:
+    assert translator().text(told) == meant
+
+
+def test_what_was_put_in_is_not_translated_again() -> None:
+    nested = translator({"/data": "/checkpoints/data", "/checkpoints": "/data/claim"})
+    assert nested.text("/data:/checkpoints") == "/checkpoints/data:/data/claim"
+
+
+def test_a_port_after_its_flag_is_replaced_although_it_is_a_word_of_its_own() -> None:
+    words = ["torchrun", "--master-port", "29500", "--steps", "29500", "train.py", "/checkpoints"]
+    assert translator().words(words) == [*words[:2], "21000", *words[3:6], "/host/claim"]
+
+
+def test_a_pod_without_mounts_and_peers_is_left_alone() -> None:
+    assert translator({}).text("sleep /checkpoints 1") == "sleep /checkpoints 1"
