@@ -1,7 +1,7 @@
 """Runs ``ddptrain`` commands as real processes that need not import torch again: a server that has, and forks.
 
 The server obeys the launcher's own rule (no tensor operation, no thread), so what it forks is as good as a fresh
-interpreter. Protocol: one JSON line in, {"argv", "env", "log"}; one line out, the pid; the exit code goes to
+interpreter. Protocol: one JSON line in, {"argv", "env", "log", "mutant"}; one line out, the pid; the exit code goes to
 ``<log>.code``.
 """
 
@@ -72,6 +72,10 @@ def _become(request: dict[str, object]) -> NoReturn:
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(request["env"])  # type: ignore[call-overload]
+        if request["mutant"]:
+            from tests.trainer.mutants import MUTANTS  # noqa: PLC0415 - imports torch, which preload must do first
+
+            MUTANTS[str(request["mutant"])]()
         code = main(request["argv"])  # type: ignore[arg-type]
     except SystemExit as leaving:
         code = leaving.code

@@ -114,8 +114,12 @@ class ForkServer:
         self._pids: list[Run] = []
         assert self._readline() == "ready"
 
-    def start(self, *argv: object, env: dict[str, object] | None = None) -> Run:
-        """Start ``ddptrain ARGV`` with nothing in its environment but ``env`` and what every test wants."""
+    def start(self, *argv: object, env: dict[str, object] | None = None, mutant: str = "") -> Run:
+        """Start ``ddptrain ARGV`` with nothing in its environment but ``env`` and what every test wants.
+
+        Args:
+            mutant: a mistake of ``mutants`` to put into the program first.
+        """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
         base: dict[str, object] = {
@@ -125,7 +129,7 @@ class ForkServer:
             "DDPJOB_PROGRESS_PORT": run.progress_port,
         }
         merged = {key: str(value) for key, value in (base | (env or {})).items()}
-        request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log)}
+        request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), "mutant": mutant}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -133,9 +137,9 @@ class ForkServer:
         self._pids.append(run)
         return run
 
-    def run(self, *argv: object, env: dict[str, object] | None = None, code: int = 0) -> Run:
+    def run(self, *argv: object, env: dict[str, object] | None = None, code: int = 0, mutant: str = "") -> Run:
         """Start and wait; the exit code must be ``code``."""
-        run = self.start(*argv, env=env)
+        run = self.start(*argv, env=env, mutant=mutant)
         got = run.wait()
         assert got == code, f"exit code {got}, wanted {code}:\n{run.output()}"
         return run

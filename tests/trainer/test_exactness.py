@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from ddptrain import audit
 from ddptrain.checkpoint import newest_valid
-from tests.trainer.runs import ForkServer, losses
+from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
+from tests.trainer.synthetic import write_idx
 
 # 37 divides nothing, and the last batch of each epoch has four samples: some ranks get none of it.
 UNEVEN = ("--data", "idx", "--batch-size", 37, "--epochs", 2, "--keep", 99)
@@ -20,24 +22,6 @@ UNEVEN = ("--data", "idx", "--batch-size", 37, "--epochs", 2, "--keep", 99)
 def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object) -> dict[str, Any]:
     verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
     return ddptrain.run(*verb, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more).message()
-
-
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.1), ("adamw", 0.01)])
-def test_in_double_precision_the_losses_equal_one_process_to_1e12(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, optimizer: str, rate: float
-) -> None:
-    accuracies = set()
-    settings = ("--dtype", "float64", "--optimizer", optimizer, "--lr", rate, "--model", "cnn")
-    for world_size in (1, 2, 3, 5):
-        message = train(ddptrain, world_size, idx, tmp_path / str(world_size), *settings)
-        accuracies.add((message["accuracy"], round(message["loss"], 10)))
-    alone = dict(losses(tmp_path / "1"))
-    assert len(alone) == 18
-    assert min(alone.values()) < 0.9 * alone[1], "a training that learns nothing proves nothing"
-    for world_size in (2, 3, 5):
-        for step, loss in losses(tmp_path / str(world_size)):
-            assert loss == pytest.approx(alone[step], rel=1e-12), f"world size {world_size}, step {step}"
-    assert len(accuracies) == 1
 
 
 def first_gradients(root: Path) -> torch.Tensor:
@@ -88,3 +72,87 @@ def test_a_run_may_go_on_with_another_number_of_ranks(ddptrain: ForkServer, idx:
     assert message["resumedFrom"]["step"] >= 6
     for step, loss in losses(changing):
         assert loss == pytest.approx(alone[step], rel=1e-10)
+
+
+def test_state_spread_over_the_ranks_gives_the_same_weights_and_its_checkpoints_are_whole(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    plain, spread = tmp_path / "plain", tmp_path / "spread"
+    train(ddptrain, 3, idx, plain)
+    verb = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", spread)
+    ddptrain.run(*verb, "--zero", "--stop-after", 7, code=75)
+    train(ddptrain, 3, idx, spread)  # goes on without --zero: the checkpoint is an ordinary one
+    whole, resumed = final_weights(plain), final_weights(spread)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_every_test_sample_is_judged_once_at_1_2_3_and_7_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "idx", train=64, test=10_000, zipped=False)
+    results = set()
+    for world_size in (1, 2, 3, 7):
+        out = tmp_path / str(world_size)
+        message = ddptrain.run(
+            "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
+            "--epochs", 1, "--audit", out, "--sync", "bitwise",
+        ).message()  # fmt: skip
+        judged = audit.read(out)["eval"]
+        assert len(judged) == 1
+        assert sorted(next(iter(judged.values()))) == list(range(10_000))
+        assert len(list(out.iterdir())) == world_size
+        results.add((message["accuracy"], message["loss"]))
+    assert len(results) == 1, "the same weights, so the same sums to the last bit"
+
+
+def test_bitwise_is_not_gone_on_with_where_its_bits_would_change(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    train(ddptrain, 2, idx, tmp_path / "whole", "--sync", "bitwise")
+    verb = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "cut", "--sync", "bitwise")
+    ddptrain.run(*verb, "--stop-after", 5, code=75)
+    refused = ddptrain.run(*verb, "--threads", 2, code=78)
+    assert "threads was 1, is 2" in refused.message()["message"]
+    ddptrain.run(*verb)
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "directory", "state_dict"])
+def test_a_run_may_begin_with_given_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path, form: str) -> None:
+    message = train(ddptrain, 1, idx, tmp_path / "first")
+    place = message["checkpoint"]
+    source = tmp_path / "first" / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
+    if form == "state_dict":
+        torch.save(final_weights(tmp_path / "first"), tmp_path / "weights.pt")
+        source = tmp_path / "weights.pt"
+    elif form == "directory":
+        source = tmp_path / "first"
+    out = tmp_path / "second"
+    # A rate of nothing: the second run ends where it began, on the ranks that did not read the file as well.
+    frozen = ("--init-from", source, "--optimizer", "sgd", "--lr", 0, "--epochs", 1)
+    train(ddptrain, 2, idx, out, *frozen)
+    given, kept = final_weights(tmp_path / "first"), final_weights(out)
+    assert all(torch.equal(given[name], kept[name]) for name in given)
+
+
+def test_weights_of_another_model_or_none_at_all_are_refused_and_named(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    torch.save({"1.weight": torch.zeros(3)}, tmp_path / "other.pt")
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "other.pt", code=78)
+    assert "do not fit this model: 0.bias, 0.weight, 1.weight" in run.message()["message"]
+    (tmp_path / "noise.pt").write_bytes(b"no weights")
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "noise.pt", code=66)
+    assert "not a file that torch.load reads" in run.message()["message"]
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "absent.pt", code=66)
+    assert "absent.pt" in run.message()["message"]
+
+
+@pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed", "bitwise"])
+def test_a_rank_that_begins_with_other_weights_is_named(ddptrain: ForkServer, idx: Path, sync: str) -> None:
+    command = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--sync", sync)
+    run = ddptrain.run(*command, code=78, mutant="rank_1_draws_other_weights")
+    assert "rank(s) 1 begin with other weights than rank 0" in run.message()["message"]
+
+
+def test_accumulation_is_refused_where_it_means_nothing(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
+    assert "--accum has no meaning with --sync bitwise" in run.output()

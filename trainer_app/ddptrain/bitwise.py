@@ -59,7 +59,8 @@ class Bitwise(GradientSync):
             if part.stop > part.start:
                 self._shard_gradient(batch, part, row)
         if self._group.world_size > 1:
-            dist.all_gather_into_tensor(self._gathered.flatten(0, 1), self._rows)
+            with self._group.crumbs.waiting_in("all_gather of gradients"):
+                dist.all_gather_into_tensor(self._gathered.flatten(0, 1), self._rows)
         else:
             self._gathered[0] = self._rows
         return self._add_up()

@@ -23,6 +23,7 @@ _EXAMPLES = {
     "train": "ddptrain train --data digits --epochs 2 --checkpoint-dir /tmp/ddptrain-checkpoints",
     "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
     "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
+    "compare": "ddptrain compare --worlds 1,2 --checks losses --ways ddp",
     "data": "ddptrain data verify --data-dir ./data",
     "fetch": "ddptrain data fetch --data-dir ./data",
     "verify": "ddptrain data verify --data-dir ./data",
@@ -100,6 +101,24 @@ def _evaluate(arguments: dict[str, Any]) -> int:
     return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
 
 
+def _compare(arguments: dict[str, Any]) -> int:
+    from ddptrain.cpus import calm_torch
+
+    calm_torch()
+    from ddptrain import compare
+
+    plan = compare.Plan(
+        worlds=compare.worlds_of(arguments["worlds"]),
+        checks=compare.chosen("--checks", arguments["checks"] or ",".join(compare.CHECKS), compare.CHECKS),
+        ways=compare.chosen("--ways", arguments["ways"] or ",".join(compare.WAYS), compare.WAYS),
+        data=arguments["data"] or "digits",
+        data_dir=arguments["data_dir"] or "",
+        model=arguments["model"] or "cnn",
+        steps=arguments["steps"],
+    )
+    return compare.compare(plan, as_json=arguments["json"], keep=arguments["keep"])
+
+
 def _fetch(arguments: dict[str, Any]) -> int:
     from ddptrain import fetch
 
@@ -136,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--run", dest="only_run", type=int, metavar="N", help="this run (default: the newest valid)")
     evaluate.add_argument("--step", type=int, metavar="N", help="this step")
     _add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    compare = _verb(verbs, "compare", "prove that the number of ranks does not change the training", _compare)
+    _add_compare_flags(compare)
     data = _verb(verbs, "data", "fetch or verify the MNIST files", None)
     data_verbs = data.add_subparsers(metavar="VERB", required=True)
     for name, text, run in (("fetch", "download what is missing", _fetch), ("verify", "check the files", _verify)):
@@ -181,6 +202,16 @@ def _add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
         origin = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
         shown = f" (default: {field.default})" if field.default != "" else ""
         group.add_argument(flag, metavar=choices or field.name.upper(), help=text + origin + shown)
+
+
+def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--worlds", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
+    parser.add_argument("--checks", metavar="A,B", help="losses,gradients,bits,resume (default: all)")
+    parser.add_argument("--ways", metavar="A,B", help="ddp,manual,bucketed,accum,zero (default: all)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="at least, in whole epochs (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--keep", default="", metavar="DIR", help="leave every run's directory there")
+    _add_config(parser, ["data", "data_dir", "model"])
 
 
 def _add_rank_flags(parser: argparse.ArgumentParser) -> None:

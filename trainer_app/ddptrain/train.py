@@ -6,6 +6,7 @@ exchange, ``recorder`` writes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -106,7 +107,8 @@ class Training:
         loss = total / batch.count
         if not math.isfinite(loss):
             raise self._not_finite(f"loss is {loss} at step {step + 1}")
-        self._optimizer.step()
+        with self._exchanging("broadcast of updates"):
+            self._optimizer.step()
         self._sync.clear()
         self.done = step + 1
         self._tell(loss, rate, batch.count / (time.perf_counter() - started))
@@ -170,10 +172,16 @@ class Training:
 
     def _save(self, evaluation: Evaluation | None) -> None:
         if self._config.checkpoint_dir:
-            optim.consolidate(self._optimizer)  # collective with --zero: not on rank 0 alone
+            with self._exchanging("gather of optimizer state"):  # on every rank, not on rank 0 alone
+                optim.consolidate(self._optimizer)
         if self._group.rank == 0:
             self._group.crumbs.mark("save")
             self._recorder.save(self.done, self._state, evaluation)
+
+    def _exchanging(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Around what is a collective with ``--zero``."""
+        sharded = self._config.zero and self._group.world_size > 1
+        return self._group.crumbs.waiting_in(what) if sharded else contextlib.nullcontext()
 
     def _state(self) -> dict[str, Any]:
         return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}

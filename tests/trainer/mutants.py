@@ -1,0 +1,97 @@
+"""Mistakes that data-parallel programs make, each put into the program by hand, to see the proofs notice.
+
+The fork server applies one by name before the command starts; whatever the command forks inherits it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import torch
+
+from ddptrain import batches, evaluate, models, order, sync
+from ddptrain.config import Config
+
+
+def weighting_dropped() -> None:
+    """Every rank takes the mean of its own share, and these means are averaged."""
+    counted: dict[int, int] = {}
+    original = sync.GradientSync._loss_sum
+
+    def loss_sum(self: sync.GradientSync, piece: batches.Piece) -> torch.Tensor:
+        counted[id(self)] = len(piece.labels)
+        return original(self, piece)
+
+    def backward(self: sync.GradientSync, loss: torch.Tensor, global_count: int) -> None:
+        own_count = max(1, counted[id(self)])
+        share = own_count if self._group.world_size > 1 else global_count
+        (loss / share * self.averaged_over / max(1, self._group.world_size)).backward()  # type: ignore[no-untyped-call]
+
+    sync.GradientSync._loss_sum = loss_sum  # type: ignore[method-assign]
+    sync.GradientSync._backward = backward  # type: ignore[method-assign]
+
+
+def divided_twice() -> None:
+    """The gradients, already averaged, are divided by the number of ranks once more."""
+
+    def backward(self: sync.GradientSync, loss: torch.Tensor, global_count: int) -> None:
+        (loss / global_count).backward()  # type: ignore[no-untyped-call]
+
+    sync.GradientSync._backward = backward  # type: ignore[method-assign]
+
+
+def same_order_every_epoch() -> None:
+    """What a DistributedSampler does without set_epoch."""
+    original = order.epoch_order
+    batches.epoch_order = lambda samples, seed, _epoch: original(samples, seed, 0)
+
+
+def padding_counted_in_training() -> None:
+    """What a DistributedSampler does with a batch that the ranks do not divide: repeat samples until they do."""
+    original = order.micro_shards
+
+    def padded(count: int, rank: int, world_size: int, accum: int) -> list[slice]:
+        each = -(-count // world_size)
+        first = min(rank * each, count - each)
+        return original(each, 0, 1, accum) if world_size == 1 else [slice(first, first + each)]
+
+    sync.micro_shards = padded
+
+
+def padding_counted_in_evaluation() -> None:
+    """The last chunk is judged once more, so that all ranks have as many chunks."""
+    original = evaluate.chunks_of
+
+    def padded(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
+        parts = [original(samples, r, world_size) for r in range(world_size)]
+        longest = max(map(len, parts))
+        last = parts[-1][-1]
+        return parts[rank] + [last] * (longest - len(parts[rank]))
+
+    evaluate.chunks_of = padded
+
+
+def rank_1_draws_other_weights() -> None:
+    """As a node with another image would."""
+    original = models.build
+
+    def build(config: Config, device: torch.device) -> torch.nn.Module:
+        seed = config.seed + (os.environ.get("RANK") == "1")
+        return original(dataclasses.replace(config, seed=seed), device)
+
+    models.build = build
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        weighting_dropped,
+        divided_twice,
+        same_order_every_epoch,
+        padding_counted_in_training,
+        padding_counted_in_evaluation,
+        rank_1_draws_other_weights,
+    )
+}

@@ -1,0 +1,88 @@
+"""``compare`` finds every way and every number of ranks equal, and finds the classic mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain.compare import worlds_of
+from ddptrain.errors import UsageError
+from tests.trainer.runs import PATIENCE, ForkServer, wait_until
+
+
+def compare(
+    ddptrain: ForkServer, idx: Path, *flags: object, code: int = 0, mutant: str = ""
+) -> dict[str, list[dict[str, Any]]]:
+    """What is compared to the proofs about it."""
+    argv = ("compare", "--data", "idx", "--data-dir", idx, "--json", *flags)
+    run = ddptrain.start(*argv, mutant=mutant)
+    wait_until(lambda: run.ended, "the comparison", 4 * PATIENCE)
+    assert run.wait() == code, run.output()
+    answer = json.loads(run.output().splitlines()[-1])
+    assert answer["holds"] == (code == 0)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for proof in answer["proofs"]:
+        found.setdefault(proof["what"], []).append(proof)
+    return found
+
+
+def test_a_hundred_steps_in_double_precision_equal_one_process_in_every_way_with_every_optimizer(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    ways = ("ddp", "manual", "bucketed", "accum", "zero")
+    for worlds, chosen in (((2,), ways), ((3,), ("ddp",))):
+        flags = ("--worlds", ",".join(map(str, worlds)), "--ways", ",".join(chosen))
+        found = compare(ddptrain, idx, "--checks", "losses", *flags)
+        proofs = found["loss of 108 steps, float64"]
+        subjects = [f"{recipe}, {way}, {n} ranks" for recipe in ("adamw", "sgd") for n in worlds for way in chosen]
+        assert [proof["subject"] for proof in proofs] == subjects
+        assert all(float(proof["measured"]) <= 1e-12 for proof in proofs)
+        assert len(found["samples used, as the ranks wrote down"]) == len(subjects) + 2
+
+
+def test_bitwise_is_one_hash_at_1_2_3_and_4_ranks_and_for_a_run_that_changes_their_number(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    found = compare(ddptrain, idx, "--worlds", "1,2,3,4", "--checks", "bits")
+    proofs = found["weights' SHA-256, bitwise"]
+    assert [p["subject"] for p in proofs] == ["2 ranks", "3 ranks", "4 ranks", "4→3→2→1→4"]
+    assert len({p["measured"] for p in proofs}) == 1
+
+
+def test_first_gradients_and_resumed_runs_are_equal_in_every_way(ddptrain: ForkServer, idx: Path) -> None:
+    found = compare(ddptrain, idx, "--worlds", "1,2", "--checks", "gradients,resume", "--steps", 18)
+    assert len(found["first gradient, float32"]) == 6
+    assert len(found["weights' SHA-256, resumed"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("mutant", "ways", "noticed"),
+    [
+        ("weighting_dropped", "ddp", "loss"),
+        ("divided_twice", "manual", "loss"),
+        ("padding_counted_in_training", "bucketed", "samples"),
+        ("same_order_every_epoch", "ddp", "samples"),
+    ],
+)
+def test_a_mistake_in_the_training_makes_the_comparison_fail(
+    ddptrain: ForkServer, idx: Path, mutant: str, ways: str, noticed: str
+) -> None:
+    flags = ("--worlds", "1,2", "--checks", "losses", "--steps", 27, "--ways", ways)
+    found = compare(ddptrain, idx, *flags, code=1, mutant=mutant)
+    failed = [proof["what"] for proofs in found.values() for proof in proofs if not proof["holds"]]
+    assert any(what.startswith(noticed) for what in failed), found
+
+
+def test_a_sample_judged_twice_stops_the_run(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx)
+    run = ddptrain.run(*argv, code=1, mutant="padding_counted_in_evaluation")
+    assert "70 of 70 samples were not evaluated exactly once" in run.output()
+
+
+@pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000"])
+def test_a_list_of_worlds_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--worlds"):
+        worlds_of(text)

@@ -1,0 +1,116 @@
+"""Whole runs of ``ddptrain`` as experiments: real commands in real processes, forked so that none imports torch anew.
+
+``compare`` and ``bench`` start them and read what they leave in their directories. As in ``launch``, the process that
+forks must run no tensor operation before it has forked for the last time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ddptrain.errors import TrainerError
+from ddptrain.launch import preload
+from ddptrain.metrics import FILE_NAME, effective_rows
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+# What would change a trial behind its command's back.
+_FOREIGN = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
+
+
+class TrialFailed(TrainerError):  # noqa: N818
+    """A trial ended otherwise than it should."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run's directory: its checkpoints, metrics and audit."""
+
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit"
+
+    def losses(self) -> dict[int, float]:
+        """Step to loss."""
+        return {row["step"]: row["loss"] for row in effective_rows(self.checkpoints / FILE_NAME, "train")}
+
+
+class Trials:
+    """Runs commands below ``folder``, one at a time."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
+        self._folder = folder
+        kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _RANK_VARIABLES}
+        self._env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
+        preload()
+
+    def train(self, name: str, world_size: int, *flags: object, code: int = 0) -> Trial:
+        """Train in ``folder/name``; a trial that is there already goes on.
+
+        Args:
+            code: the exit code that it must have.
+        Raises:
+            TrialFailed: another one; the end of its output is quoted.
+        """
+        trial = Trial(self._folder / name)
+        verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
+        places = ["--checkpoint-dir", trial.checkpoints, "--audit", trial.audit]
+        self.run([*verb, *flags, *places], trial.folder, code=code)
+        return trial
+
+    def run(self, argv: Sequence[object], folder: Path, *, code: int = 0) -> None:
+        """Run one command of ``ddptrain`` with its output in ``folder/log``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "log"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become([str(word) for word in argv], log, parent)
+        _, status = os.waitpid(pid, 0)
+        got = os.waitstatus_to_exitcode(status)
+        if got != code:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+            raise TrialFailed(
+                f"`ddptrain {' '.join(map(str, argv))}` ended with {got}, not {code}:\n{tail}",
+                next_step="run that command by itself",
+            )
+
+    def _become(self, argv: list[str], log: Path, parent: int) -> NoReturn:
+        code = 1
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(128 + signal.SIGKILL)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.environ.clear()
+            os.environ.update(self._env)
+            from ddptrain.cli import main
+
+            code = main(argv)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
