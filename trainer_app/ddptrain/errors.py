@@ -133,7 +133,8 @@ def classify(error: BaseException) -> BaseException:
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
     first_line = str(error).strip().partition("\n")[0][:500]
     if distributed and _PEER_GONE.search(first_line):
-        return PeerLost(f"a peer was lost: {first_line}", hint="read the other ranks' ends: theirs came first")
+        said = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
+        return PeerLost(f"a peer was lost: {said}", hint="read the other ranks' ends: theirs came first")
     if distributed and _SILENT.search(first_line):
         return Hang(
             f"a collective did not complete in time: {first_line}",

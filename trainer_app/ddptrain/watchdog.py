@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddptrain.blackbox import DUMP_SIGNAL, place_in
+from ddptrain.breadcrumbs import Crumb
 from ddptrain.node import Child
 from ddptrain.why import Sighting
 
@@ -51,9 +52,13 @@ class Watchdog:
         return any(still >= self.timeout for still in self._still.values())
 
     def examine(self, children: Sequence[Child]) -> list[Sighting]:
-        """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is."""
+        """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is.
+
+        Empty if a rank that stood still has moved meanwhile.
+        """
         living = [child for child in children if child.status is None and child.box is not None]
         states = {child.rank: process_state(child.pid) for child in living}
+        crumbs = {child.rank: child.box.crumb() for child in living if child.box}
         for child in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, DUMP_SIGNAL)
@@ -61,11 +66,14 @@ class Watchdog:
         end = time.monotonic() + _ANSWERING
         while not all(child.box and all(child.box.texts()) for child in able) and time.monotonic() < end:
             time.sleep(0.05)
-        return [self._sighting(child, states[child.rank]) for child in living]
+        still = [child for child in living if self._still.get(child.rank, 0.0) >= self.timeout / 2]
+        if any(child.box and child.box.crumb().changes != crumbs[child.rank].changes for child in still):
+            return []  # they woke up, or another node has just ended its culprit: this was no hang, or is none now
+        return [self._sighting(child, crumbs[child.rank], states[child.rank]) for child in living]
 
-    def _sighting(self, child: Child, state: str) -> Sighting:
+    def _sighting(self, child: Child, crumb: Crumb, state: str) -> Sighting:
         assert child.box is not None
-        crumb, (stacks, _) = child.box.crumb(), child.box.texts()
+        stacks, _ = child.box.texts()
         return Sighting(
             rank=child.rank,
             node=self._node_rank,

@@ -1,0 +1,182 @@
+"""A rank that stands still: every rank is out soon after the timeout, and the report names it, not those who wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain import breadcrumbs
+from ddptrain.breadcrumbs import Breadcrumbs, Crumb
+from ddptrain.why import Sighting, culprit, hang_report
+from tests.trainer.runs import ForkServer, Run, free_port, wait_until
+from tests.trainer.test_launching import node
+
+SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3)
+GRADIENTS = "all_reduce of gradients"
+# Seconds. The issue's own figures are 60 and 75; DDPTRAIN_TEST_HANG_TIMEOUT=60 runs them.
+TIMEOUT = float(os.environ.get("DDPTRAIN_TEST_HANG_TIMEOUT", "3"))
+ALLOWED = TIMEOUT + 15
+
+
+def crumb(pid: int, rank: int) -> Crumb | None:
+    """What a launched rank says of itself at this moment."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if f"ddptrain-crumbs-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
+                return breadcrumbs.read(descriptor.read_bytes())
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def freeze(run: Run, rank: int, where: str, *, first: int = 0) -> int:
+    """Stop a rank of ``run`` at the moment it is in the phase or collective ``where``; returns its step.
+
+    Args:
+        first: rank of the node's first.
+    """
+    pid = run.ranks()[rank - first]
+
+    def stopped_there() -> int | None:
+        assert not run.ended, run.output()
+        os.kill(pid, signal.SIGSTOP)
+        now = crumb(pid, rank)
+        if now and now.step >= 2 and where in (now.collective or now.phase,):
+            return now.step
+        os.kill(pid, signal.SIGCONT)
+        return None
+
+    return int(wait_until(stopped_there, f"rank {rank} to be in {where}"))
+
+
+def assert_out_in_time(run: Run, since: float) -> dict[str, Any]:
+    code = run.wait()
+    assert time.monotonic() - since < ALLOWED, run.output()
+    message = run.message()
+    assert message["code"] == code
+    return message
+
+
+@pytest.mark.parametrize(("victim", "where"), [(1, GRADIENTS), (0, GRADIENTS), (1, "batch"), (0, "batch")])
+def test_a_stopped_rank_is_named_with_what_it_was_doing(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int, where: str
+) -> None:
+    # The other rank is slow to load, so that the victim is inside the collective for most of the time; or it is itself.
+    slow = victim if where == "batch" else 1 - victim
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 3, "--hang-timeout", TIMEOUT, *SMALL, "--data-dir", idx, "--checkpoint-dir",
+        tmp_path, "--chaos", f"slow:{slow}:1",
+    )  # fmt: skip
+    run.at_step(2)
+    step = freeze(run, victim, where)
+    message = assert_out_in_time(run, time.monotonic())
+    assert (message["code"], message["cause"], message["exception"]) == (76, "own", "Hang"), run.output()
+    assert (message["rank"], message["step"], message["phase"]) == (victim, step, where)
+    assert f"rank {victim} (node 0) is stopped in" in message["message"]
+    assert f"rank {2 if victim == 1 else 1} waits in {GRADIENTS}" in message["message"]
+    folder = tmp_path / "reports" / "local-0"
+    assert json.loads((folder / "node-0.json").read_text())["report"]["rank"] == victim
+    assert "train.py" in (folder / "rank-2.stacks.txt").read_text()
+    recorded = json.loads((folder / "rank-2.flight.json").read_text())
+    assert any("all_reduce" in entry["profiling_name"] for entry in recorded["entries"])
+
+
+def test_a_rank_blocked_in_c_is_named_with_the_line_it_is_blocked_at(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 2, *SMALL, "--data-dir", idx, "--chaos", "hang:1:4"
+    )
+    assert run.wait() == 76, run.output()
+    message = run.message()
+    assert (message["rank"], message["step"], message["phase"]) == (1, 4, "batch")
+    assert message["where"].startswith("train.py:")
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_across_two_nodes_both_name_the_stopped_rank(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int
+) -> None:
+    port = free_port()
+    command = (
+        "train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--checkpoint-dir", tmp_path, "--chaos",
+        f"slow:{(victim + 2) % 4}:1",
+    )  # fmt: skip
+    nodes = [ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1)]
+    nodes[0].at_step(2)
+    freeze(nodes[victim // 2], victim, GRADIENTS, first=victim // 2 * 2)
+    since = time.monotonic()
+    messages = [assert_out_in_time(run, since) for run in nodes]
+    guilty, innocent = messages[victim // 2], messages[1 - victim // 2]
+    assert (guilty["code"], guilty["cause"], guilty["rank"]) == (76, "own", victim)
+    assert innocent["cause"] == "peer", json.dumps(innocent)
+    assert innocent["code"] in (76, 77)
+    assert f"rank {victim}" in innocent["message"]
+    assert "is stopped in" in innocent["message"]
+
+
+def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
+        "--epochs", 2, "--step-delay", 3,
+    )  # fmt: skip
+    assert run.wait() == 0, run.output()
+
+
+def test_without_a_hang_timeout_nobody_is_ended(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start("launch", "--nproc-per-node", 2, "--hang-timeout", 0, *SMALL, "--data-dir", idx)
+    assert run.wait() == 0, run.output()
+
+
+def sighting(rank: int, **more: Any) -> Sighting:
+    facts: dict[str, Any] = {
+        "rank": rank, "node": rank // 2, "step": 5, "phase": "step", "collective": "all_reduce", "collectives": 9,
+        "quiet": 60.0, "stopped": False, "answered": True, "where": None,
+    }  # fmt: skip
+    return Sighting(**facts | more)
+
+
+@pytest.mark.parametrize(
+    ("odd_one", "everybody"),
+    [
+        ({"stopped": True}, False),
+        ({"collective": "", "phase": "batch", "collectives": 8}, False),
+        ({"answered": False}, False),
+        ({"collectives": 8}, True),
+    ],
+)
+def test_the_odd_one_out_is_to_blame(odd_one: dict[str, Any], everybody: bool) -> None:
+    ranks = [sighting(0), sighting(1), sighting(2, **odd_one), sighting(3)]
+    found = culprit(ranks, everybody=everybody)
+    assert found is not None
+    assert found.rank == 2
+
+
+def test_where_all_of_a_node_wait_alike_the_cause_is_elsewhere() -> None:
+    ranks = [sighting(0), sighting(1, collectives=8)]
+    assert culprit(ranks, everybody=False) is None
+    report = hang_report(ranks, timeout=60, everybody=False)
+    assert (report["code"], report["cause"]) == (76, "peer")
+
+
+def test_a_rank_that_still_moves_is_not_to_blame_though_it_waits_for_nobody() -> None:
+    busy = sighting(0, collective="", phase="save", quiet=0.2)
+    found = culprit([busy, sighting(1, stopped=False, answered=False)], everybody=True)
+    assert found is not None
+    assert found.rank == 1
+
+
+def test_breadcrumbs_tell_phase_step_and_collective_and_count_every_change() -> None:
+    memory = memoryview(bytearray(breadcrumbs.SIZE))
+    crumbs = Breadcrumbs(memory)
+    crumbs.mark("batch", 7)
+    with crumbs.waiting_in("all_reduce"):
+        inside = breadcrumbs.read(memory)
+    after = breadcrumbs.read(memory)
+    assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)
+    assert (after.collective, after.collectives) == ("", 1)
+    assert after.changes > inside.changes
