@@ -1,0 +1,71 @@
+"""SIGTERM is obeyed within the grace and ends with 75, whatever the main thread is blocked in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import ForkServer, Run, wait_until
+
+SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 2)
+# Long enough that a busy machine does not make the launcher kill first what would have left by itself.
+GRACE = 6
+GRADIENTS = "all_reduce of gradients"
+
+
+def blocked(ddptrain: ForkServer, idx: Path, checkpoints: Path, chaos: str) -> Run:
+    """Two ranks, one of which is blocked in C at the given place."""
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--stop-grace", GRACE, *SMALL, "--data-dir", idx, "--checkpoint-dir",
+        checkpoints, "--checkpoint-every", 2, "--chaos", chaos,
+    )  # fmt: skip
+    wait_until(lambda: "chaos: hang" in run.output() or run.ended, "the rank to block")
+    assert not run.ended, run.output()
+    return run
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["1:0:rendezvous", "1:0:init_process_group", "0:0:data", "1:0:setup", "0:0:resume"],
+)
+def test_a_rank_blocked_before_training_leaves_at_once(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
+) -> None:
+    run = blocked(ddptrain, idx, tmp_path, f"hang:{place}")
+    begun = time.monotonic()
+    run.stop()
+    assert run.wait() == 75, run.output()
+    assert time.monotonic() - begun < GRACE - 2
+    assert_left_by_itself(run)
+
+
+@pytest.mark.parametrize("place", ["1:3:batch", f"1:3:{GRADIENTS}", "1:9:evaluate", "0:2:save"])
+def test_a_rank_blocked_in_training_leaves_unsaved_shortly_before_the_grace_ends(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
+) -> None:
+    run = blocked(ddptrain, idx, tmp_path, f"hang:{place}")
+    begun = time.monotonic()
+    run.stop()
+    assert run.wait() == 75, run.output()
+    assert GRACE / 2 < time.monotonic() - begun < GRACE + 2
+    assert_left_by_itself(run)
+
+
+def assert_left_by_itself(run: Run) -> None:
+    message = run.message()
+    assert (message["outcome"], message["code"], message["saved"]) == ("stopped", 75, False)
+    assert "killed" not in message["message"]
+    assert "stopped by a signal" in message["message"]
+
+
+def test_a_single_rank_without_a_launcher_leaves_too(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start("train", "--stop-grace", 2, *SMALL, "--data-dir", idx, "--chaos", "hang:0:2")
+    wait_until(lambda: "chaos: hang" in run.output(), "the rank to block")
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 75, run.output()
+    assert_left_by_itself(run)
+    assert run.message()["phase"] == "train"
