@@ -1,0 +1,111 @@
+"""``ddpjob delete``: ends the run of a job, forgets its state, and on request empties its volume."""
+
+import os
+import select
+import shutil
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from ddpjob.api import names
+from ddpjob.cli.find import find, state_folder
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.printable import one_line
+from ddpjob.local.errors import LocalError
+from ddpjob.local.state import JobFolder, StateFolder
+
+_SECONDS = 120.0  # a pod's grace period, and then some
+
+
+def delete(
+    name: Name,
+    volumes: Annotated[
+        bool, Option("--volumes", help="Also the volume that was made for it: checkpoints, metrics, data.")
+    ] = False,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Stop a job if it runs, and forget it. Its volume, with the checkpoints, stays unless --volumes is given.
+
+    \b
+    Example:
+      ddpjob delete mnist-cpu
+    """
+    folder = state_folder(state_dir)
+    record = find(folder, name, namespace)
+    if (pid := record.runner()) is not None:
+        typer.echo(f"stopping {name} (process {pid}): its trainer saves and leaves", err=True)
+        _stop(record, pid)
+    with record.locked():
+        remove(record.path, folder.root)
+    typer.echo(f"{name} deleted")
+    _volume(folder, record, volumes)
+    return 0
+
+
+def _volume(folder: StateFolder, record: JobFolder, wanted: bool) -> None:
+    path = folder.volume(record.namespace, names.claim_name(record.name))
+    if not path.is_dir() and not path.is_symlink():
+        return
+    if wanted:
+        remove(path, folder.root)
+        typer.echo(f"volume {names.claim_name(record.name)} deleted")
+    else:
+        typer.echo(f"its volume stays: {one_line(path)}")
+
+
+def _stop(record: JobFolder, pid: int) -> None:
+    """SIGTERM to the run, and wait until it is gone. Raises ``LocalError`` when it does not go."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The number may be another process's by now; the descriptor, from here on, is not.
+        if record.runner() != pid:
+            return
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], _SECONDS)[0]:
+            raise LocalError(
+                f"{record.name} still runs, in process {pid}, {_SECONDS:g} s after it was asked to stop",
+                "its trainer may be saving a large checkpoint",
+                f"try again, or end it at once: kill -KILL {pid} (nothing of it stays behind)",
+            )
+    except PermissionError as error:
+        raise LocalError(
+            f"{record.name} runs in process {pid}, which belongs to somebody else",
+            "only its owner can stop it",
+            "ask them, or use another --state-dir",
+        ) from error
+    finally:
+        os.close(process)
+
+
+def remove(path: Path, root: Path) -> None:
+    """A directory below ``root``; nothing that a symbolic link leads to, on the way there or in it.
+
+    Raises:
+        LocalError: a part of the way is a link, or something cannot be removed.
+    """
+    part = path
+    while part != root:
+        if part.is_symlink():
+            raise LocalError(
+                f"{part} is a symbolic link, so nothing was deleted",
+                "only what lies in the state folder itself is deleted",
+                f"remove the link yourself: rm {part}",
+            )
+        part = part.parent
+    try:
+        shutil.rmtree(path)  # which does not follow links
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LocalError(
+            f"{error.filename or path} cannot be deleted: {error.strerror}",
+            "it belongs to another user, or the disk is read-only",
+            f"check it with ls -ld {error.filename or path}",
+        ) from error

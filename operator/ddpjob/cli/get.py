@@ -1,0 +1,116 @@
+"""``ddpjob get``: the jobs of the state folder, with the columns of ``kubectl get ddp``."""
+
+import json
+import re
+import sys
+from typing import Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from ddpjob.cli import errors
+from ddpjob.cli.find import find, state_folder
+from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.printable import one_line
+from ddpjob.cli.times import since
+from ddpjob.local.errors import LocalError
+from ddpjob.local.state import JobFolder
+
+Json = dict[str, Any]
+_ACTIVE = ("Pending", "Running", "Restarting")
+_FILTER = re.compile(r'(\w+)\[\?\(@\.(\w+)=="(\w+)"\)\]')
+
+
+def get(
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="One job; all without it.", show_default=False)] = None,
+    output: Annotated[
+        Literal["table", "wide", "json", "yaml"],
+        Option("--output", "-o", metavar="FORM", help="table, wide, json or yaml."),
+    ] = "table",
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Show the jobs of this machine: their state, progress and restarts.
+
+    A job that is not over and that no `ddpjob run` works on any more is shown as Interrupted.
+
+    \b
+    Example:
+      ddpjob get
+    """
+    folder = state_folder(state_dir)
+    if name is not None:
+        record = find(folder, name, namespace)
+        job = _job(record)
+        return _print([(record, job)], output, single=True)
+    records = [record for record in folder.jobs() if namespace in (None, record.namespace)]
+    jobs, damaged = [], []
+    for record in records:
+        try:
+            jobs.append((record, _job(record)))
+        except LocalError as error:
+            damaged.append(error)
+    if not records and output in ("table", "wide"):
+        print(f"no jobs in {one_line(folder.root)}; ddpjob run begins one", file=sys.stderr)
+        return 0
+    _print(jobs, output, single=False)
+    for problem in damaged:
+        errors.show(problem)
+    return errors.USAGE if damaged else 0
+
+
+def _job(record: JobFolder) -> Json:
+    job = record.job()
+    if job is None:
+        raise LocalError(
+            f"{record.path}: there is no job in its record",
+            "the run that began it did not come far",
+            f"run it again, or forget it with ddpjob delete {record.name}",
+        )
+    return job
+
+
+def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> int:
+    if output in ("json", "yaml"):
+        items = [job for _, job in jobs]
+        shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
+        if output == "json":
+            print(json.dumps(shown, indent=2))
+        else:
+            from ddpjob.cli import documents
+
+            print(documents.dump(shown), end="")
+        return 0
+    from ddpjob.api.crd import COLUMNS
+
+    columns = [column for column in COLUMNS if output == "wide" or not column.get("priority")]
+    several = output == "wide" or len({record.namespace for record, _ in jobs}) > 1
+    rows = [[*(["NAMESPACE"] if several else []), "NAME", *(column["name"].upper() for column in columns)]]
+    for record, job in jobs:
+        cells = [_cell(record, job, column) for column in columns]
+        rows.append([*([record.namespace] if several else []), record.name, *cells])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _cell(record: JobFolder, job: Json, column: Json) -> str:
+    value = _at(job, column["jsonPath"])
+    if column["jsonPath"] == ".status.state":
+        value = value or "Pending"
+        return "Interrupted" if value in _ACTIVE and record.runner() is None else one_line(value)
+    if column["type"] == "date":
+        return since(str(value)) if value else ""
+    return "" if value is None else one_line(value)
+
+
+def _at(job: Json, path: str) -> Any:
+    """What a column's JSONPath leads to; of that language only what the columns use."""
+    value: Any = job
+    for part in re.split(r"\.(?![^\[]*\])", path.lstrip(".")):
+        if found := _FILTER.fullmatch(part):
+            listed, key, wanted = found.groups()
+            value = next((item for item in (value or {}).get(listed) or () if item.get(key) == wanted), None)
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,167 @@
+"""From a file, standard input or a script to the one DDPJob that is to run."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpjob.api import names
+from ddpjob.cli import documents, fields
+from ddpjob.cli.errors import did_you_mean
+from ddpjob.local.errors import LocalError
+
+Json = dict[str, Any]
+# The server's to set: they stand in what `ddpjob get -o yaml` and `kubectl get -o yaml` print.
+_SERVERS = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
+_REFERRED = ("Secret", "ConfigMap")  # what pods of a job may refer to
+SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; nothing on one machine reads it
+
+
+@dataclass
+class JobFile:
+    """What is to run.
+
+    others: Secrets and ConfigMaps beside the job. ignored: the other documents, as ``Kind name``.
+    directory: where containers without a workingDir run.
+    """
+
+    job: Json
+    directory: Path
+    others: list[Json] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"].get("namespace") or "default")
+
+
+def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
+    """The job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
+
+    Raises:
+        LocalError: it is not there, not YAML, or not exactly one DDPJob.
+    """
+    if source.endswith(".py"):
+        return _for_script(_existing(source), script_args)
+    if script_args:
+        raise LocalError(
+            f"{source} takes no arguments, but there is {script_args[0]}",
+            "only a SCRIPT.py does; a job's own arguments are spec.args",
+            "--set 'args=[train, --epochs, \"3\"]' sets them",
+        )
+    if source == "-":
+        return _from_text(sys.stdin.read(), "standard input", Path.cwd())
+    path = _existing(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
+        raise LocalError(
+            f"{source} cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
+        ) from error
+    return _from_text(text, source, path.parent)
+
+
+def _existing(source: str) -> Path:
+    path = Path(source).expanduser().absolute()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise LocalError(f"{source} is a directory", "a job is one file", f"ls {source}")
+    try:
+        beside = [entry.name for entry in path.parent.iterdir()]
+        hint = did_you_mean(path.name, beside, f"{path.parent} has no such file")
+    except OSError:
+        hint = f"there is no directory {path.parent}"
+    raise LocalError(f"{source}: no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
+
+
+def _from_text(text: str, source: str, directory: Path) -> JobFile:
+    jobs, others, ignored = [], [], []
+    for document in _documents(text, source):
+        kind = document.get("kind")
+        if kind == names.DDPJOBS.kind:
+            jobs.append(document)
+        elif kind in _REFERRED:
+            others.append(document)
+        else:
+            ignored.append(f"{kind or 'a document without kind'} {(document.get('metadata') or {}).get('name', '')}")
+    if len(jobs) != 1:
+        found = ", ".join(_name(job) for job in jobs) if jobs else ", ".join(ignored) or "nothing"
+        raise LocalError(
+            f"{source} must hold exactly one DDPJob, not {len(jobs)}",
+            f"it holds {found}",
+            "put each job into a file of its own" if jobs else "manifests/examples has jobs to start from",
+        )
+    return JobFile(_as_written(jobs[0], source), directory, others, [" ".join(entry.split()) for entry in ignored])
+
+
+def _documents(text: str, source: str) -> list[Json]:
+    try:
+        loaded = [document for document in yaml.load_all(text, documents.Loader) if document is not None]
+    except yaml.YAMLError as error:
+        raise LocalError(
+            f"{source} is not valid YAML: {documents.problem(error)}",
+            "mind indentation, quotes and tabs",
+            "correct that line",
+        ) from error
+    found: list[Json] = []
+    for document in loaded:
+        if not isinstance(document, dict):
+            raise LocalError(
+                f"{source} holds a {type(document).__name__} where an object should be",
+                "every document begins with apiVersion and kind",
+                "manifests/examples has jobs to start from",
+            )
+        items = document.get("items")
+        found += items if document.get("kind") == "List" and isinstance(items, list) else [document]
+    return found
+
+
+def _as_written(job: Json, source: str) -> Json:
+    """The job as its user wrote it: without what a server added, and with nothing that a DDPJob does not have."""
+    version = job.get("apiVersion")
+    if version != names.API_VERSION:
+        raise LocalError(
+            f"{source}: apiVersion {version} of DDPJob is not known here",
+            f"this ddpjob knows {names.API_VERSION}",
+            f"write apiVersion: {names.API_VERSION}",
+        )
+    metadata = job.get("metadata")
+    for name, value in (("metadata", metadata), ("spec", job.get("spec"))):
+        if not isinstance(value, dict):
+            raise LocalError(f"{source}: {name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
+    job = {key: value for key, value in job.items() if key != "status"}
+    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SERVERS}
+    fields.check(job, source)
+    return job
+
+
+def _for_script(path: Path, script_args: Sequence[str]) -> JobFile:
+    job = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.DDPJOBS.kind,
+        "metadata": {"name": job_name(path.stem)},
+        "spec": {"image": SCRIPT_IMAGE, "command": ["torchrun", str(path), *script_args]},
+    }
+    return JobFile(job, Path.cwd())
+
+
+def job_name(stem: str) -> str:
+    """A file's name as the name of a DDPJob: ``Train_MNIST`` becomes ``train-mnist``."""
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"job-{name}" if name else "job"
+    return name[: names.MAX_JOB_NAME].rstrip("-")
+
+
+def _name(job: Json) -> str:
+    return str((job.get("metadata") or {}).get("name", "one without a name"))

@@ -1,0 +1,150 @@
+"""A run on a terminal: one table that stays in place, with everything else scrolling past above it."""
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ddpjob.cli import ending
+from ddpjob.cli.curve import sparkline
+from ddpjob.cli.display import accuracy_text, size_text, speed_text
+from ddpjob.cli.ending import Outcome
+from ddpjob.cli.facts import Facts, Node
+from ddpjob.cli.printable import one_line, printable_line
+from ddpjob.cli.times import short, since
+
+_STYLES = {
+    "Running": "bold cyan",
+    "Succeeded": "bold green",
+    "Completed": "green",
+    "Failed": "bold red",
+    "Error": "bold red",
+    "Restarting": "bold yellow",
+    "Suspended": "bold magenta",
+}
+_MOST_NODES = 12  # rows; a table taller than the terminal cannot stay in place
+_REFRESHES_PER_SECOND = 8
+_HISTORY = 200
+
+
+class LiveDisplay:
+    """Draws the table anew several times a second, so that clocks move while nothing else does."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._begin = clock()
+        self._facts: Facts | None = None
+        self._losses: list[float] = []
+        self._live = Live(
+            console=console,
+            get_renderable=self._draw,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._live.stop()
+
+    def show(self, facts: Facts) -> None:
+        """Only remembers: the table is drawn at its own pace."""
+        if facts.loss and (self._facts is None or facts.step != self._facts.step):
+            self._losses = [*self._losses[-_HISTORY:], float(facts.loss)]
+        self._facts = facts
+
+    def note(self, line: str) -> None:
+        """Above the table."""
+        self._console.print(Text(f"· {one_line(line)}", style="dim"))
+
+    def output(self, line: str) -> None:
+        """Above the table."""
+        self._console.print(Text.assemble(("n0 ", "cyan"), printable_line(line)), soft_wrap=True)
+
+    def end(self, outcome: Outcome) -> None:
+        """The table stays as it is; the ending follows."""
+        self._live.stop()
+        style = "red" if outcome.failed else ""
+        width = min(self._console.width, 100)
+        for number, line in enumerate(ending.lines(outcome, width=width)):
+            heading = line and not line.startswith((" ", "n"))
+            self._console.print(
+                Text(line, style=style if outcome.failed and heading else "bold" if number == 1 else ""), soft_wrap=True
+            )
+
+    def _draw(self) -> RenderableType:
+        facts = self._facts
+        return Text("starting …", style="dim") if facts is None else self.table(facts)
+
+    def table(self, facts: Facts) -> RenderableType:
+        """The whole table for these facts."""
+        parts: list[RenderableType] = [Text(), self._head(facts)]
+        if facts.step is not None or facts.phase:
+            parts += [_bar(facts), self._training(facts)]
+        parts.append(_nodes(facts.nodes))
+        if facts.message:
+            parts.append(Text(facts.message, style="red" if facts.state == "Failed" else "yellow"))
+        return Group(*parts)
+
+    def _head(self, facts: Facts) -> Text:
+        ranks = f" = {facts.num_nodes * facts.nproc_per_node} ranks" if facts.nproc_per_node else ""
+        return Text.assemble(
+            (facts.name, "bold"),
+            "  ",
+            (facts.state, _STYLES.get(facts.state, "bold")),
+            f"  {size_text(facts)}{ranks}",
+            (f"  attempt {facts.attempt}", "dim" if facts.attempt <= 1 else ""),
+            (f"  restarts {facts.restarts} of at most {facts.max_restarts}", "yellow" if facts.restarts else "dim"),
+            f"  {short(self._clock() - self._begin)}",
+        )
+
+    def _training(self, facts: Facts) -> Text:
+        parts: list[str | tuple[str, str]] = [
+            ("loss ", "dim"),
+            facts.loss or "–",
+            (f" {sparkline(self._losses)}", "cyan"),
+            ("   accuracy ", "dim"),
+            (accuracy_text(facts.accuracy), "bold green") if facts.accuracy else "–",
+        ]
+        if facts.samples_per_second:
+            parts.append(f"   {speed_text(facts.samples_per_second)}")
+        if facts.checkpoint_step is not None:
+            parts += [("   checkpoint of step ", "dim"), str(facts.checkpoint_step)]
+        if facts.resumed_from_step is not None:
+            parts += [("   resumed from step ", "dim"), str(facts.resumed_from_step)]
+        return Text.assemble(*parts)
+
+
+def _bar(facts: Facts) -> RenderableType:
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=facts.total_steps or 1, completed=facts.step or 0, width=36)
+    done = f"{facts.percent or 0} %  step {facts.step or 0}/{facts.total_steps or '?'}"
+    left = f"{short(facts.eta_seconds)} left" if facts.eta_seconds else (facts.phase or "")
+    epoch = f"epoch {facts.epoch or 0}/{facts.total_epochs or '?'}"
+    row.add_row(Text(epoch), bar, Text(done), Text(left, style="dim"))
+    return row
+
+
+def _nodes(nodes: tuple[Node, ...]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("NODE", "POD", "STATE", "FOR", ""):
+        table.add_column(column, no_wrap=column != "")
+    # Where not all fit, those that need attention do.
+    usual = [node for node in nodes if node.state in ("Running", "Completed")]
+    shown = sorted([node for node in nodes if node not in usual][:_MOST_NODES], key=lambda node: node.rank)
+    shown = sorted([*shown, *usual[: _MOST_NODES - len(shown)]], key=lambda node: node.rank)
+    for node in shown:
+        style = _STYLES.get(node.state, "yellow")
+        table.add_row(f"n{node.rank}", node.pod, Text(node.state, style), since(node.since), Text(node.detail))
+    if len(shown) < len(nodes):
+        table.add_row("", f"… and {len(nodes) - len(shown)} more", "", "", "")
+    return table

@@ -1,0 +1,169 @@
+"""``ddpjob logs``: what the nodes of a job printed, also while it runs."""
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from typer import Option
+
+from ddpjob.api import names
+from ddpjob.cli.find import find, state_folder
+from ddpjob.cli.logfile import LogFile
+from ddpjob.cli.options import Name, Namespace, StateDir
+from ddpjob.cli.printable import printable_line
+from ddpjob.local.errors import LocalError
+from ddpjob.local.state import JobFolder
+
+Json = dict[str, Any]
+_PAUSE = 0.1  # seconds between two looks at growing files
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+
+
+def logs(
+    name: Name,
+    *,
+    node: Annotated[
+        int | None, Option("--node", min=0, metavar="N", help="Only this node.", show_default=False)
+    ] = None,
+    attempt: Annotated[
+        int | None, Option("--attempt", min=1, metavar="N", help="Another attempt.", show_default="the newest")
+    ] = None,
+    all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and those that failed.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    tail: Annotated[
+        int | None, Option("--tail", min=0, metavar="N", help="Only the last lines of each.", show_default=False)
+    ] = None,
+    namespace: Namespace = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Print the logs of a job: of node 0 and of nodes that failed.
+
+    Lines of a job with several nodes begin with the node, for example n1. Control characters are made harmless.
+
+    \b
+    Example:
+      ddpjob logs mnist-cpu --all --tail 20
+    """
+    record = find(state_folder(state_dir), name, namespace)
+    reader = _Reader(record, node, attempt, all_nodes, tail)
+    printed = reader.print_news()
+    if not follow:
+        reader.print_rest()
+        if not reader.logs:
+            raise _nothing(record, node, attempt)
+        return 0 if printed or reader.logs else 1
+    while record.runner() is not None:
+        time.sleep(_PAUSE)
+        reader.print_news()
+    reader.print_news()
+    reader.print_rest()
+    return 0
+
+
+class _Reader:
+    """Prints what is new in the logs that were asked for; with a new attempt it goes over to that one's."""
+
+    def __init__(
+        self, record: JobFolder, node: int | None, attempt: int | None, all_nodes: bool, tail: int | None
+    ) -> None:
+        self._record = record
+        self._node = node
+        self._attempt = attempt
+        self._all = all_nodes
+        self._tail = tail
+        self._shown_attempt = 0
+        self.logs: dict[int, LogFile] = {}
+
+    def print_news(self) -> bool:
+        """Whether there was any."""
+        self._look_around()
+        printed = False
+        for rank, log in sorted(self.logs.items()):
+            for line in log.lines():
+                self._print(rank, line)
+                printed = True
+        if printed:
+            sys.stdout.flush()
+        return printed
+
+    def print_rest(self) -> None:
+        """Lines that never ended."""
+        for rank, log in sorted(self.logs.items()):
+            if rest := log.remainder():
+                self._print(rank, rest)
+
+    def _look_around(self) -> None:
+        """Open the logs of nodes that appeared."""
+        job = self._record.job()
+        found = attempts(self._record, job)
+        if not found:
+            return
+        attempt = self._attempt or max(found)
+        if attempt != self._shown_attempt and self.logs:
+            self.print_rest()
+            self.logs = {}
+        self._shown_attempt = attempt
+        ranks = found.get(attempt, {})
+        self._several = len(ranks) > 1 or bool(job and (job["spec"].get("numNodes") or 1) > 1)
+        for rank in self._wanted(ranks, attempt, job):
+            if rank in ranks and rank not in self.logs:
+                self.logs[rank] = LogFile(self._record.log(ranks[rank]), last=self._tail)
+
+    def _wanted(self, ranks: Iterable[int], attempt: int, job: Json | None) -> set[int]:
+        if self._node is not None:
+            return {self._node}
+        return set(ranks) if self._all else {0, *failed_nodes(self._record, attempt, job)}
+
+    def _print(self, rank: int, line: str) -> None:
+        prefix = ""
+        if self._several:
+            colour = _COLOURS[rank % len(_COLOURS)]
+            prefix = f"\x1b[{colour}mn{rank}\x1b[0m " if sys.stdout.isatty() else f"n{rank} "
+        print(prefix + printable_line(line))
+
+
+def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
+    """Attempt to node to pod, for every log that is kept of this job; those of a job that it replaced do not count."""
+    if job is None:
+        return {}
+    prefix = names.service_name(job["metadata"]["name"], job["metadata"]["uid"])
+    found: dict[int, dict[int, str]] = {}
+    folder = record.path / "pods"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        name, _, numbers = path.name.rpartition(f"{prefix}-")
+        attempt, _, rank = numbers.partition("-")
+        if not name and attempt.isdigit() and rank.isdigit():
+            found.setdefault(int(attempt), {})[int(rank)] = path.name
+    return found
+
+
+def failed_nodes(record: JobFolder, attempt: int, job: Json | None) -> set[int]:
+    """Nodes whose trainer failed in that attempt: by the job's failures, and by its pods."""
+    failures = ((job or {}).get("status") or {}).get("failures") or ()
+    found = {f["rank"] for f in failures if f.get("attempt") == attempt and f.get("rank") is not None}
+    for pod in record.pods():
+        labels = pod["metadata"].get("labels") or {}
+        rank = str(labels.get(names.LABEL_NODE_RANK, ""))
+        if (pod.get("status") or {}).get("phase") == "Failed" and labels.get(names.LABEL_ATTEMPT) == str(attempt):
+            found |= {int(rank)} if rank.isdigit() else set()
+    return found
+
+
+def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalError:
+    kept = attempts(record, record.job())
+    if not kept:
+        return LocalError(f"{record.name} has printed nothing yet", "none of its nodes has started", "ddpjob get")
+    if attempt is not None and attempt not in kept:
+        listed = ", ".join(map(str, sorted(kept)))
+        return LocalError(
+            f"{record.name} has no logs of attempt {attempt}",
+            f"there are logs of attempt {listed}",
+            "leave out --attempt",
+        )
+    ranks = sorted(kept[attempt or max(kept)])
+    return LocalError(
+        f"{record.name} has no logs of node {node if node is not None else 0} in attempt {attempt or max(kept)}",
+        f"nodes are counted from 0; there are logs of {', '.join(map(str, ranks))}",
+        f"ddpjob logs {record.name} --all",
+    )
