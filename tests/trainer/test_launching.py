@@ -64,6 +64,22 @@ def test_a_node_lost_is_blamed_on_the_peer_by_the_other(ddptrain: ForkServer, id
     assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
 
 
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_rank_is_blamed_on_its_own_node_and_on_the_other(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int
+) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--chaos", f"kill:{victim}:5")
+    nodes = [ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1)]
+    codes = [run.wait() for run in nodes]
+    guilty, innocent = (nodes[at].message() for at in (victim // 2, 1 - victim // 2))
+    assert sorted(codes) == [77, 137], [run.output() for run in nodes]
+    assert (guilty["code"], guilty["signal"], guilty["rank"], guilty["cause"]) == (137, 9, victim, "own")
+    assert (guilty["step"], guilty["phase"]) == (5, "batch")
+    assert (innocent["code"], innocent["cause"]) == (77, "peer")
+    assert f"the cause: rank {victim} failed with code 137" in innocent["message"]
+
+
 def test_a_rank_that_never_comes_is_named_within_the_timeout(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
     env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=2")

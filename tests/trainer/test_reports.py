@@ -158,6 +158,29 @@ def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
     assert "SIGKILL" in cause["message"]
 
 
+NCCL = (
+    b"[rank1]:[E1121 10:00:00 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog "
+    b"thread terminated with exception: NCCL error: remote process exited or there was a network error",
+    b"[E1121 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",
+)
+
+
+@pytest.mark.parametrize("said", NCCL)
+def test_a_rank_that_nccls_watchdog_aborts_only_lost_a_peer(said: bytes) -> None:
+    aborted = ended(0, 0, 1.0, signal_number=6, told=False)
+    aborted.tail.append(said)
+    cause = root_cause(Node([aborted]))
+    assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "peer")
+    killed = ended(1, 0, 1.5, signal_number=9, told=False)
+    assert root_cause(Node([aborted, killed]))["rank"] == 1
+
+
+def test_a_rank_that_aborts_by_itself_is_to_blame() -> None:
+    aborted = ended(0, 0, 1.0, signal_number=6, told=False)
+    aborted.tail.append(b"terminate called after throwing an instance of 'std::bad_alloc'")
+    assert root_cause(Node([aborted]))["cause"] == "own"
+
+
 def test_of_two_culprits_the_earlier_is_named() -> None:
     assert root_cause(Node([ended(0, 79, 2.0), ended(1, 66, 1.0)]))["code"] == 66
 
