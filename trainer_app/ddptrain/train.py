@@ -159,7 +159,8 @@ class Training:
         place = self._last_saved("stopped")
         self._group.close()
         saved = place is not None and place["step"] == self.done
-        where = "and saved" if saved else "not saved: no --checkpoint-dir"
+        reason = "the volume refused" if self._config.checkpoint_dir else "no --checkpoint-dir"
+        where = "and saved" if saved else f"not saved: {reason}"
         raise Stopped(f"stopped by a signal after step {self.done}, {where}", saved=saved)
 
     def _last_saved(self, moment: str) -> dict[str, int] | None:
