@@ -1,0 +1,102 @@
+"""Sessions in this process, and in one of their own that can be killed: ``python -m tests.local.sessions``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpjob.cluster.base import Json
+from ddpjob.local.session import Options, Session
+from ddpjob.local.state import JobFolder, StateFolder
+from tests.processes import eventually_async
+
+PATIENCE = 120.0
+
+
+@dataclass
+class Run:
+    """One session at work, and what it showed its user."""
+
+    task: asyncio.Task[Json]
+    stop: asyncio.Event
+    said: list[str]
+    shown: list[tuple[Json, Sequence[Json]]]
+    folder: JobFolder
+
+    @property
+    def status(self) -> Json:
+        """As last shown."""
+        status: Json = (self.shown[-1][0].get("status") or {}) if self.shown else {}
+        return status
+
+    def log(self, attempt: int, rank: int = 0) -> str:
+        found = list(self.folder.path.glob(f"pods/*-{attempt}-{rank}/trainer.log"))
+        return found[0].read_text() if found else ""
+
+    async def until(self, what: str, holds: Callable[[], object]) -> None:
+        """While the session runs; if it ends before, that is an error."""
+        await eventually_async(what, lambda: holds() or self.task.done(), timeout=PATIENCE)
+        if not holds():
+            raise AssertionError(f"ended before {what}: {self.task.result()}")
+
+    async def result(self) -> Json:
+        return await asyncio.wait_for(self.task, PATIENCE)
+
+
+@dataclass
+class Sessions:
+    """Sessions on one state folder, in this process."""
+
+    root: Path
+    others: list[Json] = field(default_factory=list)
+
+    def begin(self, job: Json, **options: object) -> Run:
+        """Start a session; give it to ``until`` or ``result``."""
+        state, stop = StateFolder(self.root), asyncio.Event()
+        said: list[str] = []
+        shown: list[tuple[Json, Sequence[Json]]] = []
+        session = Session(
+            job,
+            self.others,
+            state,
+            Options(**options),  # type: ignore[arg-type]
+            on_change=lambda seen, pods: shown.append((seen, pods)),
+            say=said.append,
+        )
+        folder = state.job("default", job["metadata"]["name"])
+        return Run(asyncio.create_task(session.run(stop)), stop, said, shown, folder)
+
+    async def finish(self, job: Json, **options: object) -> Run:
+        """Run a session to its end."""
+        run = self.begin(job, **options)
+        await run.result()
+        return run
+
+
+async def end(runs: Sequence[Run]) -> None:
+    """Cancel what still runs."""
+    for run in runs:
+        run.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([run.task])
+
+
+def main(root: str, job: str) -> None:
+    """Run a job given as JSON in the foreground; SIGINT stops it."""
+
+    async def run() -> None:
+        begun = Sessions(Path(root)).begin(json.loads(job))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, begun.stop.set)
+        await begun.task
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,247 @@
+"""The kubelet of local mode with real processes: what it reports is what a kubelet reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ddpjob.cluster.base import Json
+from tests.local.bench import MARKER, Bench, marked, running_kubelet
+from tests.local.builders import a_container, a_pod
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with running_kubelet(tmp_path) as made:
+        yield made
+
+
+def trainer(status: Json) -> Json:
+    """The terminated state of the trainer container."""
+    state: Json = next(s for s in status["containerStatuses"] if s["name"] == "trainer")["state"]["terminated"]
+    return state
+
+
+# Kubernetes takes $$ in a command for one dollar: $$$$ is what the shell reads as its own pid.
+@pytest.mark.parametrize(
+    ("script", "code", "reason", "phase"),
+    [
+        ("exit 0", 0, "Completed", "Succeeded"),
+        ("exit 3", 3, "Error", "Failed"),
+        ("kill -TERM $$$$", 143, "Error", "Failed"),
+        ("kill -KILL $$$$", 137, "Error", "Failed"),
+        ("kill -SEGV $$$$", 139, "Error", "Failed"),
+    ],
+)
+async def test_an_end_is_reported_with_its_exit_code_or_signal(
+    bench: Bench, script: str, code: int, reason: str, phase: str
+) -> None:
+    status = await bench.run(a_pod(a_container(script=script)))
+    assert (status["phase"], trainer(status)["exitCode"], trainer(status)["reason"]) == (phase, code, reason)
+    assert "signal" not in trainer(status)
+
+
+async def test_a_finished_pod_has_the_whole_status_of_one(bench: Bench) -> None:
+    status = await bench.run(a_pod(a_container(script="exit 1")))
+    conditions = {c["type"]: (c["status"], c.get("reason")) for c in status["conditions"]}
+    assert conditions == {
+        "PodScheduled": ("True", None),
+        "Initialized": ("True", None),
+        "Ready": ("False", "PodFailed"),
+        "ContainersReady": ("False", "PodFailed"),
+    }
+    assert (status["podIP"], status["hostIP"]) == ("127.0.0.1", "127.0.0.1")
+    assert status["startTime"] <= trainer(status)["startedAt"] <= trainer(status)["finishedAt"]
+    assert trainer(status)["finishedAt"].endswith("Z")
+    container = status["containerStatuses"][0]
+    assert (container["ready"], container["started"], container["restartCount"]) == (False, False, 0)
+    assert bench.pod("mnist-0a1b2-1-0")["spec"]["nodeName"] == "local"
+
+
+async def test_while_it_runs_a_pod_is_ready(bench: Bench) -> None:
+    name = bench.create(a_pod(a_container(script="sleep 600")))
+    await bench.until("it runs", lambda: "running" in bench.state_of(name))
+    status = bench.pod(name)["status"]
+    assert status["phase"] == "Running"
+    assert {c["type"] for c in status["conditions"] if c["status"] == "True"} == {
+        "PodScheduled",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+    }
+    assert (status["containerStatuses"][0]["ready"], status["containerStatuses"][0]["started"]) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("no-such-program", 'exec: "no-such-program": executable file not found in $PATH'),
+        ("/no/such/program", 'exec: "/no/such/program": stat /no/such/program: no such file or directory'),
+        ("/etc/passwd", 'exec: "/etc/passwd": permission denied'),
+    ],
+)
+async def test_a_command_that_cannot_be_started_fails_as_runc_words_it(bench: Bench, word: str, message: str) -> None:
+    status = await bench.run(a_pod(a_container(command=[word])))
+    ended = trainer(status)
+    assert (status["phase"], ended["exitCode"], ended["reason"]) == ("Failed", 128, "StartError")
+    assert message in ended["message"]
+    assert ended["startedAt"] == "1970-01-01T00:00:00Z"
+
+
+async def test_a_working_directory_that_is_not_here_is_named(bench: Bench) -> None:
+    ended = trainer(await bench.run(a_pod(a_container(script="true", workingDir="/no/such/folder"))))
+    assert ended["reason"] == "StartError"
+    assert 'chdir to cwd ("/no/such/folder") set in config.json failed: no such file or directory' in ended["message"]
+
+
+@pytest.mark.parametrize(
+    ("script", "policy", "message"),
+    [
+        ("printf why > /dev/termination-log; exit 1", "File", "why"),
+        ("printf why > $DDPJOB_TERMINATION_LOG", "File", "why"),
+        ("echo last words; exit 1", "FallbackToLogsOnError", "last words\n"),
+        ("echo last words >&2; exit 1", "FallbackToLogsOnError", "last words\n"),
+        ("echo last words; exit 0", "FallbackToLogsOnError", None),
+        ("echo last words; exit 1", "File", None),
+        ("echo log; printf why > /dev/termination-log; exit 1", "FallbackToLogsOnError", "why"),
+    ],
+)
+async def test_the_termination_message_is_the_file_or_where_asked_for_the_end_of_the_log(
+    bench: Bench, script: str, policy: str, message: str | None
+) -> None:
+    container = a_container(script=script, terminationMessagePolicy=policy)
+    assert trainer(await bench.run(a_pod(container))).get("message") == message
+
+
+async def test_long_last_words_are_cut_as_a_kubelet_cuts_them(bench: Bench) -> None:
+    lines = "for i in $(seq 200); do echo line $i; done; exit 1"
+    ended = trainer(await bench.run(a_pod(a_container(script=lines, terminationMessagePolicy="FallbackToLogsOnError"))))
+    assert ended["message"].splitlines() == [f"line {i}" for i in range(121, 201)]
+    wide = "head -c 5000 /dev/zero | tr '\\0' x; exit 1"
+    pod = a_pod(a_container(script=wide, terminationMessagePolicy="FallbackToLogsOnError"), name="mnist-0a1b2-2-0")
+    assert trainer(await bench.run(pod))["message"] == "x" * 2048
+    filed = a_pod(a_container(script=wide.replace("; exit", " >/dev/termination-log; exit")), name="mnist-0a1b2-3-0")
+    assert trainer(await bench.run(filed))["message"] == "x" * 4096
+
+
+async def test_init_containers_run_one_after_the_other_before_the_trainer(bench: Bench) -> None:
+    inits = [a_container(name, f"echo {name} >> /work/order") for name in ("first", "second")]
+    mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+    status = await bench.run(
+        a_pod(
+            a_container(script="cat /work/order") | mount,
+            initContainers=[init | mount for init in inits],
+            volumes=[{"name": "work", "emptyDir": {}}],
+        )
+    )
+    assert bench.log("mnist-0a1b2-1-0") == "first\nsecond\n"
+    assert [s["state"]["terminated"]["reason"] for s in status["initContainerStatuses"]] == ["Completed", "Completed"]
+
+
+async def test_an_init_container_that_fails_keeps_the_trainer_from_starting(bench: Bench) -> None:
+    inits = [a_container("broken", "exit 4"), a_container("never", "echo never")]
+    status = await bench.run(a_pod(a_container(script="echo never"), initContainers=inits))
+    assert status["phase"] == "Failed"
+    assert bench.state_of("mnist-0a1b2-1-0", "broken")["terminated"]["exitCode"] == 4
+    for container in ("never", "trainer"):
+        assert bench.state_of("mnist-0a1b2-1-0", container)["waiting"]["reason"] == "PodInitializing"
+        assert bench.log("mnist-0a1b2-1-0", container) == ""
+
+
+async def test_a_sidecar_runs_beside_the_trainer_and_ends_after_it(bench: Bench) -> None:
+    sidecar = a_container(
+        "sidecar", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done", restartPolicy="Always"
+    )
+    status = await bench.run(a_pod(a_container(script="exit 0"), initContainers=[sidecar]))
+    assert status["phase"] == "Succeeded"
+    assert bench.log("mnist-0a1b2-1-0", "sidecar") == "bye\n"
+    assert bench.state_of("mnist-0a1b2-1-0", "sidecar")["terminated"]["exitCode"] == 0
+
+
+async def test_a_missing_key_keeps_the_container_waiting_and_says_which(bench: Bench) -> None:
+    env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]
+    name = bench.create(a_pod(a_container(script="true", env=env)))
+    await bench.until("it waits", lambda: bench.state_of(name).get("waiting", {}).get("message"))
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}
+    assert bench.state_of(name) == {"waiting": waiting}
+    assert bench.pod(name)["status"]["phase"] == "Pending"
+    bench.delete(name)
+    await bench.until("it can be deleted nevertheless", lambda: bench.is_gone(name))
+
+
+async def test_a_sidecar_without_a_command_is_refused_because_images_are_not_read(bench: Bench) -> None:
+    name = bench.create(a_pod(a_container(script="true"), a_container("web")))
+    await bench.until("it waits", lambda: bench.state_of(name, "web").get("waiting", {}).get("message"))
+    assert "container web names no command" in bench.state_of(name, "web")["waiting"]["message"]
+
+
+async def test_a_deleted_pod_gets_sigterm_and_goes_once_it_has_obeyed(bench: Bench) -> None:
+    name = bench.create(
+        a_pod(a_container(script="trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.01; done"))
+    )
+    await bench.until("it is up", lambda: bench.log(name))
+    bench.delete(name)
+    await bench.until("its object is gone", lambda: bench.is_gone(name))
+    assert bench.log(name) == "up\nsaved\n"
+
+
+async def test_who_ignores_sigterm_is_killed_after_the_grace_period_with_all_its_children(
+    bench: Bench, tmp_path: Path
+) -> None:
+    script = "trap '' TERM; setsid sleep 600 & (setsid sleep 600 &) ; echo up; while :; do sleep 0.01; done"
+    env = [{"name": MARKER, "value": str(tmp_path)}]
+    pod = a_pod(a_container(script=script, env=env), terminationGracePeriodSeconds=1)
+    name = bench.create(pod)
+    await bench.until("it is up", lambda: bench.log(name))
+    assert len(marked(str(tmp_path))) >= 3
+    bench.delete(name)
+    await bench.until("its object is gone", lambda: bench.is_gone(name))
+    assert marked(str(tmp_path)) == []
+
+
+async def test_a_daemon_does_not_outlive_the_main_process_of_its_container(bench: Bench, tmp_path: Path) -> None:
+    script = "(setsid sh -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &); exit 0"
+    status = await bench.run(a_pod(a_container(script=script, env=[{"name": MARKER, "value": str(tmp_path)}])))
+    assert status["phase"] == "Succeeded"
+    assert marked(str(tmp_path)) == []
+
+
+async def test_a_pod_that_is_deleted_by_force_is_killed_at_once(bench: Bench, tmp_path: Path) -> None:
+    script = "trap '' TERM; echo up; while :; do sleep 0.01; done"
+    name = bench.create(a_pod(a_container(script=script, env=[{"name": MARKER, "value": str(tmp_path)}])))
+    await bench.until("it is up", lambda: bench.log(name))
+    bench.delete(name, grace=0)
+    await bench.until("nothing of it runs", lambda: not marked(str(tmp_path)))
+
+
+async def test_ending_the_kubelet_ends_every_process(tmp_path: Path) -> None:
+    env = [{"name": MARKER, "value": str(tmp_path)}]
+    script = "trap '' TERM; setsid sleep 600 & echo up; while :; do sleep 0.01; done"
+    async with running_kubelet(tmp_path) as bench:
+        for rank in range(2):
+            bench.create(a_pod(a_container(script=script, env=env), name=f"mnist-0a1b2-1-{rank}"))
+        await bench.until("both are up", lambda: bench.log("mnist-0a1b2-1-0") and bench.log("mnist-0a1b2-1-1"))
+    assert marked(str(tmp_path)) == []
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared out")
+async def test_each_pod_sees_its_share_of_the_cpus(bench: Bench) -> None:
+    for rank in range(2):
+        pod = a_pod(
+            a_container(script="nproc"), name=f"mnist-0a1b2-1-{rank}", labels={"ddpjob.dev/node-rank": str(rank)}
+        )
+        await bench.run(pod)
+    counts = [int(bench.log(f"mnist-0a1b2-1-{rank}")) for rank in range(2)]
+    assert sum(counts) == len(os.sched_getaffinity(0))
+
+
+async def test_a_container_has_no_standard_input_and_default_signals(bench: Bench) -> None:
+    script = "cat; grep -E 'Sig(Ign|Blk)' /proc/self/status"
+    await bench.run(a_pod(a_container(script=script)))
+    masks = [int(line.split()[1], 16) for line in bench.log("mnist-0a1b2-1-0").splitlines()]
+    assert masks == [0, 0], "signals that are ignored or blocked"

@@ -1,0 +1,129 @@
+"""The project's own trainer in local mode: trained, interrupted, killed, and in the end as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddpjob.cluster.base import Json
+from ddpjob.local.state import StateFolder
+from ddptrain.metrics import FILE_NAME, effective_rows
+from tests.local.bench import MARKER, marked
+from tests.local.builders import a_local_job
+from tests.processes import end, eventually, spawn, tail
+
+pytestmark = pytest.mark.timeout(600, func_only=True)
+
+PATIENCE = 240.0
+EPOCHS = 2
+
+
+def training(mark: Path, *args: str) -> Json:
+    """Two nodes of two ranks each learn scikit-learn's digits; one thread per rank, however many CPUs there are."""
+    job = a_local_job("", checkpoint=True, nprocPerNode=2)
+    del job["spec"]["command"]
+    job["spec"]["args"] = ["train", "--data", "digits", "--epochs", str(EPOCHS), "--checkpoint-every", "10", *args]
+    job["spec"]["env"] = [{"name": "DDPTRAIN_THREADS", "value": "1"}, {"name": MARKER, "value": str(mark)}]
+    return job
+
+
+@dataclass(frozen=True)
+class Place:
+    """A state folder, and runs in processes of their own as `ddpjob run` is one."""
+
+    root: Path
+
+    def begin(self, job: Json) -> subprocess.Popen[bytes]:
+        self.root.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "tests.local.sessions", str(self.root), json.dumps(job)]
+        return spawn(command, self.root / "session.log")
+
+    def finish(self, job: Json) -> None:
+        process = self.begin(job)
+        try:
+            assert process.wait(PATIENCE) == 0, tail(self.root / "session.log")
+        finally:
+            end(process)
+
+    @property
+    def job(self) -> Json:
+        return StateFolder(self.root).job("default", "tiny").job() or {}
+
+    @property
+    def status(self) -> Json:
+        status: Json = self.job.get("status") or {}
+        return status
+
+    @property
+    def volume(self) -> Path:
+        return StateFolder(self.root).volume("default", "tiny-checkpoints")
+
+    @property
+    def rows(self) -> list[Json]:
+        """One for each step; those that a resumption superseded are dropped."""
+        rows: list[Json] = effective_rows(self.volume / FILE_NAME, "train")
+        return rows
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    place = Place(tmp_path_factory.mktemp("undisturbed") / "state")
+    place.finish(training(place.root))
+    return place
+
+
+def test_the_example_trainer_learns_on_two_nodes_of_two_processes(undisturbed: Place) -> None:
+    status = undisturbed.status
+    assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
+    assert status["world"]["worldSize"] == 4
+    assert float(status["progress"]["accuracy"]) > 0.9
+    assert status["progress"]["epoch"] == EPOCHS
+    assert (undisturbed.volume / status["checkpoint"]["path"]).is_file()
+    assert [row["step"] for row in undisturbed.rows] == list(range(1, status["progress"]["totalSteps"] + 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_run_interrupted_in_mid_training_resumes_and_learns_the_same(
+    tmp_path: Path, undisturbed: Place, number: signal.Signals
+) -> None:
+    place = Place(tmp_path / "state")
+    job = training(tmp_path, "--step-delay", "0.05")
+    process = place.begin(job)
+    try:
+        eventually(
+            "a checkpoint is there and training goes on",
+            lambda: process.poll() is not None or place.status.get("progress", {}).get("step", 0) >= 25,
+            timeout=PATIENCE,
+        )
+        process.send_signal(number)
+        code = process.wait(PATIENCE)
+        eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
+    finally:
+        end(process)
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+    assert code == (0 if number == signal.SIGINT else -number), tail(place.root / "session.log")
+    assert len(place.rows) < len(undisturbed.rows), "it was interrupted before its end"
+    before = place.job
+    assert before["status"]["state"] == ("Suspended" if number == signal.SIGINT else "Running")
+
+    place.finish(job)
+
+    status = place.status
+    assert place.job["metadata"]["uid"] == before["metadata"]["uid"]
+    assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 0)
+    assert status["checkpoint"]["resumedFromStep"] >= 20
+    assert [row["step"] for row in place.rows] == list(range(1, len(undisturbed.rows) + 1))
+    assert place.losses == pytest.approx(undisturbed.losses, abs=1e-6)
+    assert len({row["run"] for row in place.rows}) == 2, "both attempts trained"

@@ -1,0 +1,116 @@
+"""The state folder: what is where, what a damaged one says, and who holds its lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpjob.local.errors import LocalError
+from ddpjob.local.state import StateFolder, default_root
+from tests.processes import die_with_parent
+
+HOLD = """
+import pathlib, sys
+from ddpjob.local.state import StateFolder
+with StateFolder(pathlib.Path(sys.argv[1])).job("default", "a").locked():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "root"),
+    [
+        ({"DDPJOB_STATE_DIR": "/a", "XDG_STATE_HOME": "/b"}, Path("/a")),
+        ({"XDG_STATE_HOME": "/b"}, Path("/b/ddpjob")),
+        ({"XDG_STATE_HOME": ""}, Path.home() / ".local/state/ddpjob"),
+    ],
+)
+def test_the_state_folder_is_where_the_environment_says(environment: dict[str, str], root: Path) -> None:
+    assert default_root(environment) == root
+
+
+def test_a_job_without_a_record_is_none_and_reading_makes_no_folder(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state").job("default", "a")
+    assert (folder.objects(), folder.job(), folder.pods(), folder.runner()) == (None, None, [], None)
+    assert StateFolder(tmp_path / "state").jobs() == []
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["pods", {}]]}'])
+def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    folder.path.mkdir(parents=True)
+    (folder.path / "cluster.json").write_text(text)
+    with pytest.raises(LocalError) as error:
+        folder.objects()
+    assert "cluster.json is damaged" in error.value.error
+    assert "ddpjob delete a" in error.value.next_step
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\0b"])
+def test_a_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    for lead_out in (StateFolder(tmp_path).job, StateFolder(tmp_path).volume):
+        for pair in ((name, "a"), ("default", name)):
+            with pytest.raises(LocalError):
+                lead_out(*pair)
+
+
+def test_the_lock_tells_its_holder_and_goes_with_it_however_that_ends(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert folder.runner() == holder.pid
+    with pytest.raises(LocalError, match=f"in process {holder.pid}"), folder.locked():
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert folder.runner() is None
+    with folder.locked():
+        assert folder.runner() == os.getpid()
+    assert folder.runner() is None
+
+
+def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    with folder.locked():
+        pass
+    asker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from ddpjob.local.lock import holder\n"
+            "print('asks', flush=True)\nwhile True: holder(pathlib.Path(sys.argv[1]))",
+            str(folder.path / "lock"),
+        ],
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
+    try:
+        assert asker.stdout is not None
+        asker.stdout.readline()
+        for _ in range(20):
+            with folder.locked():
+                pass
+    finally:
+        asker.kill()
+        asker.communicate()
+
+
+def test_a_lock_file_that_was_deleted_meanwhile_is_not_mistaken_for_the_new_one(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    with folder.locked():
+        (folder.path / "lock").unlink()
+        with folder.locked():
+            assert folder.runner() == os.getpid()
