@@ -12,6 +12,8 @@ import pytest
 
 from ddptrain import __version__
 from ddptrain.cli import main
+from ddptrain.mnist import load
+from tests.trainer.pngs import encode
 from tests.trainer.runs import ForkServer
 
 DDPTRAIN = [sys.executable, "-m", "ddptrain"]
@@ -53,12 +55,14 @@ def test_every_help_shows_an_example_that_works_as_printed(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = []
-    for verb in ([], ["train"], ["launch"], ["eval"], ["data"], ["data", "fetch"], ["data", "verify"]):
+    (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
+    verbs = ["train", "launch", "eval", "infer", "predict", "export", "compare", "data"]
+    for verb in ([], *([verb] for verb in verbs), ["data", "fetch"], ["data", "verify"]):
         with pytest.raises(SystemExit):
             main([*verb, "--help"])
         found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
         assert found, verb
-        examples.append(found[1].replace("/tmp/ddptrain-checkpoints", str(tmp_path / "checkpoints")).split())
+        examples.append(found[1].replace("/tmp/", f"{tmp_path}/").split())
     for argv in examples:
         wanted = 66 if argv[0] == "data" else 0  # there is no network and no data here
         if argv[:2] != ["data", "fetch"]:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddptrain import __version__
+from ddptrain import __version__, model_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
+from ddptrain.flags import add_config, add_place, add_verb
 from ddptrain.stop import StopFlag
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
@@ -23,7 +24,6 @@ _EXAMPLES = {
     "train": "ddptrain train --data digits --epochs 2 --checkpoint-dir /tmp/ddptrain-checkpoints",
     "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
     "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
-    "compare": "ddptrain compare --worlds 1,2 --checks losses --ways ddp",
     "data": "ddptrain data verify --data-dir ./data",
     "fetch": "ddptrain data fetch --data-dir ./data",
     "verify": "ddptrain data verify --data-dir ./data",
@@ -101,24 +101,6 @@ def _evaluate(arguments: dict[str, Any]) -> int:
     return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
 
 
-def _compare(arguments: dict[str, Any]) -> int:
-    from ddptrain.cpus import calm_torch
-
-    calm_torch()
-    from ddptrain import compare
-
-    plan = compare.Plan(
-        worlds=compare.worlds_of(arguments["worlds"]),
-        checks=compare.chosen("--checks", arguments["checks"] or ",".join(compare.CHECKS), compare.CHECKS),
-        ways=compare.chosen("--ways", arguments["ways"] or ",".join(compare.WAYS), compare.WAYS),
-        data=arguments["data"] or "digits",
-        data_dir=arguments["data_dir"] or "",
-        model=arguments["model"] or "cnn",
-        steps=arguments["steps"],
-    )
-    return compare.compare(plan, as_json=arguments["json"], keep=arguments["keep"])
-
-
 def _fetch(arguments: dict[str, Any]) -> int:
     from ddptrain import fetch
 
@@ -147,16 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     names = [f.name for f in dataclasses.fields(Config)]
 
     train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
-    _add_config(train, names)
+    add_config(train, names)
     launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch)
     _add_rank_flags(launch)
-    _add_config(launch, names)
+    add_config(launch, names)
     evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
-    evaluate.add_argument("--run", dest="only_run", type=int, metavar="N", help="this run (default: the newest valid)")
-    evaluate.add_argument("--step", type=int, metavar="N", help="this step")
-    _add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    compare = _verb(verbs, "compare", "prove that the number of ranks does not change the training", _compare)
-    _add_compare_flags(compare)
+    add_place(evaluate)
+    add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    model_verbs.add_to(verbs)
     data = _verb(verbs, "data", "fetch or verify the MNIST files", None)
     data_verbs = data.add_subparsers(metavar="VERB", required=True)
     for name, text, run in (("fetch", "download what is missing", _fetch), ("verify", "check the files", _verify)):
@@ -175,43 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=f"example:\n  {_EXAMPLES[name]}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    if run is not None:
-        parser.set_defaults(run=run)
-    return parser
-
-
-def _add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """A flag per field. Values are checked by ``resolve``, so that flags and environment obey one rule."""
-    group = parser.add_argument_group("settings", "each also as environment variable DDPTRAIN_<NAME>; flags win")
-    for field in dataclasses.fields(Config):
-        if field.name not in names:
-            continue
-        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
-        if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-            continue
-        choices = "|".join(field.metadata["choices"])
-        origin = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
-        shown = f" (default: {field.default})" if field.default != "" else ""
-        group.add_argument(flag, metavar=choices or field.name.upper(), help=text + origin + shown)
-
-
-def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--worlds", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
-    parser.add_argument("--checks", metavar="A,B", help="losses,gradients,bits,resume (default: all)")
-    parser.add_argument("--ways", metavar="A,B", help="ddp,manual,bucketed,accum,zero (default: all)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="at least, in whole epochs (default: 100)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--keep", default="", metavar="DIR", help="leave every run's directory there")
-    _add_config(parser, ["data", "data_dir", "model"])
+    return add_verb(verbs, name, text, run, example=_EXAMPLES[name])
 
 
 def _add_rank_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,20 @@
-"""The ``eval`` verb: a saved model, judged anew on the test set. It only reads, so a read-only mount will do."""
+"""Saved models opened again: for the ``eval`` verb here, and for ``infer``, ``predict`` and ``export``.
+
+All of them only read the checkpoint directory, so a read-only mount will do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from ddptrain import mnist, models
-from ddptrain.checkpoint import newest_valid
+from ddptrain import mnist, models, weights
+from ddptrain.breadcrumbs import Breadcrumbs
+from ddptrain.checkpoint import Saved, newest_valid
 from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
 from ddptrain.errors import DataError, Mismatch, UsageError
@@ -22,15 +26,14 @@ from ddptrain.stop import StopFlag
 from ddptrain.worker import resolve_device
 
 
-def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) -> int:
-    """Print one line of JSON with the accuracy of the newest valid checkpoint (or of ``run``, ``step``). Returns 0.
+def open_checkpoint(config: Config, *, run: int | None, step: int | None) -> tuple[Saved, bytes]:
+    """The newest valid checkpoint below ``config.checkpoint_dir`` (or that of ``run``, ``step``) and its content.
 
     Raises:
-        UsageError: no directory given. DataError: no valid checkpoint in it, or no data. Mismatch: trained on other
-        data.
+        UsageError: no directory given. DataError: no valid checkpoint in it.
     """
     if not config.checkpoint_dir:
-        raise UsageError("eval needs --checkpoint-dir (or DDPJOB_CHECKPOINT_DIR)", next_step="name the directory")
+        raise UsageError("no --checkpoint-dir (or DDPJOB_CHECKPOINT_DIR) to read", next_step="name the directory")
     found = newest_valid(
         Path(config.checkpoint_dir),
         lambda path, reason: print(f"warning: {path}: {reason}", file=sys.stderr),
@@ -43,21 +46,49 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
             hint="runs are folders run-000001, run-000002 … in there",
             next_step="check the mount, or leave --run and --step out",
         )
-    saved, content = found
+    return found
+
+
+def data_of(config: Config, digest: str) -> mnist.Dataset:
+    """The data set that the checkpoint was trained on.
+
+    Raises:
+        Mismatch: the directory holds another one. DataError: it is absent.
+    """
+    dataset = mnist.load(config.data, config.data_dir)
+    if dataset.digest != digest:
+        raise Mismatch(
+            f"the checkpoint was trained on other data than {config.data_dir or config.data} holds",
+            next_step="give the --data-dir it was trained with",
+        )
+    return dataset
+
+
+def model_of(config: Config, content: bytes, device: torch.device, origin: str) -> nn.Module:
+    """The configured model with the weights in ``content``."""
+    model = models.build(config, device)
+    weights.load(model, weights.parse(content, device), origin)
+    return model.eval()
+
+
+def alone(device: torch.device) -> Group:
+    """A group of this process only."""
+    return Group(Ranks(local_rank=0), device, None, StopFlag(), Breadcrumbs())
+
+
+def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) -> int:
+    """Print one line of JSON with the accuracy of the newest valid checkpoint (or of ``run``, ``step``). Returns 0.
+
+    Raises:
+        UsageError, DataError, Mismatch: as ``open_checkpoint`` and ``data_of``.
+    """
+    saved, content = open_checkpoint(config, run=run, step=step)
     config = dataclasses.replace(config, **Config.identity_of(saved.manifest))
     device = resolve_device(config, Ranks(local_rank=0))
     torch.set_num_threads(config.threads or threads_per_rank(1))
-    dataset = mnist.load(config.data, config.data_dir)
-    if dataset.digest != saved.manifest["dataDigest"]:
-        raise Mismatch(
-            f"the checkpoint was trained on other data than {config.data_dir} holds",
-            next_step="give the --data-dir it was trained with",
-        )
-    model = models.build(config, device)
-    state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    model.load_state_dict(state["model"])
-    alone = Group(Ranks(local_rank=0), device, None, StopFlag())
-    result = evaluate(model, dataset.test_images, dataset.test_labels, alone)
+    dataset = data_of(config, saved.manifest["dataDigest"])
+    model = model_of(config, content, device, config.checkpoint_dir)
+    result = evaluate(model, dataset.test_images, dataset.test_labels, alone(device))
     print(
         dumps(
             {

@@ -1,0 +1,139 @@
+"""A PNG becomes MNIST's kind of image, and a model says which digit it is; what cannot be read is said by name."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from ddptrain import mnist, png
+from ddptrain.errors import DataError
+from ddptrain.predict import as_mnist
+from tests.trainer.pngs import SIGNATURE, chunk, encode, header
+from tests.trainer.runs import ForkServer
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@st.composite
+def images(draw: st.DrawFn) -> tuple[Pixels, list[int]]:
+    height, width, channels = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    pixels = draw(arrays(np.uint8, (height, width, channels)))
+    return pixels, draw(st.lists(st.integers(0, 4), min_size=height, max_size=height))
+
+
+@given(images())
+def test_every_kind_of_pixel_and_filter_is_read_as_it_was_written(image: tuple[Pixels, list[int]]) -> None:
+    pixels, filters = image
+    assert (png.decode(encode(pixels, filters)) == pixels).all()
+
+
+@given(st.binary(max_size=300), st.integers(0, 10**6), st.booleans())
+@settings(max_examples=300)
+def test_damaged_bytes_are_refused_never_misread_or_crashed_on(noise: bytes, place: int, prefixed: bool) -> None:
+    whole = encode(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), [4, 3, 2, 1])
+    flipped = bytearray(whole)
+    flipped[place % len(whole)] ^= 1 + place % 255
+    for content in (SIGNATURE + noise if prefixed else noise, bytes(flipped), whole[: place % len(whole)]):
+        try:
+            read = png.decode(content)
+        except ValueError:
+            continue
+        assert (read == png.decode(whole)).all(), "a change that is not noticed must be one that does not matter"
+
+
+def image_data(size: int) -> bytes:
+    return chunk(b"IDAT", zlib.compress(bytes(size))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"GIF89a", "not a PNG image"),
+        (SIGNATURE + header(2, 2, colour=3) + image_data(6), "palette"),
+        (SIGNATURE + header(2, 2, depth=16) + image_data(10), "16 bits per channel"),
+        (SIGNATURE + header(2, 2, interlaced=1) + image_data(6), "interlaced"),
+        (SIGNATURE + header(60_000, 60_000) + image_data(6), "60000×60000"),
+        (SIGNATURE + header(2, 2) + image_data(10**6), "not as many as its header says"),
+        (SIGNATURE + header(2, 2) + image_data(5), "not as many as its header says"),
+        (SIGNATURE + header(2, 2) + chunk(b"NEWS", b"") + image_data(6), "unknown chunk NEWS"),
+        (SIGNATURE + header(2, 2), "header or image data is missing"),
+        (SIGNATURE + header(2, 1) + chunk(b"IDAT", zlib.compress(bytes([9, 0, 0]))), "unknown filter 9"),
+    ],
+)  # fmt: skip
+def test_what_the_reader_does_not_take_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "digit.png").write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        png.read(tmp_path / "digit.png")
+    assert "digit.png" in str(caught.value)
+    assert caught.value.next_step
+
+
+def seven(height: int = 200, width: int = 300, *, ink: int = 0, paper: int = 255) -> Pixels:
+    """A 7 drawn off the centre of a large sheet."""
+    sheet = np.full((height, width, 1), paper, np.uint8)
+    sheet[20:36, 150:230] = ink
+    for step in range(90):
+        sheet[36 + step, 214 - step // 2 : 230 - step // 2] = ink
+    return sheet
+
+
+@pytest.mark.parametrize("ink", ["dark on light", "light on dark", "dark on transparent"])
+def test_a_drawing_of_any_size_and_colour_becomes_a_centred_light_digit_of_20_pixels(ink: str) -> None:
+    drawn = seven() if ink.startswith("dark") else seven(ink=255, paper=0)
+    if ink.endswith("transparent"):
+        drawn = np.concatenate([np.zeros_like(drawn)] * 3 + [255 - drawn], axis=2)
+    image = as_mnist(drawn, "7.png")
+    assert (image.shape, image.dtype) == ((28, 28), np.uint8)
+    rows, columns = np.flatnonzero(image.any(1)), np.flatnonzero(image.any(0))
+    assert max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 == 20
+    assert image.max() >= 250
+    weight = image.astype(float)
+    centre = (weight.sum(1) @ np.arange(28) / weight.sum(), weight.sum(0) @ np.arange(28) / weight.sum())
+    assert all(abs(place - 13.5) <= 0.75 for place in centre)
+
+
+def test_an_image_of_the_dataset_is_left_as_it_is() -> None:
+    image = mnist.load("digits", "").test_images[3]
+    assert (as_mnist(image[..., None], "x.png") == image).all()
+
+
+@pytest.mark.parametrize("level", [0, 128, 255])
+def test_an_empty_sheet_shows_no_digit(level: int) -> None:
+    with pytest.raises(DataError, match=r"blank\.png shows no digit"):
+        as_mnist(np.full((50, 40, 1), level, np.uint8), "blank.png")
+
+
+def test_a_trained_model_reads_the_digits_it_is_shown(ddptrain: ForkServer, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    ddptrain.run("train", "--data", "digits", "--epochs", 4, "--checkpoint-dir", checkpoints)
+    dataset = mnist.load("digits", "")
+    names = []
+    for index in range(40):
+        names.append(tmp_path / f"{index}.png")
+        names[-1].write_bytes(encode(dataset.test_images[index][..., None]))
+    answers = ddptrain.run("predict", *names, "--checkpoint-dir", checkpoints, "--json").output().splitlines()
+    told = [json.loads(line) for line in answers]
+    assert [Path(answer["image"]) for answer in told] == names
+    assert all(abs(sum(answer["probabilities"]) - 1) < 1e-4 for answer in told)
+    right = [answer["digit"] == label for answer, label in zip(told, dataset.test_labels, strict=False)]
+    assert sum(right) >= 36
+
+    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
+    by_weights = ddptrain.run("predict", names[0], "--weights", tmp_path / "weights.pt").output()
+    assert by_weights.startswith(f"{names[0]}: {told[0]['digit']}  (")
+
+
+def test_predicting_without_a_model_or_an_image_says_what_is_missing(ddptrain: ForkServer, tmp_path: Path) -> None:
+    absent = ddptrain.run("predict", tmp_path / "absent.png", "--checkpoint-dir", tmp_path, code=66)
+    assert "cannot read" in absent.output()
+    (tmp_path / "digit.png").write_bytes(encode(seven()))
+    unnamed = ddptrain.run("predict", tmp_path / "digit.png", code=2)
+    assert "--checkpoint-dir" in unnamed.output()

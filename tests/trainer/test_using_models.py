@@ -1,0 +1,96 @@
+"""A trained model put to use: the same answers from any number of ranks, and from an exported program."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ddptrain import mnist
+from tests.trainer.runs import ForkServer, Run, free_port
+from tests.trainer.synthetic import write_idx
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,100 test samples: nine chunks, the last one shorter."""
+    return write_idx(tmp_path_factory.mktemp("using"), train=200, test=2100)
+
+
+@pytest.fixture
+def checkpoints(ddptrain: ForkServer, data: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    command = ("train", "--data", "idx", "--data-dir", data, "--batch-size", 32, "--epochs", 8)
+    ddptrain.run(*command, "--checkpoint-dir", folder)
+    return folder
+
+
+def infer(ddptrain: ForkServer, world_size: int, data: Path, checkpoints: Path, out: Path, *, code: int = 0) -> Run:
+    """Every rank a process of its own, told who it is as torchrun would; only rank 0 sees the checkpoints."""
+    port = free_port()
+    runs = []
+    for rank in range(world_size):
+        env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        source = checkpoints if rank == 0 else checkpoints / "not-mounted-here"
+        argv = ("infer", "--data-dir", data, "--checkpoint-dir", source, "--out", out)
+        runs.append(ddptrain.start(*argv, env=env))
+    assert [run.wait() for run in runs] == [code] + [77 if code else 0] * (world_size - 1), runs[0].output()
+    return runs[0]
+
+
+def test_answers_are_merged_in_index_order_and_the_same_from_1_2_3_and_7_ranks(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    files = {}
+    for world_size in (1, 2, 3, 7):
+        out = tmp_path / f"{world_size}.csv"
+        infer(ddptrain, world_size, data, checkpoints, out)
+        files[world_size] = out.read_bytes()
+    assert len(set(files.values())) == 1
+    rows = list(csv.DictReader(files[1].decode().splitlines()))
+    assert [int(row["index"]) for row in rows] == list(range(2100))
+    labels = mnist.load("idx", str(data)).test_labels
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    judged = json.loads(
+        ddptrain.run("eval", "--checkpoint-dir", checkpoints, "--data-dir", data).output().splitlines()[-1]
+    )
+    assert sum(row["label"] == row["predicted"] for row in rows) == judged["correct"] > 1500
+
+
+def test_where_the_answers_cannot_be_written_every_rank_leaves(
+    ddptrain: ForkServer, data: Path, checkpoints: Path
+) -> None:
+    run = infer(ddptrain, 2, data, checkpoints, Path("/dev/null/answers.csv"), code=73)
+    assert "cannot write /dev/null/answers.csv" in run.output()
+
+
+def test_several_pods_that_would_all_infer_everything_are_refused(ddptrain: ForkServer, tmp_path: Path) -> None:
+    env: dict[str, object] = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    run = ddptrain.run("infer", "--out", tmp_path / "x.csv", env=env, code=2)
+    assert "torchrun" in run.output()
+
+
+def test_an_exported_program_answers_as_the_checkpoint_for_any_number_of_images(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    program, answers = tmp_path / "model.pt2", tmp_path / "answers.csv"
+    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--format", "program", "--out", program)
+    infer(ddptrain, 1, data, checkpoints, answers)
+    predicted = [int(row["predicted"]) for row in csv.DictReader(answers.read_text().splitlines())]
+    module = torch.export.load(program).module()
+    images = torch.from_numpy(mnist.load("idx", str(data)).test_images.copy())
+    for count in (1, 2, 77):
+        assert module(images[:count]).argmax(1).tolist() == predicted[:count]
+
+
+def test_an_exported_state_dict_is_one_that_any_program_loads(
+    ddptrain: ForkServer, checkpoints: Path, tmp_path: Path
+) -> None:
+    ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
+    state = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 5, 5)
+    assert all(value.is_contiguous() and np.isfinite(value.numpy()).all() for value in state.values())
