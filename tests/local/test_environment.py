@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_a_secret_of_another_namespace_is_not_seen() -> None:
         Sources([elsewhere], "default").value("Secret", {"name": "a", "key": "x"})
 
 
-def completed(*env: Json) -> dict[str, str]:
+def completed(*env: Json, gpus: Sequence[str] = ()) -> dict[str, str]:
     container = a_container(env=list(env))
     pod = a_pod(container)
     translator = Translator(
@@ -157,7 +158,7 @@ def completed(*env: Json) -> dict[str, str]:
         port_of=lambda _, port: port - 1,
         paths={"/checkpoints": "/host/claim"},
     )
-    return environment.complete(pod, environment.declared(pod, container, SOURCES), translator, Path("/host/log"))
+    return environment.complete(pod, environment.declared(pod, container, SOURCES), translator, Path("/host/log"), gpus)
 
 
 def test_the_operators_port_is_the_machines_wherever_it_is_referred_to() -> None:
@@ -190,3 +191,7 @@ def test_gloo_uses_loopback_unless_the_job_says_otherwise() -> None:
     assert completed()["GLOO_SOCKET_IFNAME"] == "lo"
     assert completed({"name": "GLOO_SOCKET_IFNAME", "value": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
     assert completed()["HOSTNAME"] == "mnist-0a1b2-1-0"
+
+
+def test_the_gpus_of_a_container_are_told_to_cuda() -> None:
+    assert completed(gpus=["2", "3"])["CUDA_VISIBLE_DEVICES"] == "2,3"

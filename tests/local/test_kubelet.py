@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def trainer(status: Json) -> Json:
     """The terminated state of the trainer container."""
     state: Json = next(s for s in status["containerStatuses"] if s["name"] == "trainer")["state"]["terminated"]
     return state
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # Kubernetes takes $$ in a command for one dollar: $$$$ is what the shell reads as its own pid.
@@ -217,6 +222,17 @@ async def test_a_pod_that_is_deleted_by_force_is_killed_at_once(bench: Bench, tm
     await bench.until("it is up", lambda: bench.log(name))
     bench.delete(name, grace=0)
     await bench.until("nothing of it runs", lambda: not marked(str(tmp_path)))
+
+
+async def test_a_container_whose_shim_is_killed_ends_and_is_reported_as_killed(bench: Bench, tmp_path: Path) -> None:
+    env = [{"name": MARKER, "value": str(tmp_path)}]
+    name = bench.create(a_pod(a_container(script="echo up; exec sleep 600", env=env)))
+    await bench.until("it is up", lambda: bench.log(name))
+    (main,) = marked(str(tmp_path))
+    os.kill(parent_of(main), signal.SIGKILL)
+    await bench.until("it has ended", lambda: "terminated" in bench.state_of(name))
+    assert bench.state_of(name)["terminated"]["exitCode"] == 137
+    await bench.until("its process is gone", lambda: not marked(str(tmp_path)))
 
 
 async def test_ending_the_kubelet_ends_every_process(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ddpjob.local.errors import LocalError
 from ddpjob.local.session import Options, Session, render
 from ddpjob.local.state import StateFolder
 from tests.local.bench import MARKER, marked
-from tests.local.builders import a_config_map, a_local_job
+from tests.local.builders import a_config_map, a_local_job, a_secret
 from tests.local.sessions import Run, Sessions, end
 
 pytestmark = pytest.mark.timeout(300)
@@ -231,6 +231,41 @@ async def test_fresh_never_empties_a_directory_of_the_users(place: Place, tmp_pa
     run = await place.finish(job, fresh=True, volumes={"tiny-checkpoints": mine})
     assert run.log(1) == "weights"
     assert any(str(mine) in line and "--fresh" in line for line in run.said)
+
+
+@pytest.mark.parametrize(
+    ("claim", "directory", "error"),
+    [
+        ("tiny-checkpoint", ".", "the job has no claim tiny-checkpoint"),
+        ("tiny-checkpoints", "none", "is no directory"),
+    ],
+)
+async def test_a_volume_that_is_not_there_or_of_no_claim_is_refused(
+    place: Place, tmp_path: Path, claim: str, directory: str, error: str
+) -> None:
+    with pytest.raises(LocalError, match=error):
+        await place.finish(a_local_job("true", checkpoint=True), volumes={claim: tmp_path / directory})
+
+
+async def test_secrets_that_a_killed_run_left_in_files_are_removed_by_the_next(place: Place) -> None:
+    place.others.append(a_secret(token="s3cret"))
+    volume = {"name": "v", "secret": {"secretName": "keys"}}
+    trainer = {"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": "/keys"}]}
+    template = {"spec": {"containers": [trainer], "volumes": [volume]}}
+    job = a_local_job(UNTIL_TOLD, checkpoint=True, template=template)
+    first = place.begin(job)
+    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
+    left = next(first.folder.path.glob("pods/*-1-0")) / "volume-v"
+    first.task.cancel()
+    await asyncio.wait([first.task])
+    left.mkdir(exist_ok=True)  # as after a SIGKILL
+    record = (first.folder.path / "cluster.json").read_text().replace('"phase":"Failed"', '"phase":"Running"')
+    (first.folder.path / "cluster.json").write_text(record)
+
+    place.let_go()
+    assert (await place.finish(job)).status["state"] == "Succeeded"
+    assert not left.exists()
+    assert not list(place.root.rglob("token"))
 
 
 async def test_suspend_in_the_file_is_respected(place: Place) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from ddpjob.local import cpus, ports
+from ddpjob.local import cpus, gpus, ports
 from ddpjob.local.ports import Ports
 from tests.local.builders import a_container, a_pod
 
@@ -63,3 +64,35 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> 
         taken.add(ports.free_port(taken))
     assert len(taken) == 20
     assert max(taken) < low <= ephemeral
+
+
+def test_the_gpus_are_those_this_process_may_use(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert gpus.available({}, tmp_path) == ["0", "1"]
+    assert gpus.available({"CUDA_VISIBLE_DEVICES": "2, GPU-ab"}, tmp_path) == ["2", "GPU-ab"]
+    assert gpus.available({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+    assert gpus.available({}, tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "shares"),
+    [
+        (["0", "1", "2", "3"], 2, [["0", "1"], ["2", "3"]]),
+        (["0", "1"], 1, [["0"], ["1"]]),
+        (["5"], 1, [["5"], ["5"]]),
+        (["0", "1"], 0, [[], []]),
+        ([], 2, [[], []]),
+        (["0"], 8, [["0"], ["0"]]),
+    ],
+)
+def test_pods_get_as_many_gpus_as_their_limits_say_and_take_turns_where_there_are_too_few(
+    devices: list[str], wanted: int, shares: list[list[str]]
+) -> None:
+    assert [gpus.share(devices, rank, wanted) for rank in range(2)] == shares
+
+
+def test_only_a_container_with_gpus_in_its_limits_is_given_any() -> None:
+    assert gpus.wanted(a_container(resources={"limits": {"nvidia.com/gpu": 2}})) == 2
+    assert gpus.wanted(a_container(resources={"limits": {"nvidia.com/gpu": "2"}})) == 2
+    assert gpus.wanted(a_container()) == 0

@@ -70,5 +70,5 @@ def _refusal(document: Json, error: Any) -> LocalError:
     return LocalError(
         f"the DDPJob {name} is refused: {'; '.join(lines)}",
         "an API server would refuse it for the same reason",
-        "correct the field; `kubectl explain ddpjob.spec` and docs/api.md say what each may hold",
+        "correct the field; `kubectl explain ddpjob.spec` and docs/fields.md say what each may hold",
     )

@@ -5,13 +5,14 @@ Values are resolved as the kubelet does it, and translated last (``translate``),
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.local.expand import expand
+from ddpjob.local.gpus import VARIABLE
 from ddpjob.local.podfields import field_value, resource_value
 from ddpjob.local.sources import ConfigError, Sources
 from ddpjob.local.translate import Translator, marked_port
@@ -69,14 +70,18 @@ def declared(pod: Json, container: Json, sources: Sources) -> Declared:
     return Declared(values, frozenset(secret))
 
 
-def complete(pod: Json, declared: Declared, translator: Translator, termination_log: Path) -> dict[str, str]:
-    """All variables of the process."""
+def complete(
+    pod: Json, declared: Declared, translator: Translator, termination_log: Path, gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """All variables of the process. ``gpus``: those it shall use, where its limits ask for some."""
     own = {
         "HOSTNAME": str(pod["spec"].get("hostname") or pod["metadata"]["name"]),
         # Gloo looks up the hostname otherwise, which leads to an address of the outside or to none.
         "GLOO_SOCKET_IFNAME": "lo",
         "DDPJOB_TERMINATION_LOG": str(termination_log),
     }
+    if gpus:
+        own[VARIABLE] = ",".join(gpus)
     theirs = {
         name: value if name in declared.verbatim else translator.text(value) for name, value in declared.values.items()
     }

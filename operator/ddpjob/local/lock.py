@@ -53,7 +53,7 @@ def holder(path: Path) -> int | None:
 def _acquire(path: Path, what: str) -> int:
     deadline = time.monotonic() + _PROBE_SECONDS
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may hold what is private
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if _try_lock(descriptor, fcntl.LOCK_EX):
             if _is_at(path, descriptor):

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory.api import ApiServer
-from ddpjob.local import cpus, environment, podstatus, termination
+from ddpjob.local import cpus, environment, gpus, podstatus, termination
 from ddpjob.local.container import Container, Exit, Program, StartError
 from ddpjob.local.expand import expand
 from ddpjob.local.ports import Ports
@@ -31,7 +31,7 @@ class Machine:
     """What pods meet here.
 
     claim_directory: directory of a claim by name. directory: where containers without workingDir run.
-    nodes: pods of one attempt, which share ``available`` CPUs evenly.
+    nodes: pods of one attempt, which share the CPUs in ``available`` evenly, and ``gpus`` as their limits say.
     """
 
     server: ApiServer
@@ -43,6 +43,7 @@ class Machine:
     domain: str
     nodes: int
     available: Sequence[int]
+    gpus: Sequence[str] = ()
 
 
 class PodRun:
@@ -168,7 +169,9 @@ class PodRun:
         rank = int(self._pod["metadata"].get("labels", {}).get(names.LABEL_NODE_RANK, 0))
         return Program(
             words=translator.words(expand(word, variables.values) for word in words),
-            environment=environment.complete(self._pod, variables, translator, message),
+            environment=environment.complete(
+                self._pod, variables, translator, message, gpus.share(machine.gpus, rank, gpus.wanted(container))
+            ),
             directory=machine.directory / translator.text(container.get("workingDir") or "."),
             cpus=cpus.share(machine.available, rank, machine.nodes, cpus.limit_of(self._pod)),
             log=machine.folder.log(self._name, name),

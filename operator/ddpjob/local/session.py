@@ -18,7 +18,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local import admission, start
+from ddpjob.local import admission, gpus, start
 from ddpjob.local.admission import render
 from ddpjob.local.controlplane import ControlPlane
 from ddpjob.local.errors import LocalError
@@ -40,7 +40,7 @@ class Options:
     """How to run.
 
     fresh: forget the job's state, and empty the volume of its claimTemplate, first.
-    volumes: claim name -> directory of this machine, in place of the one in the state folder.
+    volumes: claim name -> existing directory of this machine, in place of the one in the state folder.
     progress_seconds: time between two questions to rank 0.
     directory: where containers without a workingDir run; None is the current directory.
     """
@@ -92,9 +92,10 @@ class Session:
         Returns the DDPJob as it then is. Cancelling the call kills what runs at once; the state stays resumable.
 
         Raises:
-            LocalError: another process runs this job, or the state folder cannot be used.
+            LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
         _require_linux()
+        start.check_volumes(self._admitted, self._options.volumes)
         try:
             with self._folder.locked():
                 return await self._run(stop)
@@ -143,6 +144,7 @@ class Session:
             domain=settings.cluster_domain,
             nodes=nodes,
             available=sorted(os.sched_getaffinity(0)),
+            gpus=gpus.available(),
         )
 
     def _claim_directory(self, claim: str) -> Path:

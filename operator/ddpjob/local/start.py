@@ -1,6 +1,7 @@
 """How a run begins: what is known of the job from before, and whether that is resumed or replaced."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import is_over
 from ddpjob.local.pod import ENTRYPOINT
 from ddpjob.local.state import JobFolder, StateFolder
+from ddpjob.local.volumes import remove_own
 
 Say = Callable[[str], None]
 
@@ -81,6 +83,21 @@ def forget(folder: JobFolder, state: StateFolder, wanted: Json, volumes: Mapping
         _remove(state.volume(folder.namespace, job.claim))
 
 
+def check_volumes(wanted: Json, volumes: Mapping[str, Path]) -> None:
+    """Whether the user's directories are there and stand for claims of this job. Raises ``LocalError``."""
+    claims = _claims(wanted)
+    for claim, directory in volumes.items():
+        if claim not in claims:
+            named = f"its claims are {', '.join(claims)}" if claims else "it has no claims"
+            raise LocalError(f"the job has no claim {claim}", named, "name one of its claims in --volume CLAIM=DIR")
+        if not directory.is_dir():
+            raise LocalError(
+                f"{directory}, given for claim {claim}, is no directory",
+                "a directory of your own is never made, so that a slip of the pen cannot pass for an empty volume",
+                f"make it: mkdir -p {shlex.quote(str(directory))}",
+            )
+
+
 def explain(wanted: Json, folder: StateFolder, volumes: Mapping[str, Path], say: Say) -> None:
     """What differs from a cluster, in a line, and which directories stand for claims of the user's own."""
     job = job_of(wanted)
@@ -91,12 +108,18 @@ def explain(wanted: Json, folder: StateFolder, volumes: Mapping[str, Path], say:
     )
     if not pod["spec"]["containers"][0].get("command"):
         say(f"no command is given: `{ENTRYPOINT}`, the entrypoint of this project's image, is run")
-    for volume in pod["spec"].get("volumes") or ():
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        own = job.spec.checkpoint is not None and job.spec.checkpoint.claim_template is not None and claim == job.claim
-        if claim and not own and claim not in volumes:
+    own = job.claim if job.spec.checkpoint is not None and job.spec.checkpoint.claim_template is not None else ""
+    for claim in _claims(wanted):
+        if claim != own and claim not in volumes:
             place = folder.volume(job.namespace, claim)
             say(f"claim {claim} is {place}; name another directory with --volume {claim}=DIR")
+
+
+def _claims(wanted: Json) -> list[str]:
+    """All claims that the job's pods mount."""
+    pod = desired_pods(job_of(wanted), 1, EngineSettings())[0].body
+    sources = [volume.get("persistentVolumeClaim") or {} for volume in pod["spec"].get("volumes") or ()]
+    return [source["claimName"] for source in sources if "claimName" in source]
 
 
 def _create(cluster: MemoryCluster, folder: JobFolder, wanted: Json) -> None:
@@ -123,7 +146,9 @@ def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Json, 
     # No process of an earlier run lives on: what looks alive died with it.
     for pod in folder.pods():
         if not is_over(pod):
-            cluster.server.delete(names.PODS, folder.namespace, pod["metadata"]["name"], grace_seconds=0)
+            name = pod["metadata"]["name"]
+            remove_own(folder.pod(name))
+            cluster.server.delete(names.PODS, folder.namespace, name, grace_seconds=0)
     change = status_patch(old["spec"], wanted["spec"]) | {"suspend": suspend if settled else True}
     cluster.server.patch(names.DDPJOBS, folder.namespace, folder.name, {"spec": change})
     if settled:

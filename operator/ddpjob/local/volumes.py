@@ -16,6 +16,7 @@ from ddpjob.local.sources import ConfigError, Sources
 SHARED_MEMORY = Path("/dev/shm")
 _FILES = ("configMap", "secret", "downwardAPI", "projected")
 _PREFIX = "ddpjob-"
+_EMPTY, _FILLED = "emptydir-", "volume-"
 
 
 class Volumes:
@@ -90,7 +91,7 @@ class Volumes:
         return path
 
     def _empty_directory(self, volume: Json) -> Path:
-        path = self._folder / f"emptydir-{volume['name']}"
+        path = self._folder / f"{_EMPTY}{volume['name']}"
         if volume["emptyDir"].get("medium") == "Memory" and os.access(SHARED_MEMORY, os.W_OK):
             path = SHARED_MEMORY / f"{_PREFIX}{os.getpid()}-{self._pod['metadata']['uid']}-{volume['name']}"
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -98,7 +99,7 @@ class Volumes:
         return path
 
     def _files(self, volume: Json, kind: str) -> Path:
-        path = self._folder / f"volume-{volume['name']}"
+        path = self._folder / f"{_FILLED}{volume['name']}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True, mode=0o700)
         self._own.append(path)
@@ -140,6 +141,13 @@ class Volumes:
         if "fieldRef" in item:
             return field_value(self._pod, item["fieldRef"]["fieldPath"])
         return resource_value(self._pod, {}, item["resourceFieldRef"])
+
+
+def remove_own(folder: Path) -> None:
+    """The volumes that a pod had for itself, secrets among them, after a run that could not clean up."""
+    for prefix in (_EMPTY, _FILLED):
+        for path in folder.glob(f"{prefix}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_shared_memory() -> None:
