@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddptrain.checkpoint import Checkpoints, fault, manifests, newest_valid, run_numbers, seal
+from ddptrain.checkpoint import fault, manifests, newest_valid, run_numbers, seal
+from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.errors import Mismatch, Superseded, VolumeError
 from ddptrain.files import write_atomically
 

@@ -23,7 +23,7 @@ FAILURE = {
 }  # fmt: skip
 PROGRESS = {
     "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
-    "samplesPerSecond", "worldSize", "data", "checkpoint", "resumedFrom",
+    "samplesPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
 }  # fmt: skip
 
 ENDS: dict[str, dict[str, object]] = {

@@ -1,8 +1,8 @@
-"""Checkpoints on a shared volume, written by rank 0 alone, that survive any kill and prove their own integrity.
+"""Checkpoints on a shared volume that prove their own integrity, read: which there are, and which is the newest valid.
 
 Layout: ``run-000003/step-000000250.pt`` with its manifest ``step-000000250.json``. Every start claims a new run by an
 exclusive mkdir, so two writers never share a directory, and a writer that sees a higher run knows that it is a ghost.
-``train`` saves and resumes through ``Checkpoints``; the ``eval`` verb only reads, through ``newest_valid``.
+``checkpoint_writer`` writes them; whoever only reads, such as the verbs ``eval`` and ``ckpt``, comes here.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import Mismatch, Superseded, VolumeError, volume_error
-from ddptrain.files import share, sync_directory, unique, write_atomically
+from ddptrain.errors import Mismatch
 from ddptrain.finite import dumps
 
 FORMAT = 1
@@ -124,132 +123,12 @@ def newest_valid(
     return None
 
 
-def quarantine(manifest_path: Path) -> None:
-    """Rename manifest and file to ``*.corrupt``, so that no later start looks at them and a person still can."""
+def set_aside(manifest_path: Path, suffix: str) -> None:
+    """Rename manifest and file to ``*.suffix``, so that no later start looks at them and a person still can.
+
+    Raises:
+        OSError: the volume refused.
+    """
     for path in (manifest_path, manifest_path.with_suffix(".pt")):
         with contextlib.suppress(FileNotFoundError):
-            path.rename(path.with_name(path.name + ".corrupt"))
-
-
-class Checkpoints:
-    """Rank 0's writer: one claimed run in ``root``.
-
-    Args:
-        keep: how many of the newest valid checkpoints, over all runs, survive a save.
-    """
-
-    def __init__(self, root: Path, *, keep: int) -> None:
-        self.root, self._keep = root, keep
-        self.run = 0
-        self.last: Saved | None = None
-
-    def prepare(self) -> None:
-        """Make the directory and prove that it can be written, before an hour of training finds out.
-
-        Raises:
-            VolumeError: it cannot.
-        """
-        with self._writing():
-            if not self.root.is_dir():
-                self.root.mkdir(parents=True, exist_ok=True)
-                share(self.root, 0o2775)
-            probe = self.root / unique(".probe")
-            write_atomically(probe, b"")
-            probe.unlink(missing_ok=True)
-
-    def resume(self, say: Callable[[str], None]) -> tuple[Saved, bytes] | None:
-        """The checkpoint to go on from; bad ones are quarantined, and said."""
-
-        def bad(path: Path, reason: str) -> None:
-            say(f"checkpoint {path} is unusable: {reason}; set aside as *.corrupt")
-            quarantine(path)
-
-        with self._writing():
-            found = newest_valid(self.root, bad)
-        self.last = found[0] if found else None
-        return found
-
-    def claim(self, owner: Mapping[str, Any]) -> int:
-        """Take the next run number by an exclusive mkdir, and write ``owner.json`` into it."""
-        with self._writing():
-            while True:
-                number = max(run_numbers(self.root), default=0) + 1
-                folder = self.root / f"run-{number:06d}"
-                try:
-                    folder.mkdir()
-                except FileExistsError:
-                    continue  # another start was faster
-                share(folder, 0o2775)
-                self.run = number
-                self._clear_leftovers()  # first: a full volume may thereby have room for what follows
-                parent = self.last.run if self.last else None
-                try:
-                    write_atomically(folder / "owner.json", dumps({**owner, "parentRun": parent}).encode())
-                    sync_directory(self.root)
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
-                    raise
-                return number
-
-    def save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
-        """Write ``content`` and its manifest; returns once both are durable.
-
-        Raises:
-            Superseded: a newer start has claimed a higher run.
-            VolumeError: the volume refused.
-        """
-        self.check_superseded()
-        path = self.root / f"run-{self.run:06d}" / f"step-{step:09d}.pt"
-        digest = hashlib.sha256(content).hexdigest()
-        manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
-        manifest["seal"] = seal(manifest)
-        try:
-            with self._writing():
-                write_atomically(path, content)
-                write_atomically(path.with_suffix(".json"), dumps(manifest, indent=1).encode())
-                ours_is_first = self.last is None or self.last.run != self.run
-                # Until our own first save has been read back, the parent's checkpoint is the only one to trust.
-                if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):
-                    raise OSError(f"the checkpoint just written reads back damaged: {reason}")
-                self.last = Saved(self.run, step, path, manifest)
-                self._retire()
-        except VolumeError:
-            self.check_superseded()  # a newer run may have cleared away what we were writing
-            raise
-        return self.last
-
-    def check_superseded(self) -> None:
-        """Raise Superseded if a higher run exists."""
-        with self._writing():
-            highest = max(run_numbers(self.root), default=0)
-        if highest > self.run:
-            raise Superseded(
-                f"run {highest} has claimed {self.root}; this is run {self.run}",
-                hint="a newer attempt of the job is training; this process is a leftover",
-            )
-
-    def _clear_leftovers(self) -> None:
-        """Half-written files of earlier runs; whoever still writes one is a ghost, and will find that out itself."""
-        leftovers = list(self.root.glob(".progress.json.*.tmp"))
-        for run in run_numbers(self.root):
-            if run < self.run:
-                folder = self.root / f"run-{run:06d}"
-                leftovers += folder.glob(".step-*.tmp")  # not owner.json: its run may have been claimed just now
-                leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
-        for path in leftovers:
-            path.unlink(missing_ok=True)
-
-    def _retire(self) -> None:
-        """Delete all but the newest ``keep`` checkpoints of all runs, oldest last, manifest first."""
-        everything = [path for run in run_numbers(self.root) for _, path in manifests(self.root, run)]
-        for path in everything[self._keep :]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".pt").unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise volume_error(error, error.filename or self.root) from error
+            path.rename(path.with_name(f"{path.name}.{suffix}"))

@@ -24,24 +24,24 @@ class MetricsLog:
 
     def __init__(self, path: Path, run: int) -> None:
         self._path, self._run = path, run
-        self._lines: list[str] = []
+        self._pending = bytearray()
         try:
-            self._stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o664), "ab+")
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
             share(path, 0o664)
-            size = self._stream.seek(0, os.SEEK_END)
+            size = os.fstat(self._file).st_size
             # A killed run may have left half a line; ours must not continue it.
-            if size and os.pread(self._stream.fileno(), 1, size - 1) != b"\n":
-                self._stream.write(b"\n")
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                self._pending += b"\n"
         except OSError as error:
             raise volume_error(error, path) from error
 
     def add(self, event: str, values: Mapping[str, Any]) -> None:
         """Buffer one row; NaN and infinities become null, which JSON has no other word for."""
         row = {"event": event, "run": self._run, **values}
-        self._lines.append(dumps(row) + "\n")
+        self._pending += dumps(row).encode() + b"\n"
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write what is buffered.
+        """Write what is buffered. What a full volume does not take stays there for the next time.
 
         Args:
             durable: also sync to the disk.
@@ -49,11 +49,10 @@ class MetricsLog:
             VolumeError: the volume refused.
         """
         try:
-            self._stream.write("".join(self._lines).encode())
-            self._lines.clear()
-            self._stream.flush()
+            while self._pending:
+                del self._pending[: os.write(self._file, self._pending)]
             if durable:
-                os.fsync(self._stream.fileno())
+                os.fsync(self._file)
         except OSError as error:
             raise volume_error(error, self._path) from error
 

@@ -33,7 +33,7 @@ class Progress:
         self._values: dict[str, Any] = {
             "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
             "loss": None, "accuracy": None, "samplesPerSecond": None,
-            "worldSize": world_size, "data": data, "checkpoint": None, "resumedFrom": None,
+            "worldSize": world_size, "data": data, "checkpoint": None, "checkpointProblem": None, "resumedFrom": None,
         }  # fmt: skip
 
     def write_to(self, path: Path) -> None:

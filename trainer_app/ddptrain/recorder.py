@@ -6,20 +6,22 @@ directory, saving does nothing. ``train`` drives it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ddptrain.checkpoint import Checkpoints, Saved
+from ddptrain.checkpoint import Saved
+from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.config import Config
-from ddptrain.errors import Mismatch
+from ddptrain.errors import Mismatch, VolumeError
 from ddptrain.evaluate import Evaluation
 from ddptrain.metrics import FILE_NAME, MetricsLog
 from ddptrain.mnist import Dataset
@@ -38,10 +40,13 @@ class Recorder:
     ) -> None:
         self._config, self._schedule, self.progress = config, schedule, progress
         self._checkpoints = (
-            Checkpoints(Path(config.checkpoint_dir), keep=config.keep) if config.checkpoint_dir else None
+            Checkpoints(Path(config.checkpoint_dir), keep=config.keep, keep_best=config.keep_best)
+            if config.checkpoint_dir
+            else None
         )
         self._log: MetricsLog | None = None
-        self._flushed = 0.0
+        self._flushed, self._failures = 0.0, 0
+        self._say: Callable[[str], None] = print
         self._facts = {
             "worldSize": world_size,
             "data": dataset.name,
@@ -62,6 +67,7 @@ class Recorder:
         if self._checkpoints is None:
             say("no --checkpoint-dir: nothing will be saved, and a restart begins anew")
             return None
+        self._say = say
         found = self._checkpoints.resume(say)
         if found:
             check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
@@ -92,6 +98,7 @@ class Recorder:
                 "resumedFrom": resumed.place if resumed else None,
                 "worldSize": self._facts["worldSize"],
                 "attempt": who["attempt"],
+                "quarantined": self._checkpoints.quarantined,
                 "totalSteps": self._schedule.total_steps,
                 "data": self._facts["data"],
                 "time": time.time(),
@@ -109,8 +116,9 @@ class Recorder:
         )
         self._row("train", step, loss=loss, lr=rate, samplesPerSecond=round(samples_per_second, 1))
         if self._log and time.monotonic() - self._flushed > _FLUSH_INTERVAL:
-            self._log.flush()
             self._flushed = time.monotonic()
+            with self._going_on(step):
+                self._log.flush()
 
     def evaluation(self, step: int, result: Evaluation) -> None:
         """One completed evaluation."""
@@ -120,31 +128,55 @@ class Recorder:
     def save(
         self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None = None
     ) -> Saved | None:
-        """Flush the rows, then write a checkpoint of ``state()``.
+        """Flush the rows, then write a checkpoint of ``state()``; None where there is no place, or it is full.
+
+        A volume that refuses in mid-run costs a checkpoint, not the run: the older ones are still there, and the next
+        save may succeed. Only the last save of a run must.
 
         Raises:
-            Superseded, VolumeError: as ``Checkpoints.save``.
+            Superseded: a newer start has claimed a higher run.
+            VolumeError: the trained model could not be saved.
         """
         if self._checkpoints is None or self._log is None:
             return None
-        self._log.flush(durable=True)
+        complete = step == self._schedule.total_steps
         buffer = io.BytesIO()
         torch.save(state(), buffer)
         facts = {
             **self._facts,
             "cursor": asdict(self._schedule.cursor(step)),
             "evaluation": result_of(evaluation) if evaluation else None,
-            "complete": step == self._schedule.total_steps,
+            "complete": complete,
             "time": time.time(),
         }
-        saved = self._checkpoints.save(step, buffer.getvalue(), facts)
-        self.progress.update(checkpoint=saved.place)
+        saved = None
+        with self._going_on(step):
+            self._log.flush(durable=True)  # before the checkpoint that makes its rows final
+            saved = None if complete else self._checkpoints.save(step, buffer.getvalue(), facts)
+        if complete:
+            saved = self._checkpoints.save(step, buffer.getvalue(), facts, last=True)
+        if saved:
+            self._failures = 0
+            self.progress.update(checkpoint=saved.place, checkpointProblem=None)
         return saved
 
     def flush(self) -> None:
         """Write what is buffered, as a rank does that is about to leave."""
         if self._log:
-            self._log.flush(durable=True)
+            with contextlib.suppress(VolumeError):
+                self._log.flush(durable=True)
+
+    @contextlib.contextmanager
+    def _going_on(self, step: int) -> Iterator[None]:
+        """Inside, a volume that refuses is said, counted and shown in the progress report, and training goes on."""
+        try:
+            yield
+        except VolumeError as error:
+            self._failures += 1
+            if self._failures == 1:
+                self._say(f"warning: {error}; training goes on, unsaved since the last checkpoint")
+                self._row("refused", step, message=str(error))
+            self.progress.update(checkpointProblem=f"{error} ({self._failures} in a row)")
 
     def _row(self, event: str, step: int, **values: Any) -> None:
         if self._log:
