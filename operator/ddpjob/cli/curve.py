@@ -36,7 +36,7 @@ def losses(path: Path) -> list[Point]:
                 origins[int(row["run"])] = (int(origin["run"]), int(origin["step"])) if origin else None
             elif row["event"] == "train" and row["loss"] is not None:
                 found.append((int(row["run"]), Point(int(row["step"]), float(row["loss"]))))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
     last = _last_steps(origins)
     kept = {point.step: point for run, point in found if point.step <= last.get(run, -1)}
@@ -45,6 +45,7 @@ def losses(path: Path) -> list[Point]:
 
 def drawing(points: Sequence[Point], width: int, height: int = 13) -> list[str]:
     """Lines of text, at most ``width`` wide; none where there are too few points for a curve."""
+    points = [point for point in points if math.isfinite(point.loss)]
     if len(points) < 3:
         return []
     import plotext  # type: ignore[import-untyped]

@@ -1,5 +1,6 @@
 """How a run ended: accuracy, loss curve and checkpoint, or what went wrong and the culprit's last words."""
 
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
 _TAIL = 15  # lines of the culprit's log
+_LONGEST_ERROR = 400  # characters
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class Outcome:
     def accuracy(self) -> float | None:
         """Of the last evaluation, from 0 to 1."""
         try:
-            return float((self.status.get("progress") or {})["accuracy"])
+            accuracy = float((self.status.get("progress") or {})["accuracy"])
         except (KeyError, ValueError):
             return None
+        return accuracy if math.isfinite(accuracy) else None
 
     @property
     def checkpoint(self) -> Path | None:
@@ -141,35 +144,39 @@ def _suspended(outcome: Outcome) -> list[str]:
 def _failed(outcome: Outcome) -> list[str]:
     failure, name = outcome.failure, outcome.places.name
     finished = condition(outcome.status, "Finished")
-    message = str(finished.get("message") or failure.get("message") or "it does not say why")
-    rank = failure.get("rank")
-    which = f" --node {rank}" if rank is not None else ""
-    attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
+    # Deadlines end a job without a culprit; restarts that are spent have one, and its words say more.
+    culprit = failure if failure.get("action") == "Fail" else {}
+    message = str(culprit.get("message") or finished.get("message") or "it does not say why")
+    restarts = outcome.status.get("restarts") or 0
+    after = f" after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
+    which = f" --node {culprit['rank']}" if culprit.get("rank") is not None else " --all"
+    attempt = f" --attempt {culprit['attempt']}" if culprit.get("attempt") else ""
+    log = _tail(outcome, culprit)
     error = LocalError(
-        f"{name} failed: {_head(message)}", _hint(failure, finished), f"ddpjob logs {name}{which}{attempt}"
+        f"{name} failed{after}: {_head(message)}",
+        _hint(culprit, finished) or ("its last lines are below" if log else "the logs may say more"),
+        f"ddpjob logs {name}{which}{attempt}",
     )
-    return [*errors.lines(error), *_tail(outcome, failure)]
+    return [*errors.lines(error), *log]
 
 
 def _head(message: str) -> str:
     """Without the tail of the log that a message may carry: the tail itself follows."""
     first = message.strip().splitlines()[0] if message.strip() else ""
-    return first if len(first) <= 400 else f"{first[:400]} …"
+    return first if len(first) <= _LONGEST_ERROR else f"{first[:_LONGEST_ERROR]} …"
 
 
-def _hint(failure: Json, finished: Json) -> str:
-    """What usually causes it, on one machine."""
-    if failure.get("reason") in ("StartError", "ContainerCannotRun"):
+def _hint(culprit: Json, finished: Json) -> str:
+    """What usually causes it, on one machine; empty where nobody knows."""
+    if culprit.get("reason") in ("StartError", "ContainerCannotRun"):
         return "images are not used in local mode: the program must be installed here and on PATH"
-    if failure.get("signal") == signal.SIGKILL:
-        return "SIGKILL from outside is often the kernel's out-of-memory killer: fewer processes, or a smaller batch"
-    if failure.get("signal") == signal.SIGBUS:
+    if culprit.get("signal") == signal.SIGKILL:
+        return "SIGKILL is often the kernel's out-of-memory killer: try fewer processes, or a smaller batch"
+    if culprit.get("signal") == signal.SIGBUS:
         return "a bus error is often a full /dev/shm"
     if finished.get("reason") == "DeadlineExceeded":
-        return "spec.activeDeadlineSeconds was reached; what was saved stays"
-    if failure.get("action") == "Fail" and finished.get("reason"):
-        return f"{finished['reason']}: spec.restartPolicy.maxRestarts says how often the group may start again"
-    return "its own log says more"
+        return "what was saved stays; --set activeDeadlineSeconds=… gives it more time"
+    return ""
 
 
 def _tail(outcome: Outcome, failure: Json) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """A run on a terminal: one table that stays in place, with everything else scrolling past above it."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Self
@@ -59,7 +60,8 @@ class LiveDisplay:
     def show(self, facts: Facts) -> None:
         """Only remembers: the table is drawn at its own pace."""
         if facts.loss and (self._facts is None or facts.step != self._facts.step):
-            self._losses = [*self._losses[-_HISTORY:], float(facts.loss)]
+            with contextlib.suppress(ValueError):  # a trainer of any make fills this in
+                self._losses = [*self._losses[-_HISTORY:], float(facts.loss)]
         self._facts = facts
 
     def note(self, line: str) -> None:
@@ -91,8 +93,8 @@ class LiveDisplay:
         if facts.step is not None or facts.phase:
             parts += [_bar(facts), self._training(facts)]
         parts.append(_nodes(facts.nodes))
-        if facts.message:
-            parts.append(Text(facts.message, style="red" if facts.state == "Failed" else "yellow"))
+        if facts.message and facts.state != "Failed":  # the ending says it, with what to do about it
+            parts.append(Text(facts.message, style="yellow"))
         return Group(*parts)
 
     def _head(self, facts: Facts) -> Text:

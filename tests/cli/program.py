@@ -1,0 +1,139 @@
+"""The command line as its user meets it: a program, its output, its exit code; jobs are tiny shell commands."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.processes import die_with_parent, eventually
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+
+
+@dataclass
+class Done:
+    """A program that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[Json]:
+        """Its output, read as NDJSON."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def result(self) -> Json:
+        last = self.objects[-1]
+        assert last["type"] == "result"
+        return last
+
+    def is_refused(self) -> list[str]:
+        """The three lines of an error; fails when it is anything else."""
+        assert self.code == 2, self
+        lines = self.err.splitlines()
+        assert [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "], self.err
+        return lines
+
+
+@dataclass
+class Program:
+    """``ddpjob`` with a state folder and a working directory of its own."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = self.folder / "state"
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("DDPJOB_", "DDPTRAIN_"))},
+            "DDPJOB_STATE_DIR": str(self.state),
+            "TERM": "dumb",
+        }
+
+    def __call__(
+        self, *words: str, stdin: str | None = None, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> Done:
+        done = subprocess.run(
+            self.command(*words),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            cwd=cwd or self.folder,
+            env=self.environment | dict(env or {}),
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "ddpjob.cli.main", *words]
+
+    @contextmanager
+    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A program that still runs; it is ended with the block."""
+        process = subprocess.Popen(
+            self.command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into the kernel, no locks taken
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def write(self, job: Json, *others: Json) -> str:
+        """A file with the job, by its name."""
+        path = self.folder / f"{job['metadata']['name']}.yaml"
+        path.write_text(yaml.safe_dump_all([job, *others]))
+        return str(path)
+
+    def job(self, name: str) -> Json:
+        """The job as it is recorded."""
+        done = self("get", name, "--output", "json")
+        assert done.code == 0, done
+        found: Json = json.loads(done.out)
+        return found
+
+    def until_log(self, name: str, text: str) -> str:
+        """Wait until a log of the job has the text; all logs, then."""
+        folder = self.state / "jobs" / "default" / name / "pods"
+
+        def read() -> str | None:
+            logs = "".join(path.read_text() for path in sorted(folder.glob("*/*.log")))
+            return logs if text in logs else None
+
+        return eventually(f"{name} prints {text!r}", read, timeout=SECONDS)
+
+
+def shell_job(name: str, script: str, **spec: Any) -> Json:
+    """A DDPJob whose trainer is a line of shell."""
+    return {
+        "apiVersion": "ddpjob.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": {"image": "busybox", "command": ["sh", "-c", script]} | spec,
+    }
+
+
+def with_volume(**spec: Any) -> Json:
+    """Fields of a job that has a claim made for it."""
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {"checkpoint": {"claimTemplate": {"spec": claim}}} | spec

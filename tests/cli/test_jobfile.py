@@ -1,0 +1,97 @@
+"""Which job a file, a stream or a script stands for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddpjob.api import names
+from ddpjob.api.spec import parse_spec
+from ddpjob.cli import jobfile
+from ddpjob.local.errors import LocalError
+from tests.cli.program import ROOT, shell_job
+
+JOB = yaml.safe_dump(shell_job("mnist", "true"))
+MISTAKES = {
+    "an empty file": ("", "exactly one DDPJob, not 0"),
+    "two jobs": (JOB + "---\n" + JOB.replace("mnist", "other"), "exactly one DDPJob, not 2"),
+    "no job": ("kind: Pod\nmetadata: {name: a}", "exactly one DDPJob, not 0"),
+    "no YAML": ("a: [b", "not valid YAML: line 1, column"),
+    "a tab": ("a:\n\tb: 1", "line 2, column 1"),
+    "a key that stands twice": (JOB + "\nkind: DDPJob\n", '"kind" stands twice'),
+    "a list": ("- a", "holds a list"),
+    "another version": (JOB.replace("v1alpha1", "v9"), "apiVersion ddpjob.dev/v9"),
+    "no spec": ("apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: a}", "spec is missing"),
+    "a misspelt field": (JOB.replace("image", "imgae"), 'spec has no field "imgae"'),
+    "a misspelt field of metadata": (JOB.replace("name", "nmae"), 'metadata has no field "nmae"'),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_file_that_is_no_job_is_refused_with_reason_and_advice(tmp_path: Path, mistake: str) -> None:
+    text, expected = MISTAKES[mistake]
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(LocalError) as raised:
+        jobfile.read(str(path))
+    assert expected in raised.value.error
+    assert raised.value.hint and raised.value.next_step
+
+
+def test_a_misspelt_file_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "mnist.yaml").write_text(JOB)
+    with pytest.raises(LocalError) as raised:
+        jobfile.read(str(tmp_path / "mnsit.yaml"))
+    assert raised.value.hint == 'did you mean "mnist.yaml"?'
+
+
+def test_secrets_and_config_maps_come_along_and_other_documents_are_named(tmp_path: Path) -> None:
+    others = [{"apiVersion": "v1", "kind": kind, "metadata": {"name": "a"}} for kind in ("ConfigMap", "Secret", "Pod")]
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + "---\n" + yaml.safe_dump_all(others))
+    read = jobfile.read(str(path))
+    assert [other["kind"] for other in read.others] == ["ConfigMap", "Secret"]
+    assert read.ignored == ["Pod a"]
+    assert read.directory == tmp_path
+
+
+def test_a_list_as_kubectl_prints_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [shell_job("mnist", "true")]}))
+    assert jobfile.read(str(path)).name == "mnist"
+
+
+def test_what_a_server_added_is_left_out(tmp_path: Path) -> None:
+    job = shell_job("mnist", "true") | {"status": {"state": "Failed"}}
+    job["metadata"] |= {"uid": "1", "resourceVersion": "2", "generation": 3, "managedFields": []}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert jobfile.read(str(path)).job == shell_job("mnist", "true")
+
+
+def test_dates_stay_text(tmp_path: Path) -> None:
+    job = JOB.replace("mnist", "mnist\n  labels: {day: 2026-01-02}")
+    path = tmp_path / "job.yaml"
+    path.write_text(job)
+    assert jobfile.read(str(path)).job["metadata"]["labels"] == {"day": "2026-01-02"}
+
+
+def test_a_script_becomes_a_job_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "Train_MNIST.py"
+    script.write_text("")
+    read = jobfile.read(str(script), ["--lr", "0.1"])
+    assert read.name == "train-mnist"
+    assert read.job["spec"]["command"] == ["torchrun", str(script), "--lr", "0.1"]
+    parse_spec(read.job)
+
+
+@pytest.mark.parametrize("stem", ["3d", "_", "a" * 80, "Ünïcode", "a.b.c", "-x-", "9" * 80, "x" * 44 + "--y"])
+def test_every_file_name_makes_a_name_that_the_api_takes(stem: str) -> None:
+    name = jobfile.job_name(stem)
+    assert name[0].isalpha() and name[-1].isalnum() and len(name) <= names.MAX_JOB_NAME
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "manifests" / "examples").glob("*-*pu.yaml")), ids=lambda p: p.name)
+def test_the_examples_are_read(path: Path) -> None:
+    assert jobfile.read(str(path)).name == path.stem

@@ -1,0 +1,51 @@
+"""Logs are read while they grow, and from their end without reading all."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.cli import logfile
+from ddpjob.cli.logfile import LogFile, last_lines
+
+
+def test_a_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    log = LogFile(path)
+    assert list(log.lines()) == []
+    with path.open("ab", buffering=0) as stream:
+        stream.write(b"one\ntw")
+        assert list(log.lines()) == ["one"]
+        stream.write("o\nthr€e".encode()[:-2])
+        assert list(log.lines()) == ["two"]
+        stream.write("€e".encode()[2:])
+        assert list(log.lines()) == []
+    assert log.remainder() == "thr€e"
+    assert log.remainder() == ""
+
+
+@given(st.lists(st.text(alphabet="ab", max_size=5), max_size=12), st.booleans(), st.integers(0, 14), st.integers(1, 7))
+def test_the_last_lines_are_those_that_reading_all_would_give(
+    tmp_path_factory: object, lines: list[str], ends: bool, count: int, block: int
+) -> None:
+    folder = tmp_path_factory.mktemp("log")  # type: ignore[attr-defined]
+    path = folder / "trainer.log"
+    text = "\n".join(lines) + ("\n" if ends and lines else "")
+    path.write_text(text)
+    expected = text.split("\n")
+    if expected[-1] == "":
+        expected.pop()
+    before, logfile._BLOCK = logfile._BLOCK, block
+    try:
+        assert last_lines(path, count) == (expected[-count:] if count else [])
+    finally:
+        logfile._BLOCK = before
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_bytes(b"x" * (logfile._LONGEST + 10 * logfile._BLOCK))
+    log = LogFile(path)
+    pieces = [*log.lines(), log.remainder()]
+    assert sum(map(len, pieces)) == path.stat().st_size
+    assert max(map(len, pieces)) <= logfile._LONGEST + logfile._BLOCK

@@ -1,0 +1,48 @@
+"""Nothing that a job, a log or a status says can steer a terminal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.cli.printable import one_line, printable, printable_line
+
+ATTACKS = {
+    "a colour": ("\x1b[31mred\x1b[0m", "red"),
+    "a window's title": ("\x1b]0;owned\x07text", "text"),
+    "a title that is not closed": ("\x1b]0;owned", ""),
+    "a link": ("\x1b]8;;http://x\x1b\\text\x1b]8;;\x1b\\", "text"),
+    "the clipboard": ("\x1b]52;c;cm0=\x07", ""),
+    "a device control string": ("\x1bP1$tx\x1b\\text", "text"),
+    "a reset": ("\x1bctext", "text"),
+    "CSI in one byte": ("\x9b2Jtext", "text"),
+    "a bell": ("\x07", "\\x07"),
+    "an escape at the end": ("text\x1b", "text\\x1b"),
+    "turned writing": ("abc\u202efed", "abc\\u202efed"),
+    "a lone surrogate": ("a\ud800b", "a\\ud800b"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_sequence_that_steers_terminals_is_taken_out_or_spelled(attack: str) -> None:
+    given_text, expected = ATTACKS[attack]
+    assert printable(given_text) == expected
+
+
+@given(st.text())
+def test_no_control_character_but_tab_and_line_feed_is_left(text: str) -> None:
+    left = printable(text)
+    assert not [c for c in left if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160]
+    left.encode()  # no lone surrogates either
+
+
+@given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_a_progress_bar_shows_its_last_state() -> None:
+    assert printable_line("10 %\r50 %\r100 %\r\n") == "100 %"
+
+
+def test_one_line_has_no_line_breaks() -> None:
+    assert one_line("error:\n  here\r\n\tthere\u2028x") == "error: here there x"
