@@ -55,8 +55,9 @@ def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str,
     if not config.chaos:
         return None
     plan = Plan.parse(config.chaos)
-    lives = [env.get(key, "") for key in ("DDPJOB_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")]
-    if plan.rank != rank or any(life not in ("", "0") for life in lives):
+    # Attempts count from 1, torchrun's restarts from 0.
+    is_later = env.get("DDPJOB_ATTEMPT", "1") != "1" or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if plan.rank != rank or is_later:
         return None
     return _Striker(plan)
 
