@@ -55,8 +55,8 @@ def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str,
     if not config.chaos:
         return None
     plan = Plan.parse(config.chaos)
-    # Attempts count from 1, torchrun's restarts from 0.
-    is_later = env.get("DDPJOB_ATTEMPT", "1") != "1" or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    # The operator counts attempts from 1, torchrun its restarts from 0.
+    is_later = env.get("DDPJOB_ATTEMPT", "1") not in ("0", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if plan.rank != rank or is_later:
         return None
     return _Striker(plan)
