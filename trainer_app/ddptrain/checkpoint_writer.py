@@ -114,7 +114,7 @@ class Checkpoints:
                 self._clear_own_leftovers(step)
                 if not (last and error.errno in _FULL):
                     raise volume_error(error, error.filename or self.root) from error
-                self._retire(1)
+                self._retire(1, keep_best=False)
                 return self._save(step, content, facts)
 
     def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
@@ -129,7 +129,7 @@ class Checkpoints:
         if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):
             raise OSError(errno.EIO, f"the checkpoint just written reads back damaged: {reason}", str(path))
         self.last = Saved(self.run, step, path, manifest)
-        self._retire(self._keep)
+        self._retire(self._keep, keep_best=self._keep_best)
         return self.last
 
     def check_superseded(self) -> None:
@@ -164,10 +164,10 @@ class Checkpoints:
             for path in folder.glob(".step-*.tmp"):
                 path.unlink(missing_ok=True)
 
-    def _retire(self, keep: int) -> None:
+    def _retire(self, keep: int, *, keep_best: bool) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs and the best one, oldest last, manifest first."""
         everything = [path for run in run_numbers(self.root) for _, path in manifests(self.root, run)]
-        best = max(everything, key=_accuracy, default=None) if self._keep_best else None
+        best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:
                 path.unlink(missing_ok=True)
