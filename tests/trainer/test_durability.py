@@ -48,7 +48,7 @@ def test_a_power_cut_after_any_file_operation_leaves_the_last_finished_save_or_a
                 at = 10 * run + step
                 writer.save(at, content_of(run, at), {"evaluation": {"accuracy": 1 / at} if step == 1 else None})
                 finished.append((len(volume.log), (run, at)))
-    assert len(volume.log) > 100
+    assert len(volume.log) > 60
     for done, kind, left in crashes(volume.log, random.Random(0)):
         put(left, tmp_path / "left")
         found = newest_valid(tmp_path / "left" / "checkpoints", lambda path, reason: None)

@@ -1,0 +1,56 @@
+"""SIGKILL of any rank at any step: the run that resumes ends with the weights of the undisturbed one, bit for bit.
+
+A sample by default; ``DDPTRAIN_TEST_KILLS=20`` kills every rank of 2, 3 and 4 at twenty random steps each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import ForkServer, assert_same_end
+from tests.trainer.test_resume import STEPS, command
+
+KILLS = int(os.environ.get("DDPTRAIN_TEST_KILLS", "0"))
+PLACES = ("batch", "step", "all_reduce of gradients", "evaluate", "save")
+
+
+def plans() -> list[tuple[int, int, int, str]]:
+    """(world size, rank, step, place) of every kill."""
+    dice, chosen = random.Random(6), []
+    for world_size in (2, 3, 4):
+        for rank in range(world_size):
+            for _ in range(max(1, KILLS)):
+                step = dice.randrange(1, STEPS + 1)
+                place = dice.choice([p for p in PLACES if p != "save" or rank == 0])
+                chosen.append((world_size, rank, step, place))
+    return chosen if KILLS else [plan for plan in chosen if plan[1] in (0, plan[0] - 1)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Checkpoint directory of a whole run, by world size."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for world_size in (2, 3, 4):
+        _server.run(*command(world_size, idx, folder / str(world_size)))
+    return {world_size: folder / str(world_size) for world_size in (2, 3, 4)}
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_killed_runs_resume_to_the_undisturbed_weights(
+    ddptrain: ForkServer, idx: Path, undisturbed: dict[int, Path], tmp_path: Path, world_size: int
+) -> None:
+    for number, (_, rank, step, place) in enumerate(plan for plan in plans() if plan[0] == world_size):
+        cut = tmp_path / str(number)
+        killed = ddptrain.start(*command(world_size, idx, cut, "--chaos", f"kill:{rank}:{step}:{place}"))
+        code = killed.wait()
+        told = f"rank {rank} of {world_size} at {place} of step {step}"
+        assert code == 137, f"{told}: {killed.output()}"
+        message = killed.message()
+        assert (message["rank"], message["signal"], message["cause"]) == (rank, 9, "own"), told
+        ddptrain.run(*command(world_size, idx, cut))
+        assert_same_end(undisturbed[world_size], cut)
