@@ -107,7 +107,8 @@ def _fetch(arguments: dict[str, Any]) -> int:
     stop = StopFlag()
     stop.install()
     with stop.interruptible("data"):
-        fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS)
+        tries = arguments["tries"] if arguments["tries"] is not None else fetch.TRIES
+        fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS, tries=max(1, tries))
     return _verify(arguments)
 
 
@@ -151,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "fetch":
             verb.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
+            verb.add_argument("--tries", type=int, metavar="N", help="how often to ask each mirror (default: 3)")
     return parser
 
 

@@ -30,7 +30,7 @@ MIRRORS = (
 )
 _TIMEOUT = 30.0  # seconds without a byte
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-_TRIES = 3  # per mirror
+TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
 _CHUNK = 2**18
 
@@ -41,6 +41,7 @@ def fetch(
     mirrors: Sequence[str] = MIRRORS,
     files: Sequence[IdxFile] = MNIST_FILES,
     say: Callable[[str], None] = print,
+    tries: int = TRIES,
     pause: float = 1.0,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
@@ -48,6 +49,7 @@ def fetch(
 
     Args:
         mirrors: base URLs, tried in order.
+        tries: how often each mirror is asked for a file.
         alive: called now and then, while a download moves.
         pause: seconds before the second try at one mirror, doubled for the third.
     Raises:
@@ -64,7 +66,7 @@ def fetch(
             if locked:
                 _clear_leftovers(folder, file)
             say(f"fetching {file.name}.gz")
-            content = _download(file, mirrors, pause, say, alive)
+            content = _download(file, mirrors, (tries, pause), say, alive)
             try:
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
@@ -114,13 +116,18 @@ def _clear_leftovers(folder: Path, file: IdxFile) -> None:
 
 
 def _download(
-    file: IdxFile, mirrors: Sequence[str], pause: float, say: Callable[[str], None], alive: Callable[[], None]
+    file: IdxFile,
+    mirrors: Sequence[str],
+    patience: tuple[int, float],
+    say: Callable[[str], None],
+    alive: Callable[[], None],
 ) -> bytes:
     """The gzipped file from the first mirror whose copy has the right content."""
+    tries, pause = patience
     failures = []
     for mirror in mirrors:
         url = mirror.rstrip("/") + f"/{file.name}.gz"
-        for attempt in range(_TRIES):
+        for attempt in range(tries):
             if attempt:
                 time.sleep(pause * 2 ** (attempt - 1))
             try:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,13 @@ def drawing(points: Sequence[Point], width: int, height: int = 13) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The last values as a line of bars, lowest to highest."""
-    shown = [value for value in values if math.isfinite(value)][-width:]
-    if len(shown) < 2:
+    """All values as a line of bars, lowest to highest; each bar is the mean of its share of them."""
+    finite = [value for value in values if math.isfinite(value)]
+    count = min(width, len(finite))
+    if count < 2:
         return ""
+    edges = [len(finite) * i // count for i in range(count + 1)]
+    shown = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(shown), max(shown)
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / (high - low))] if high > low else "▁" for v in shown)
 

@@ -1,5 +1,6 @@
 """``--data-dir`` and ``--digits-if-offline``: where a job that runs ``ddptrain`` finds its data on this machine."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,17 +111,18 @@ def _is_whole(directory: Path) -> bool:
 def _fetch(directory: Path) -> str | None:
     """None when the files are there; else why not, in a few words."""
     try:
-        done = _ddptrain("fetch", directory)
+        done = _ddptrain("fetch", directory, "--tries", "1")
     except subprocess.TimeoutExpired:
         return f"no answer for {FETCH_SECONDS:g} s"
     if done.returncode == 0:
         return None
     said = next((line for line in done.stderr.splitlines() if line.startswith("error:")), "ddptrain data fetch failed")
     reason = said.removeprefix("error:").split(";")[0].strip()
-    return reason.rsplit(": ", 1)[-1] if "no mirror" in reason else reason
+    # "no mirror delivered FILE: URL: <urlopen error [Errno -2] Name or service not known>": the last part says it all.
+    return re.sub(r"^<urlopen error (\[Errno -?\d+\] )?|>$", "", reason.rsplit(": ", 1)[-1])
 
 
-def _ddptrain(verb: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # A program of its own: the trainer is no part of the operator's package, and may not even be installed.
-    command = [sys.executable, "-m", "ddptrain", "data", verb, "--data-dir", str(directory)]
+    command = [sys.executable, "-m", "ddptrain", "data", verb, "--data-dir", str(directory), *options]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=FETCH_SECONDS, check=False)

@@ -17,6 +17,7 @@ from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
 _TAIL = 15  # lines of the culprit's log
+_MISMATCH = 78  # the trainer's exit code for checkpoints of another run, docs/trainer.md
 _LONGEST_ERROR = 400  # characters
 
 
@@ -147,6 +148,8 @@ def _failed(outcome: Outcome) -> list[str]:
     # Deadlines end a job without a culprit; restarts that are spent have one, and its words say more.
     culprit = failure if failure.get("action") == "Fail" else {}
     message = str(culprit.get("message") or finished.get("message") or "it does not say why")
+    # ddptrain's messages end with what to do.
+    message, _, advice = message.rpartition("; next: ") if "; next: " in message else (message, "", "")
     restarts = outcome.status.get("restarts") or 0
     after = f" after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
     which = f" --node {culprit['rank']}" if culprit.get("rank") is not None else " --all"
@@ -154,7 +157,7 @@ def _failed(outcome: Outcome) -> list[str]:
     log = _tail(outcome, culprit)
     error = LocalError(
         f"{name} failed{after}: {_head(message)}",
-        _hint(culprit, finished) or ("its last lines are below" if log else "the logs may say more"),
+        _hint(culprit, finished, message) or advice or ("its last lines are below" if log else "the logs may say more"),
         f"ddpjob logs {name}{which}{attempt}",
     )
     return [*errors.lines(error), *log]
@@ -166,10 +169,12 @@ def _head(message: str) -> str:
     return first if len(first) <= _LONGEST_ERROR else f"{first[:_LONGEST_ERROR]} …"
 
 
-def _hint(culprit: Json, finished: Json) -> str:
+def _hint(culprit: Json, finished: Json, message: str) -> str:
     """What usually causes it, on one machine; empty where nobody knows."""
     if culprit.get("reason") in ("StartError", "ContainerCannotRun"):
         return "images are not used in local mode: the program must be installed here and on PATH"
+    if culprit.get("exitCode") == _MISMATCH or "belong to another configuration" in message:
+        return "--fresh begins without the checkpoints of before, another --name beside them"
     if culprit.get("signal") == signal.SIGKILL:
         return "SIGKILL is often the kernel's out-of-memory killer: try fewer processes, or a smaller batch"
     if culprit.get("signal") == signal.SIGBUS:

@@ -30,7 +30,7 @@ _STYLES = {
 }
 _MOST_NODES = 12  # rows; a table taller than the terminal cannot stay in place
 _REFRESHES_PER_SECOND = 8
-_HISTORY = 200
+_HISTORY = 512  # losses; a longer course is kept half as finely
 
 
 class LiveDisplay:
@@ -61,7 +61,9 @@ class LiveDisplay:
         """Only remembers: the table is drawn at its own pace."""
         if facts.loss and (self._facts is None or facts.step != self._facts.step):
             with contextlib.suppress(ValueError):  # a trainer of any make fills this in
-                self._losses = [*self._losses[-_HISTORY:], float(facts.loss)]
+                self._losses.append(float(facts.loss))
+            if len(self._losses) > _HISTORY:
+                self._losses = [(a + b) / 2 for a, b in zip(self._losses[::2], self._losses[1::2], strict=False)]
         self._facts = facts
 
     def note(self, line: str) -> None:
@@ -90,7 +92,7 @@ class LiveDisplay:
     def table(self, facts: Facts) -> RenderableType:
         """The whole table for these facts."""
         parts: list[RenderableType] = [Text(), self._head(facts)]
-        if facts.step is not None or facts.phase:
+        if facts.total_steps or facts.phase or facts.step:
             parts += [_bar(facts), self._training(facts)]
         parts.append(_nodes(facts.nodes))
         if facts.message and facts.state != "Failed":  # the ending says it, with what to do about it
@@ -127,11 +129,13 @@ class LiveDisplay:
 
 
 def _bar(facts: Facts) -> RenderableType:
-    row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=facts.total_steps or 1, completed=facts.step or 0, width=36)
-    done = f"{facts.percent or 0} %  step {facts.step or 0}/{facts.total_steps or '?'}"
+    if not facts.total_steps:
+        return Text(f"step {facts.step}" if facts.step else facts.phase or "", style="dim")
+    bar = ProgressBar(total=facts.total_steps, completed=facts.step or 0, width=36)
+    done = f"{facts.percent or 0} %  step {facts.step or 0}/{facts.total_steps}"
     left = f"{short(facts.eta_seconds)} left" if facts.eta_seconds else (facts.phase or "")
     epoch = f"epoch {facts.epoch or 0}/{facts.total_epochs or '?'}"
+    row = Table.grid(padding=(0, 1))
     row.add_row(Text(epoch), bar, Text(done), Text(left, style="dim"))
     return row
 

@@ -11,6 +11,7 @@ from ddpjob.cli.facts import Facts, Node
 from ddpjob.cli.printable import one_line, printable_line
 from ddpjob.cli.times import short
 
+_ON_THE_WAY = ("Pending", "ContainerCreating", "PodInitializing")  # nothing that a line would help with
 INTERVAL = 2.0  # seconds between lines that say only how far the training is
 
 
@@ -62,6 +63,8 @@ class PlainDisplay:
     def _show_nodes(self, facts: Facts) -> None:
         for node in facts.nodes:
             known = self._nodes.get(node.rank)
+            if node.state in _ON_THE_WAY and not node.detail:
+                continue
             if known is None or (known.pod, known.state, known.detail) != (node.pod, node.state, node.detail):
                 self._say(f"  n{node.rank} {node.pod}: {', '.join(filter(None, (node.state, node.detail)))}")
             self._nodes[node.rank] = node
@@ -86,10 +89,10 @@ def course(facts: Facts) -> str:
 
 def progress_parts(facts: Facts) -> list[str]:
     """How far the training is, fact by fact; empty for a program that does not say."""
-    if facts.step is None:
-        return [facts.phase] if facts.phase else []
-    parts = [f"epoch {facts.epoch}/{facts.total_epochs}" if facts.epoch is not None else ""]
-    parts.append(f"step {facts.step}/{facts.total_steps or '?'}" + (f" ({facts.percent} %)" if facts.percent else ""))
+    if facts.step is None or not facts.total_steps:
+        return [f"step {facts.step}" if facts.step else facts.phase or ""]
+    parts = [f"epoch {facts.epoch}/{facts.total_epochs or '?'}" if facts.epoch is not None else ""]
+    parts.append(f"step {facts.step}/{facts.total_steps}" + (f" ({facts.percent} %)" if facts.percent else ""))
     parts.append(f"loss {facts.loss}" if facts.loss else "")
     parts.append(f"accuracy {accuracy_text(facts.accuracy)}" if facts.accuracy else "")
     parts.append(speed_text(facts.samples_per_second) if facts.samples_per_second else "")
