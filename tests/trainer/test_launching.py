@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddptrain.order import Schedule, epoch_order
 from tests.trainer.runs import ForkServer, free_port, losses, wait_until
 from tests.trainer.test_reports import PROGRESS
 
@@ -224,6 +225,13 @@ def test_a_diverged_loss_ends_with_79_on_the_step(ddptrain: ForkServer, idx: Pat
     run = ddptrain.run(*command, "--optimizer", "sgd", "--lr", 900, code=79)
     message = run.message()
     assert (message["code"], message["exception"], message["cause"]) == (79, "NotFinite", "own")
+    written = json.loads(next((tmp_path / "run-000001").glob("not-finite-*.json")).read_text())
+    assert written["step"] == message["step"] + 1
+    schedule = Schedule(300, 37, 2, 0)
+    _, first, end = schedule.bounds(written["step"] - 1)
+    epoch = schedule.cursor(written["step"] - 1).epoch
+    assert written["indices"] == epoch_order(300, 0, epoch)[first:end].tolist()
+    assert "not-finite-" in message["message"]
     assert "next: lower --lr" in message["message"]
     assert "new --checkpoint-dir" in message["message"]
 

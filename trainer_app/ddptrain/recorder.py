@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ddptrain.checkpoint import Saved
@@ -23,6 +25,8 @@ from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.config import Config
 from ddptrain.errors import Mismatch, VolumeError
 from ddptrain.evaluate import Evaluation
+from ddptrain.files import write_atomically
+from ddptrain.finite import dumps
 from ddptrain.metrics import FILE_NAME, MetricsLog
 from ddptrain.mnist import Dataset
 from ddptrain.numerics import changes, not_the_same_bits, numerics
@@ -159,6 +163,20 @@ class Recorder:
             self._failures = 0
             self.progress.update(checkpoint=saved.place, checkpointProblem=None)
         return saved
+
+    def not_finite(self, step: int, *, loss: float, rate: float, indices: npt.NDArray[np.int64]) -> str | None:
+        """Write down which samples made the loss of step ``step`` what it is. Returns where, or None."""
+        self._row("not finite", step, loss=loss, lr=rate)
+        self.flush()
+        if self._checkpoints is None or self._log is None:
+            return None
+        path = self._checkpoints.root / f"run-{self._checkpoints.run:06d}" / f"not-finite-{step:09d}.json"
+        content = {"step": step, "loss": str(loss), "lr": rate, "indices": indices.tolist()}
+        try:
+            write_atomically(path, dumps(content).encode(), durable=False)
+        except OSError:
+            return None
+        return str(path)
 
     def flush(self) -> None:
         """Write what is buffered, as a rank does that is about to leave."""

@@ -100,19 +100,22 @@ class Training:
         started = time.perf_counter()
         self._group.crumbs.mark("batch", step + 1)
         batch = self._batches.at(step)
-        rate = optim.learning_rate(self._config.lr, step, self.schedule.total_steps)
+        rate = self._rate_of(step)
         optim.set_learning_rate(self._optimizer, rate)
         self._group.crumbs.mark("step")
         total, stopping = self._sync.step(batch, self._stop.requested or step + 1 == self._config.stop_after)
         loss = total / batch.count
         if not math.isfinite(loss):
-            raise self._not_finite(f"loss is {loss} at step {step + 1}")
+            raise self._not_finite(f"loss is {loss} at step {step + 1}", loss, step)
         with self._exchanging("broadcast of updates"):
             self._optimizer.step()
         self._sync.clear()
         self.done = step + 1
         self._tell(loss, rate, batch.count / (time.perf_counter() - started))
         return stopping
+
+    def _rate_of(self, step: int) -> float:
+        return optim.learning_rate(self._config.lr, step, self.schedule.total_steps)
 
     def _tell_beginning(self, place: dict[str, int] | None, evaluation: dict[str, Any] | None) -> None:
         if place:
@@ -138,7 +141,7 @@ class Training:
 
         result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group, on_use)
         if not math.isfinite(result.loss):  # before anything is saved: these weights are worth nothing to a later start
-            raise self._not_finite(f"test loss is {result.loss} after step {self.done}")
+            raise self._not_finite(f"test loss is {result.loss} after step {self.done}", result.loss, self.done - 1)
         self._recorder.evaluation(self.done, result)
         epoch = self.done // self.schedule.steps_per_epoch
         self._console.say(
@@ -146,9 +149,16 @@ class Training:
         )
         return result
 
-    def _not_finite(self, what: str) -> NotFinite:
+    def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
+        """The error, with the samples of the last batch written down for whoever looks for the bad one."""
+
+        def write() -> str | None:
+            indices = self._batches.indices(step)
+            return self._recorder.not_finite(step + 1, loss=loss, rate=self._rate_of(step), indices=indices)
+
+        path = self._group.from_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
         return NotFinite(
-            what,
+            f"{what}; the batch's indices are in {path}" if path else what,
             hint="the learning rate is too high, or a sample is bad",
             next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
         )
