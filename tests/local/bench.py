@@ -13,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.local.kubelet import Kubelet
-from ddpjob.local.pod import Machine
+from ddpjob.local.machine import Machine
 from ddpjob.local.ports import Ports
 from ddpjob.local.sources import Sources
 from ddpjob.local.state import StateFolder

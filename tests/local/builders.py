@@ -8,6 +8,9 @@ from ddpjob.cluster.base import Json
 
 POD = "mnist-0a1b2-1-0"
 
+UNTIL_TOLD = "trap 'echo told; exit 75' TERM; echo up; until [ -e $DDPJOB_CHECKPOINT_DIR/go ]; do sleep 0.01; done"
+"""Runs until a file `go` appears on the claim; answers SIGTERM with 75."""
+
 
 def a_container(name: str = "trainer", script: str | None = None, **more: Any) -> Json:
     """A container that runs ``script`` with sh."""

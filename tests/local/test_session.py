@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from ddpjob.cluster.base import Json
-from ddpjob.engine.clock import moment, timestamp
 from ddpjob.local.errors import LocalError
 from ddpjob.local.session import Options, Session, render
 from ddpjob.local.state import StateFolder
 from tests.local.bench import MARKER, marked
-from tests.local.builders import a_config_map, a_local_job, a_secret
-from tests.local.sessions import Run, Sessions, end
+from tests.local.builders import a_config_map, a_local_job
+from tests.local.sessions import Place
 
 pytestmark = pytest.mark.timeout(300)
-
-UNTIL_TOLD = "trap 'echo told; exit 75' TERM; echo up; until [ -e $DDPJOB_CHECKPOINT_DIR/go ]; do sleep 0.01; done"
-"""Runs until a file `go` appears on the claim; answers SIGTERM with 75."""
-
-
-class Place(Sessions):
-    """Sessions that end with the test."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.runs: list[Run] = []
-
-    def begin(self, job: Json, **options: object) -> Run:
-        run = super().begin(job, **options)
-        self.runs.append(run)
-        return run
-
-    def let_go(self, job: str = "tiny") -> None:
-        claim = StateFolder(self.root).volume("default", f"{job}-checkpoints")
-        claim.mkdir(parents=True, exist_ok=True)
-        (claim / "go").touch()
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    made = Place(tmp_path / "state")
-    yield made
-    await end(made.runs)
 
 
 async def test_a_job_runs_to_its_end_and_leaves_record_logs_and_volume(place: Place) -> None:
@@ -113,126 +81,6 @@ async def test_a_command_that_is_not_there_fails_the_job_when_its_restarts_are_s
     assert "executable file not found in $PATH" in run.status["failures"][-1]["message"]
 
 
-async def test_stop_lets_the_trainers_save_and_the_next_run_resumes_the_very_job_at_no_cost(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.stop.set()
-    suspended = await first.result()
-    assert suspended["status"]["state"] == "Suspended"
-    assert [first.log(1, rank) for rank in (0, 1)] == ["up\ntold\n"] * 2
-    assert first.folder.pods() == []
-
-    second = place.begin(job)
-    await second.until("both nodes are up again", lambda: second.log(2, 0) and second.log(2, 1))
-    assert "Resumed: attempt 2 begins" in second.said
-    place.let_go()
-    finished = await second.result()
-    assert finished["metadata"]["uid"] == suspended["metadata"]["uid"]
-    assert finished["status"]["state"] == "Succeeded"
-    assert (finished["status"]["attempt"], finished["status"]["restarts"]) == (2, 0)
-    assert "failures" not in finished["status"]
-
-
-async def test_cancelling_a_run_kills_at_once_and_the_next_run_resumes(place: Place, tmp_path: Path) -> None:
-    stubborn = "trap '' TERM; setsid sleep 600 & echo up; until [ -e /checkpoints/go ]; do sleep 0.01; done"
-    job = a_local_job(stubborn, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    first.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first.task
-    assert marked(str(tmp_path)) == []
-
-    place.let_go()
-    second = await place.finish(job)
-    assert second.task.result()["metadata"]["uid"] == first.shown[-1][0]["metadata"]["uid"]
-    assert (second.status["state"], second.status["attempt"], second.status["restarts"]) == ("Succeeded", 2, 0)
-
-
-async def test_time_without_a_runner_counts_against_no_deadline(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True, activeDeadlineSeconds=1000)
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.status.get("state") == "Running")
-    first.task.cancel()
-    await asyncio.wait([first.task])
-    # As if the run had been killed an hour ago.
-    record = first.folder.path / "cluster.json"
-    dumped = record.read_text()
-    before = record.stat().st_mtime - 3600
-    for text in {c["lastTransitionTime"] for c in first.status["conditions"]} | {first.status["startTime"]}:
-        dumped = dumped.replace(text, timestamp(moment(text) - timedelta(hours=1)))
-    record.write_text(dumped)
-    os.utime(record, (before, before))
-
-    place.let_go()
-    second = await place.finish(job)
-    assert (second.status["state"], second.status["attempt"]) == ("Succeeded", 2)
-    assert second.status["activeSeconds"] < 600
-
-
-async def test_a_second_run_of_the_same_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    assert first.folder.runner() == os.getpid()
-    with pytest.raises(LocalError) as error:
-        await place.begin(job).result()
-    assert error.value.error == f"DDPJob tiny is running already, in process {os.getpid()}"
-    place.let_go()
-    assert (await first.result())["status"]["state"] == "Succeeded", "the first is not disturbed"
-
-
-async def test_an_edited_spec_replaces_the_unfinished_job_and_keeps_its_volume(place: Place) -> None:
-    first = place.begin(a_local_job(UNTIL_TOLD, checkpoint=True))
-    await first.until("it is up", lambda: first.log(1))
-    first.stop.set()
-    old = await first.result()
-    (place.root / "volumes/default/tiny-checkpoints/model").write_text("weights")
-
-    second = await place.finish(a_local_job("cat /checkpoints/model", checkpoint=True))
-    new = second.task.result()
-    assert new["metadata"]["uid"] != old["metadata"]["uid"]
-    assert (new["status"]["state"], new["status"]["attempt"]) == ("Succeeded", 1)
-    assert second.log(1) == "weights"
-    assert any("spec of tiny has changed" in line for line in second.said)
-
-
-async def test_what_an_apply_may_change_is_changed_in_the_job_that_goes_on(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
-    first = place.begin(job)
-    await first.until("it is up", lambda: first.log(1))
-    first.stop.set()
-    old = await first.result()
-
-    place.let_go()
-    second = await place.finish(a_local_job(UNTIL_TOLD, checkpoint=True, restartPolicy={"maxRestarts": 9}))
-    new = second.task.result()
-    assert new["metadata"]["uid"] == old["metadata"]["uid"]
-    assert new["spec"]["restartPolicy"]["maxRestarts"] == 9
-
-
-async def test_a_finished_job_is_run_anew_on_the_same_volume_unless_it_shall_be_fresh(place: Place) -> None:
-    job = a_local_job("echo x >> /checkpoints/runs; wc -l < /checkpoints/runs", numNodes=1, checkpoint=True)
-    uids, counts = set(), []
-    for fresh in (False, False, True):
-        run = await place.finish(job, fresh=fresh)
-        uids.add(run.task.result()["metadata"]["uid"])
-        counts.append(int(run.log(1)))
-    assert counts == [1, 2, 1]
-    assert len(uids) == 3
-
-
-async def test_fresh_never_empties_a_directory_of_the_users(place: Place, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "model").write_text("weights")
-    job = a_local_job("cat /checkpoints/model", checkpoint=True)
-    run = await place.finish(job, fresh=True, volumes={"tiny-checkpoints": mine})
-    assert run.log(1) == "weights"
-    assert any(str(mine) in line and "--fresh" in line for line in run.said)
-
-
 @pytest.mark.parametrize(
     ("claim", "directory", "error"),
     [
@@ -245,37 +93,6 @@ async def test_a_volume_that_is_not_there_or_of_no_claim_is_refused(
 ) -> None:
     with pytest.raises(LocalError, match=error):
         await place.finish(a_local_job("true", checkpoint=True), volumes={claim: tmp_path / directory})
-
-
-async def test_secrets_that_a_killed_run_left_in_files_are_removed_by_the_next(place: Place) -> None:
-    place.others.append(a_secret(token="s3cret"))
-    volume = {"name": "v", "secret": {"secretName": "keys"}}
-    trainer = {"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": "/keys"}]}
-    template = {"spec": {"containers": [trainer], "volumes": [volume]}}
-    job = a_local_job(UNTIL_TOLD, checkpoint=True, template=template)
-    first = place.begin(job)
-    await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
-    left = next(first.folder.path.glob("pods/*-1-0")) / "volume-v"
-    first.task.cancel()
-    await asyncio.wait([first.task])
-    left.mkdir(exist_ok=True)  # as after a SIGKILL
-    record = (first.folder.path / "cluster.json").read_text().replace('"phase":"Failed"', '"phase":"Running"')
-    (first.folder.path / "cluster.json").write_text(record)
-
-    place.let_go()
-    assert (await place.finish(job)).status["state"] == "Succeeded"
-    assert not left.exists()
-    assert not list(place.root.rglob("token"))
-
-
-async def test_suspend_in_the_file_is_respected(place: Place) -> None:
-    job = a_local_job("echo up", suspend=True)
-    run = await place.finish(job)
-    assert run.status["state"] == "Suspended"
-    assert run.log(1) == ""
-    del job["spec"]["suspend"]
-    again = await place.finish(job)
-    assert (again.status["state"], again.log(again.status["attempt"])) == ("Succeeded", "up\n")
 
 
 async def test_a_finished_job_keeps_its_record_whatever_its_time_to_live(place: Place) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpjob.local import lock
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import StateFolder, default_root
 from tests.processes import die_with_parent
@@ -108,9 +109,18 @@ def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path)
         asker.communicate()
 
 
-def test_a_lock_file_that_was_deleted_meanwhile_is_not_mistaken_for_the_new_one(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_deleted_between_opening_and_locking_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
+    deletions = iter([(folder.path / "lock").unlink])
+    really = lock._try_lock
+
+    def as_another_deletes_it(descriptor: int, kind: int) -> bool:
+        for unlink in deletions:
+            unlink()
+        return really(descriptor, kind)
+
+    monkeypatch.setattr(lock, "_try_lock", as_another_deletes_it)
     with folder.locked():
-        (folder.path / "lock").unlink()
-        with folder.locked():
-            assert folder.runner() == os.getpid()
+        assert folder.runner() == os.getpid()

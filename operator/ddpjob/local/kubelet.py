@@ -6,7 +6,8 @@ from collections.abc import Callable
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.local.pod import Machine, PodRun
+from ddpjob.local.machine import Machine
+from ddpjob.local.pod import PodRun
 
 
 class Kubelet:

@@ -4,46 +4,17 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
-from ddpjob.cluster.memory.api import ApiServer
-from ddpjob.local import cpus, environment, gpus, podstatus, termination
-from ddpjob.local.container import Container, Exit, Program, StartError
-from ddpjob.local.expand import expand
-from ddpjob.local.ports import Ports
-from ddpjob.local.sources import ConfigError, Sources
-from ddpjob.local.state import JobFolder
-from ddpjob.local.translate import LOOPBACK, Translator
+from ddpjob.local import podstatus, termination
+from ddpjob.local.container import Container, Exit, StartError
+from ddpjob.local.machine import NODE_NAME, Machine
+from ddpjob.local.program import message_file, program_of
+from ddpjob.local.sources import ConfigError
+from ddpjob.local.translate import LOOPBACK
 from ddpjob.local.volumes import Volumes
-
-NODE_NAME = "local"
-ENTRYPOINT = "ddptrain"
-"""What the project's own trainer image runs; other images are not read."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What pods meet here.
-
-    claim_directory: directory of a claim by name. directory: where containers without workingDir run.
-    nodes: pods of one attempt, which share the CPUs in ``available`` evenly, and ``gpus`` as their limits say.
-    """
-
-    server: ApiServer
-    folder: JobFolder
-    sources: Sources
-    ports: Ports
-    claim_directory: Callable[[str], Path]
-    directory: Path
-    domain: str
-    nodes: int
-    available: Sequence[int]
-    gpus: Sequence[str] = ()
 
 
 class PodRun:
@@ -130,7 +101,7 @@ class PodRun:
     async def _run_container(self, container: Json, started: asyncio.Event | None = None) -> None:
         name = container["name"]
         try:
-            program = self._program(container)
+            program = program_of(self._pod, container, self._machine, self._volumes)
         except ConfigError as error:
             await self._stay_unready(name, error)
             return
@@ -150,41 +121,11 @@ class PodRun:
         del self._running[name]
         self._set(name, self._terminated(container, ended, begin))
 
-    def _program(self, container: Json) -> Program:
-        """Raises ``ConfigError`` for what cannot be resolved."""
-        name, machine = container["name"], self._machine
-        variables = environment.declared(self._pod, container, machine.sources)
-        message = self._message_file(name)
-        message.touch()
-        translator = Translator(
-            pod=self._name,
-            service=self._pod["spec"].get("subdomain", ""),
-            namespace=self._namespace,
-            domain=machine.domain,
-            port_of=machine.ports.of,
-            paths=self._volumes.paths(container, variables.values)
-            | {container["terminationMessagePath"]: str(message)},
-        )
-        words = [*(container.get("command") or _entrypoint(name)), *(container.get("args") or ())]
-        rank = int(self._pod["metadata"].get("labels", {}).get(names.LABEL_NODE_RANK, 0))
-        return Program(
-            words=translator.words(expand(word, variables.values) for word in words),
-            environment=environment.complete(
-                self._pod, variables, translator, message, gpus.share(machine.gpus, rank, gpus.wanted(container))
-            ),
-            directory=machine.directory / translator.text(container.get("workingDir") or "."),
-            cpus=cpus.share(machine.available, rank, machine.nodes, cpus.limit_of(self._pod)),
-            log=machine.folder.log(self._name, name),
-        )
-
-    def _message_file(self, container: str) -> Path:
-        return self._folder / f"{container}.termination-log"
-
     def _terminated(self, container: Json, ended: Exit, begin: datetime) -> Json:
         name = container["name"]
         falls_back = container.get("terminationMessagePolicy") == "FallbackToLogsOnError" and ended.code != 0
-        log = self._machine.folder.log(self._name, name)
-        message = termination.message(self._message_file(name), log, falls_back=falls_back)
+        file, log = message_file(self._machine, self._name, name), self._machine.folder.log(self._name, name)
+        message = termination.message(file, log, falls_back=falls_back)
         return podstatus.terminated(ended.code, "Error" if ended.code else "Completed", message, begin, ended.at)
 
     async def _stay_unready(self, name: str, error: ConfigError) -> None:
@@ -226,9 +167,3 @@ class PodRun:
             stored = server.get(names.PODS, self._namespace, self._name)
             if stored["metadata"]["uid"] == uid and "deletionTimestamp" in stored["metadata"]:
                 server.delete(names.PODS, self._namespace, self._name, uid=uid, grace_seconds=0)
-
-
-def _entrypoint(container: str) -> list[str]:
-    if container == names.TRAINER_CONTAINER:
-        return [ENTRYPOINT]
-    raise ConfigError(f"container {container} names no command, and images, which would, are not read on this machine")

@@ -23,7 +23,7 @@ from ddpjob.local.admission import render
 from ddpjob.local.controlplane import ControlPlane
 from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import Kubelet, is_over
-from ddpjob.local.pod import Machine
+from ddpjob.local.machine import Machine
 from ddpjob.local.ports import Ports
 from ddpjob.local.sources import Sources
 from ddpjob.local.start import is_true

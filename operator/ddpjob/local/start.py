@@ -19,7 +19,7 @@ from ddpjob.engine.desired import desired_pods, spec_hash
 from ddpjob.local.admission import job_of
 from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import is_over
-from ddpjob.local.pod import ENTRYPOINT
+from ddpjob.local.program import ENTRYPOINT
 from ddpjob.local.state import JobFolder, StateFolder
 from ddpjob.local.volumes import remove_own
 
