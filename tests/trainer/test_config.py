@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,37 @@ def test_an_unknown_trainer_variable_is_refused_with_the_nearest_name() -> None:
         resolve({"DDPTRAIN_EPOCH": "5"}, {})
     assert caught.value.hint == "did you mean DDPTRAIN_EPOCHS?"
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "hint"),
+    [
+        ("epoch: 3", "unknown setting epoch", "did you mean epochs?"),
+        ("epochs: 1.5", "epochs='1.5' is not of type int", ""),
+        ("epochs: [1]", "epochs is not one value", ""),
+        ("epochs:", "epochs is not one value", ""),
+        ("- epochs", "is not a mapping", ""),
+        ("a: b: c", "cannot read", ""),
+    ],
+)
+def test_a_bad_configuration_file_is_refused_and_the_place_named(
+    tmp_path: Path, content: str, said: str, hint: str
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        resolve({"DDPTRAIN_CONFIG": str(file)}, {})
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert caught.value.hint == hint
+
+
+def test_the_file_stands_between_the_jobs_variables_and_the_trainers(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("data_dir: /file\nepochs: 4\nlr: 2e-2\n")
+    env = {"DDPJOB_DATA_DIR": "/job", "DDPTRAIN_EPOCHS": "5", "DDPTRAIN_CONFIG": "/absent"}
+    config = resolve(env, {"config": str(file)})
+    assert (config.data_dir, config.epochs, config.lr) == ("/file", 5, 0.02)
 
 
 def test_an_unknown_job_variable_is_none_of_our_business() -> None:

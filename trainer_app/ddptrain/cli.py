@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddptrain import __version__, model_verbs
+from ddptrain import __version__, model_verbs, run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
 from ddptrain.flags import add_config, add_place, add_verb
@@ -74,12 +74,18 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> int:
     port = given["master_port"] or os.environ.get("MASTER_PORT")
     place = launch.with_port(place, port)
     if how == "torchrun":
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items() if value is not None]
-        command = launch.as_torchrun(place, flags)
+        command = launch.as_torchrun(place, _spelled(arguments))
         os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
     report = launch.launch(config, place, stop, options)
     return int(report["code"])
+
+
+def _spelled(arguments: dict[str, Any]) -> list[str]:
+    """The flags that say what ``arguments`` hold."""
+    flags = {name.replace("_", "-"): value for name, value in arguments.items() if value is not None}
+    switches = [f"--{name}" if value else f"--no-{name}" for name, value in flags.items() if isinstance(value, bool)]
+    return switches + [f"--{name}={value}" for name, value in flags.items() if not isinstance(value, bool)]
 
 
 def _resolved(arguments: dict[str, Any]) -> Config:
@@ -138,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add_place(evaluate)
     add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     model_verbs.add_to(verbs)
+    run_verbs.add_to(verbs)
     data = _verb(verbs, "data", "fetch or verify the MNIST files", None)
     data_verbs = data.add_subparsers(metavar="VERB", required=True)
     for name, text, run in (("fetch", "download what is missing", _fetch), ("verify", "check the files", _verify)):

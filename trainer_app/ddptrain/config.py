@@ -1,4 +1,4 @@
-"""The one schema of a training run: defaults < DDPTRAIN_* environment < flags, each value checked once.
+"""The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
 
 ``cli`` builds its flags from these fields; ``checkpoint`` refuses to resume when a field marked as identity changed.
 """
@@ -12,11 +12,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Mismatch, UsageError
 
 PREFIX = "DDPTRAIN_"
+FILE_VARIABLE = "DDPTRAIN_CONFIG"
 DATASETS = ("mnist", "digits", "idx")
 MODELS = ("cnn", "mlp")
 
@@ -135,32 +137,68 @@ class Config:
 
 
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """Merge defaults, environment and flags.
+    """Merge defaults, the configuration file, environment and flags.
 
     Args:
         env: the process environment; unknown DDPTRAIN_* keys are refused, others ignored.
-        flags: field name to value; None means not given.
+        flags: field name to value, and ``config`` to the path of a YAML file; None means not given.
     Raises:
         UsageError: unknown key or a value out of range, naming where it came from.
     """
+    return resolve_with_origins(env, flags)[0]
+
+
+def resolve_with_origins(env: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Config, dict[str, str]]:
+    """As ``resolve``; and for each field that is not at its default, where its value came from."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
-    known = {PREFIX + name.upper(): name for name in fields}
-    values: dict[str, Any] = {}
+    given: list[tuple[str, Any, str]] = []  # (field, value, origin), the later the stronger
     for name, field in fields.items():
         if env.get(field.metadata["env"]):
-            values[name] = _checked(field, env[field.metadata["env"]], field.metadata["env"])
-    for key in sorted(k for k in env if k.startswith(PREFIX)):
+            given.append((name, env[field.metadata["env"]], field.metadata["env"]))
+    if path := flags.get("config") or env.get(FILE_VARIABLE):
+        given += _of_file(str(path), list(fields))
+    known = {PREFIX + name.upper(): name for name in fields}
+    for key in sorted(k for k in env if k.startswith(PREFIX) and k != FILE_VARIABLE):
         if key not in known:
             raise UsageError(
                 f"unknown environment variable {key}",
                 hint=_nearest(key, list(known)),
                 next_step=f"unset {key}; `ddptrain train --help` lists what there is",
             )
-        values[known[key]] = _checked(fields[known[key]], env[key], key)
-    for name, value in flags.items():
-        if value is not None:
-            values[name] = _checked(fields[name], value, "--" + name.replace("_", "-"))
-    return _consistent(Config(**values))
+        given.append((known[key], env[key], key))
+    given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
+    values = {name: _checked(fields[name], value, origin) for name, value, origin in given}
+    return _consistent(Config(**values)), {name: origin for name, _, origin in given}
+
+
+def _of_file(path: str, names: list[str]) -> list[tuple[str, Any, str]]:
+    """The settings of a YAML file: a mapping of field names, with dashes or underscores, to scalars."""
+    try:
+        import yaml
+
+        content = yaml.safe_load(Path(path).read_bytes())
+    except ImportError:
+        raise UsageError(
+            f"cannot read {path}: PyYAML is not installed", next_step="pip install PyYAML, or use flags"
+        ) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"cannot read {path}: {reason}", next_step="correct --config") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
+    given = []
+    for key, value in content.items():
+        name, origin = str(key).replace("-", "_"), f"{path}: {key}"
+        if name not in names:
+            raise UsageError(
+                f"unknown setting {key} in {path}",
+                hint=_nearest(name, names),
+                next_step=f"correct {path}; `ddptrain config print` lists what there is",
+            )
+        if isinstance(value, (dict, list)) or value is None:
+            raise UsageError(f"{origin} is not one value", next_step=f"correct {path}")
+        given.append((name, value if isinstance(value, bool) else str(value), origin))
+    return given
 
 
 def _consistent(config: Config) -> Config:

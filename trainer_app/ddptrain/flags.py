@@ -31,6 +31,7 @@ def add_verb(verbs: Any, name: str, text: str, run: Any, *, example: str) -> arg
 def add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """A flag per field. Values are checked by ``resolve``, so that flags and environment obey one rule."""
     group = parser.add_argument_group("settings", "each also as environment variable DDPTRAIN_<NAME>; flags win")
+    group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
     for field in dataclasses.fields(Config):
         if field.name not in names:
             continue

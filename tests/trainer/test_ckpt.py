@@ -1,0 +1,132 @@
+"""The verbs that look at what runs leave behind: ``ckpt``, ``why``, ``config print``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain import ckpt, why
+from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint_writer import Checkpoints
+from ddptrain.cli import main
+from ddptrain.errors import DataError
+from tests.trainer.runs import ForkServer, assert_same_end
+from tests.trainer.test_hangs import sighting
+from tests.trainer.test_resume import command
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Two runs with two checkpoints each."""
+    for run in (1, 2):
+        writer = Checkpoints(tmp_path, keep=9)
+        writer.resume(lambda _: None)
+        writer.claim({})
+        for step in (10 * run, 10 * run + 5):
+            writer.save(step, b"x" * 100, {"evaluation": {"accuracy": step / 100}, "complete": False, "time": 1.0})
+    return tmp_path
+
+
+def test_ls_lists_newest_first_with_what_the_manifests_say(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["run"], row["step"], row["accuracy"]) for row in rows] == [
+        (2, 25, 0.25), (2, 20, 0.2), (1, 15, 0.15), (1, 10, 0.1),
+    ]  # fmt: skip
+    assert {row["verdict"] for row in rows} == {"not verified"}
+    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved)]) == 0
+    assert "0.2500" in capsys.readouterr().out
+
+
+def test_verify_names_the_damaged_one_and_ends_with_66(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 0
+    capsys.readouterr()
+    (saved / "run-000002" / "step-000000020.pt").write_bytes(b"y" * 100)
+    before = sorted(saved.rglob("*"))
+    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 66
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "content does not match its digest" in line] == ["20"]
+    assert sorted(saved.rglob("*")) == before, "to look is not to touch"
+
+
+def test_rollback_makes_the_next_start_resume_from_the_one_named_and_deletes_nothing(saved: Path) -> None:
+    assert ckpt.rollback(saved, run=1, step=10) == 0
+    found = newest_valid(saved, lambda path, reason: None)
+    assert found is not None
+    assert found[0].place == {"run": 1, "step": 10}
+    assert len(list(saved.rglob("*.rolled-back"))) == 6
+
+
+def test_rollback_to_what_is_not_valid_changes_nothing(saved: Path) -> None:
+    (saved / "run-000001" / "step-000000010.pt").write_bytes(b"y")
+    before = sorted(saved.rglob("*"))
+    with pytest.raises(DataError, match="no valid checkpoint of run 1, step 10"):
+        ckpt.rollback(saved, run=1, step=10)
+    assert sorted(saved.rglob("*")) == before
+
+
+def test_a_run_rolled_back_trains_on_to_the_same_end(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        ddptrain.run(*command(1, idx, folder, "--model", "mlp"))
+    assert ckpt.rollback(cut, run=None, step=12) == 0
+    again = ddptrain.run(*command(1, idx, cut, "--model", "mlp"))
+    assert again.message()["resumedFrom"] == {"run": 1, "step": 12}
+    assert_same_end(whole, cut)
+
+
+def node_report(node: int, time: float, ranks: list[Any], **report: Any) -> dict[str, Any]:
+    return {"node": node, "nnodes": 2, "time": time, "ranks": ranks, "report": {"cause": "own", **report}}
+
+
+def test_why_blames_the_failure_of_its_own_before_the_lost_peer_whoever_wrote_first() -> None:
+    nodes = [
+        node_report(0, 1.0, [], code=77, cause="peer", rank=0),
+        node_report(1, 2.0, [], code=137, rank=3),
+    ]
+    assert why.judge(nodes)[0]["rank"] == 3
+
+
+def test_why_finds_the_rank_behind_only_by_looking_at_all_nodes_at_once() -> None:
+    waiting = [vars(sighting(rank, collectives=9)) for rank in (0, 1)]
+    behind = [vars(sighting(2, collectives=8)), vars(sighting(3, collectives=9))]
+    nodes = [node_report(at, 1.0, r, code=76, cause="peer", rank=2 * at) for at, r in enumerate((waiting, behind))]
+    report, ranks = why.judge(nodes)
+    assert (report["rank"], report["cause"], len(ranks)) == (2, "own", 4)
+
+
+def test_why_reads_what_a_failed_run_left(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ddptrain.run(*command(2, idx, tmp_path, "--chaos", "hang:1:5", "--hang-timeout", 2), code=76)
+    assert main(["why", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "rank 1 is to blame, with code 76" in told
+    assert "rank 1 (node 0) works in phase batch of step 5 at train.py:" in told
+    assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in told
+    assert main(["why", str(tmp_path / "run-000001")]) == 66
+    assert "no report of a failure" in capsys.readouterr().err
+
+
+def test_a_printed_configuration_can_be_read_again_and_its_origins_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lr: 1e-3\nbatch-size: 64\nbf16: true\nepochs: 9\nseed: 5\n")
+    monkeypatch.setenv("DDPTRAIN_EPOCHS", "8")
+    monkeypatch.setenv("DDPJOB_DATA_DIR", "/data")
+    argv = ["config", "print", "--origin", "--config", str(file), "--seed", "6"]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    origins = {line.split(":")[0]: line.partition("# ")[2] for line in printed.splitlines()}
+    assert origins["lr"] == f"{file}: lr"
+    assert origins["batch_size"] == f"{file}: batch-size"
+    assert (origins["epochs"], origins["seed"], origins["data_dir"], origins["model"]) == (
+        "DDPTRAIN_EPOCHS", "--seed", "DDPJOB_DATA_DIR", "default",
+    )  # fmt: skip
+    file.write_text(printed)
+    assert main(["config", "print", "--config", str(file)]) == 0
+    assert [line.split("#")[0].strip() for line in printed.splitlines()] == capsys.readouterr().out.splitlines()
