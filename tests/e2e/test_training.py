@@ -9,13 +9,17 @@ import pytest
 from ddptrain.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, mnist_job, training
-from tests.e2e.kubectl import condition_of, until
+from tests.e2e.kubectl import Json, condition_of, until
 from tests.e2e.scene import CLAIM, Scene, claim_of
 from tests.e2e.undisturbed import Undisturbed, metrics_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
 QUIET_SECONDS = 5.0
+
+
+def uids_of(pods: list[Json]) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in pods]
 
 
 def test_pods_on_both_workers_form_one_world_of_four(undisturbed: Undisturbed) -> None:
@@ -37,6 +41,14 @@ def test_the_job_finishes_and_succeeds_with_the_accuracy_in_status_and_metrics(u
     evaluations = effective_rows(metrics_of(undisturbed.scene), "eval")
     assert [row["epoch"] for row in evaluations] == [1, 2]
     assert evaluations[-1]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_the_pods_of_a_finished_job_stay_with_their_logs(undisturbed: Undisturbed) -> None:
+    pods = undisturbed.scene.pods()
+    assert sorted(uids_of(pods)) == sorted(uids_of(undisturbed.pods))
+    assert not [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
+    first = next(pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].endswith("-0"))
+    assert "test accuracy" in undisturbed.scene.kubectl("logs", first)
 
 
 def test_kubectl_get_shows_the_steps_while_it_trains(undisturbed: Undisturbed) -> None:

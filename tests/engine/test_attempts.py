@@ -3,6 +3,8 @@
 import json
 from datetime import timedelta
 
+import pytest
+
 from ddpjob.engine.observe import observe
 from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, running
@@ -179,6 +181,16 @@ def test_strays_of_an_old_attempt_are_stopped() -> None:
     world.pods[stray["metadata"]["name"]] = stray
     made = world.reconcile()
     assert [d.uid for d in made.deletes] == [stray["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_pod_that_has_ended_is_spared_although_its_phase_lags_behind_its_container(code: int) -> None:
+    world = a_running_world(a_job(numNodes=2))
+    world.set_pod(0, ended(code, phase="Running"))
+    world.set_pod(1, ended(0, phase="Running"))
+    made = world.reconcile()
+    assert made.urgent
+    assert not made.deletes, "it would take the logs along"
 
 
 def test_a_pod_of_a_deleted_job_of_the_same_name_is_not_ours() -> None:

@@ -79,7 +79,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
         state=_state(meta, status, container, ended),
         deleting="deletionTimestamp" in meta,
-        stopped=status.get("phase") in ("Succeeded", "Failed"),
+        stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         node_name=(pod.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),
@@ -115,6 +115,17 @@ def _state(
             return "succeeded"
         case _:
             return "running" if "running" in (container.get("state") or {}) else "pending"
+
+
+def _all_containers_ended(pod: Mapping[str, Any]) -> bool:
+    """True also in the moments until the kubelet makes the phase final: a deletion now would only take the logs.
+
+    Init containers do not count; the kubelet ends those that run beside the containers (sidecars) by itself.
+    """
+    wanted = {container.get("name") for container in (pod.get("spec") or {}).get("containers") or ()}
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    ended = {container.get("name") for container in statuses if (container.get("state") or {}).get("terminated")}
+    return bool(wanted) and wanted <= ended
 
 
 def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
