@@ -56,7 +56,7 @@ def test_every_help_shows_an_example_that_works_as_printed(
 ) -> None:
     examples = []
     (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
-    verbs = ["train", "launch", "eval", "infer", "predict", "export", "compare", "data"]
+    verbs = ["train", "launch", "eval", "infer", "predict", "export", "compare", "bench", "data"]
     for verb in ([], *([verb] for verb in verbs), ["data", "fetch"], ["data", "verify"]):
         with pytest.raises(SystemExit):
             main([*verb, "--help"])

@@ -1,4 +1,4 @@
-"""Verbs that use or judge trained models: ``infer``, ``predict``, ``export``, ``compare``.
+"""Verbs that use or judge trained models: ``infer``, ``predict``, ``export``, ``compare``, ``bench``.
 
 ``cli`` adds them to its own. torch is imported when one of them runs, not when its help is asked for.
 """
@@ -64,6 +64,14 @@ def add_to(verbs: Any) -> None:
         example="ddptrain compare --worlds 1,2 --checks gradients --ways ddp",
     )
     _add_compare_flags(compare)
+    bench = add_verb(
+        verbs,
+        "bench",
+        "time to accuracy over seeds and ranks, and speed beside plain loops",
+        _bench,
+        example="ddptrain bench --data digits --seeds 1 --worlds 1 --parts accuracy",
+    )
+    _add_bench_flags(bench)
 
 
 def _infer(arguments: dict[str, Any]) -> int:
@@ -115,6 +123,30 @@ def _compare(arguments: dict[str, Any]) -> int:
         steps=arguments["steps"],
     )
     return compare.compare(plan, as_json=arguments["json"], keep=arguments["keep"])
+
+
+def _bench(arguments: dict[str, Any]) -> int:
+    calm_torch()
+    from ddptrain import bench
+    from ddptrain.compare import chosen, worlds_of
+
+    plan = bench.Plan(
+        data=arguments["data"] or "mnist",
+        data_dir=arguments["data_dir"] or os.environ.get("DDPJOB_DATA_DIR", ""),
+        seeds=arguments["seeds"],
+        worlds=worlds_of(arguments["worlds"]),
+        parts=chosen("--parts", arguments["parts"] or ",".join(bench.PARTS), bench.PARTS),
+        batch=resolve({}, {"data": arguments["data"], "batch_size": arguments["batch_size"]}).global_batch,
+    )
+    return bench.bench(plan, as_json=arguments["json"])
+
+
+def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs per number of ranks (default: 5)")
+    parser.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
+    parser.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+    add_config(parser, ["data", "data_dir", "batch_size"])
 
 
 def _add_compare_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,16 @@ forks must run no tensor operation before it has forked for the last time.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddptrain.errors import TrainerError
 from ddptrain.launch import preload
@@ -29,6 +31,14 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MAST
 
 class TrialFailed(TrainerError):  # noqa: N818
     """A trial ended otherwise than it should."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a trial took: seconds by the clock, and of processors, its ranks' included."""
+
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Trials:
     def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
         self._folder = folder
         kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _RANK_VARIABLES}
-        self._env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
+        self.env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
         preload()
 
     def train(self, name: str, world_size: int, *flags: object, code: int = 0) -> Trial:
@@ -73,26 +83,55 @@ class Trials:
         self.run([*verb, *flags, *places], trial.folder, code=code)
         return trial
 
-    def run(self, argv: Sequence[object], folder: Path, *, code: int = 0) -> None:
+    def run(self, argv: Sequence[object], folder: Path, *, code: int = 0) -> Cost:
         """Run one command of ``ddptrain`` with its output in ``folder/log``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "log"
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become([str(word) for word in argv], log, parent)
-        _, status = os.waitpid(pid, 0)
-        got = os.waitstatus_to_exitcode(status)
+
+        def command() -> int:
+            from ddptrain.cli import main
+
+            return main([str(word) for word in argv])
+
+        got, cost = self._fork(command, folder)
         if got != code:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+            tail = "\n".join((folder / "log").read_text(errors="replace").splitlines()[-12:])
             raise TrialFailed(
                 f"`ddptrain {' '.join(map(str, argv))}` ended with {got}, not {code}:\n{tail}",
                 next_step="run that command by itself",
             )
+        return cost
 
-    def _become(self, argv: list[str], log: Path, parent: int) -> NoReturn:
+    def call(self, work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
+        """What ``work`` returns, a JSON-able dict, from a process of its own.
+
+        Raises:
+            TrialFailed: it raised; the end of its output is quoted.
+        """
+        folder = self._folder / name
+
+        def child() -> int:
+            (folder / "result.json").write_text(json.dumps(work()))
+            return 0
+
+        if self._fork(child, folder)[0] != 0:
+            tail = "\n".join((folder / "log").read_text(errors="replace").splitlines()[-12:])
+            raise TrialFailed(f"{name} failed:\n{tail}")
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return result
+
+    def _fork(self, work: Callable[[], int], folder: Path) -> tuple[int, Cost]:
+        """The exit code of ``work`` in a child, and what it cost."""
+        folder.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent, started = os.getpid(), time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            self._become(work, folder / "log", parent)
+        _, status, used = os.wait4(pid, 0)
+        cost = Cost(time.perf_counter() - started, used.ru_utime + used.ru_stime)
+        return os.waitstatus_to_exitcode(status), cost
+
+    def _become(self, work: Callable[[], int], log: Path, parent: int) -> NoReturn:
         code = 1
         try:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -102,10 +141,8 @@ class Trials:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             os.environ.clear()
-            os.environ.update(self._env)
-            from ddptrain.cli import main
-
-            code = main(argv)
+            os.environ.update(self.env)
+            code = work()
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
         except BaseException:

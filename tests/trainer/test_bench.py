@@ -1,0 +1,50 @@
+"""``bench`` measures what it says, of commands as users start them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddptrain import baselines
+from ddptrain.bench import tables
+from ddptrain.mnist import load
+from tests.trainer.runs import PATIENCE, ForkServer, wait_until
+from tests.trainer.synthetic import write_idx
+
+
+def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkServer) -> None:
+    argv = ("bench", "--data", "digits", "--seeds", 1, "--worlds", "1,2", "--json", "--parts", "accuracy")
+    run = ddptrain.start(*argv)
+    wait_until(lambda: run.ended, "the benchmark", 4 * PATIENCE)
+    assert run.wait() == 0, run.output()
+    results = json.loads(run.output().splitlines()[-1])
+    assert [row["worldSize"] for row in results["accuracy"]] == [1, 2]
+    for row in results["accuracy"]:
+        assert row["seeds"] == 1
+        assert 0.8 < row["worst"] <= row["mean"] <= row["best"]
+        assert 0 < row["warmSeconds"]["fastest"] <= row["warmSeconds"]["median"]
+        assert row["coldSeconds"] > 1, "a fresh interpreter has torch to import"
+        assert row["cpuSeconds"]["median"] > 0
+        assert row["samplesPerSecondPerRank"] * row["worldSize"] == row["samplesPerSecond"] > 0
+    shown = tables(results)
+    assert shown.count("\n| ") == 2
+    assert f"{results['accuracy'][0]['mean']:.2%}" in shown
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp"])
+def test_the_plain_loop_is_timed_for_either_model(tmp_path: Path, model: str) -> None:
+    dataset = load("idx", str(write_idx(tmp_path)))
+    timed = baselines.dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1)
+    assert timed["samplesPerSecond"] > 0
+
+
+def test_the_tutorials_trainer_is_timed_until_it_reaches_the_target(tmp_path: Path) -> None:
+    dataset = load("idx", str(write_idx(tmp_path, train=1500)))
+    reached = baselines.tutorial(dataset, target=0.5, most_epochs=20, threads=1)
+    assert reached["reached"]
+    assert reached["accuracies"][-1] >= 0.5 > max([0.0, *reached["accuracies"][:-1]])
+    assert reached["seconds"] > 0
+    gave_up = baselines.tutorial(dataset, target=1.1, most_epochs=1, threads=1)
+    assert (gave_up["reached"], gave_up["epochs"]) == (False, 1)
