@@ -34,6 +34,18 @@ def training(mark: Path, *args: str) -> Json:
     return job
 
 
+# The all_reduce proves that all four met; torchrun gives its workers sessions of their own.
+SCRIPT = """
+import pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+met = torch.ones(1)
+dist.all_reduce(met)
+pathlib.Path(sys.argv[1], str(dist.get_rank())).write_text(str(int(met.item())))
+time.sleep(600)
+"""
+
+
 @dataclass(frozen=True)
 class Place:
     """A state folder, and runs in processes of their own as `ddpjob run` is one."""
@@ -127,3 +139,28 @@ def test_a_run_interrupted_in_mid_training_resumes_and_learns_the_same(
     assert [row["step"] for row in place.rows] == list(range(1, len(undisturbed.rows) + 1))
     assert place.losses == pytest.approx(undisturbed.losses, abs=1e-6)
     assert len({row["run"] for row in place.rows}) == 2, "both attempts trained"
+
+
+def test_the_workers_of_torchrun_meet_and_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    job = a_local_job("", checkpoint=True, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])
+    job["spec"]["command"] = ["torchrun", str(script), "/checkpoints"]
+    place = Place(tmp_path / "state")
+    files = [place.volume / str(rank) for rank in range(4)]
+    process = place.begin(job)
+    try:
+        eventually(
+            "four ranks have met",
+            lambda: process.poll() is not None or all(file.is_file() and file.read_text() for file in files),
+            timeout=PATIENCE,
+        )
+        assert process.poll() is None, tail(place.root / "session.log")
+        assert [file.read_text() for file in files] == ["4"] * 4
+        process.kill()
+        process.wait()
+        eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
+    finally:
+        end(process)
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,19 @@ async def test_a_sidecar_of_a_finished_trainer_is_ended(place: Place, tmp_path: 
     run = await place.finish(a_local_job("true", template={"spec": {"containers": [sidecar]}}))
     assert run.status["state"] == "Succeeded"
     assert marked(str(tmp_path)) == []
+
+
+async def test_the_controller_logs_into_the_jobs_folder_and_not_to_the_terminal(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = place.begin(a_local_job("sleep 600"))
+    await run.until("it has begun", lambda: run.shown)
+    logging.getLogger("ddpjob.controller").warning("something odd")
+    await run.until("the controller has begun", lambda: run.status.get("state") == "Running")
+    log = (run.folder.path / "controller.log").read_text()
+    assert "WARNING ddpjob.controller: something odd\n" in log
+    assert "event Started\n" in log
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_jobs_in_another_namespace_are_jobs_of_their_own(place: Place) -> None:

@@ -18,7 +18,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local import admission, gpus, start
+from ddpjob.local import admission, controllerlog, gpus, start
 from ddpjob.local.admission import render
 from ddpjob.local.controlplane import ControlPlane
 from ddpjob.local.errors import LocalError
@@ -97,7 +97,7 @@ class Session:
         _require_linux()
         start.check_volumes(self._admitted, self._options.volumes)
         try:
-            with self._folder.locked():
+            with self._folder.locked(), controllerlog.kept_in(self._folder.path):
                 return await self._run(stop)
         except OSError as error:
             raise LocalError(

@@ -2,6 +2,7 @@
 
 jobs/<namespace>/<job>/lock            held by the one `ddpjob run` of this job, with its pid inside
 jobs/<namespace>/<job>/cluster.json    the objects, as ``MemoryCluster.dump`` gives them
+jobs/<namespace>/<job>/controller.log  what the controller logged in the last run
 jobs/<namespace>/<job>/pods/<pod>/     <container>.log, <container>.termination-log, emptydir-<volume>/ ...
 volumes/<namespace>/<claim>/           one directory per PersistentVolumeClaim; outlives the job, as a claim does
 """
