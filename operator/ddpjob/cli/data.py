@@ -11,7 +11,6 @@ from ddpjob.cli.places import Places
 from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
-Say = Callable[[str], None]
 FETCH_SECONDS = 120.0  # 11 MB; whoever has less than 100 KB/s is better off with a copy of the files
 
 
@@ -44,7 +43,7 @@ def use_directory(places: Places, given: str) -> None:
     _read_from(places.job, directory)
 
 
-def digits_if_offline(places: Places, *, fresh: bool, say: Say) -> None:
+def digits_if_offline(places: Places, *, fresh: bool, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Where a job would download MNIST: see that it is there, else train on scikit-learn's digits, and say so."""
     _must_run_ddptrain(places.job, "--digits-if-offline")
     args = list(places.job["spec"].get("args") or ())
@@ -62,8 +61,8 @@ def digits_if_offline(places: Places, *, fresh: bool, say: Say) -> None:
         return
     args = without(without(args, "--data-dir", takes_value=True), "--download")
     places.job["spec"]["args"] = [*without(args, "--data", takes_value=True), "--data", "digits"]
-    say(f"NOT MNIST: it is not here and cannot be downloaded ({problem})")
-    say("training on scikit-learn's digits instead (1,797 images of 8×8); --data-dir DIR uses files you have")
+    warn(f"NOT MNIST: it is not here and cannot be downloaded ({problem})")
+    warn("training on scikit-learn's digits instead (1,797 images of 8×8); --data-dir DIR uses files you have")
 
 
 def value_of(args: list[str], flag: str) -> str | None:

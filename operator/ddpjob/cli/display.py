@@ -16,8 +16,8 @@ class Display(Protocol):
     def show(self, facts: Facts) -> None:
         """The job as it is now."""
 
-    def note(self, line: str) -> None:
-        """One line from local mode to its user."""
+    def note(self, line: str, *, loud: bool = False) -> None:
+        """One line from local mode to its user. loud: it must not be overlooked."""
 
     def output(self, line: str) -> None:
         """One line that node 0 printed, of a program that reports no progress."""

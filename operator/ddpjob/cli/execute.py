@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def execute(request: Request) -> int:
         for note in prepared.notes:
             display.note(note)
         if request.digits_if_offline:
-            data.digits_if_offline(prepared.places, fresh=request.fresh, say=display.note)
+            warn = partial(display.note, loud=True)
+            data.digits_if_offline(prepared.places, fresh=request.fresh, say=display.note, warn=warn)
         options = Options(fresh=request.fresh, volumes=prepared.places.volumes, directory=prepared.file.directory)
         shows_output = not data.runs_ddptrain(prepared.file.job)
         job, stopped_by = asyncio.run(

@@ -66,9 +66,10 @@ class LiveDisplay:
                 self._losses = [(a + b) / 2 for a, b in zip(self._losses[::2], self._losses[1::2], strict=False)]
         self._facts = facts
 
-    def note(self, line: str) -> None:
+    def note(self, line: str, *, loud: bool = False) -> None:
         """Above the table."""
-        self._console.print(Text(f"· {one_line(line)}", style="dim"))
+        text = Text(f"! {one_line(line)}", "bold yellow") if loud else Text(f"· {one_line(line)}", "dim")
+        self._console.print(text)
 
     def output(self, line: str) -> None:
         """Above the table."""

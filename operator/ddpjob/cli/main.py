@@ -25,7 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for verb in (run, get, logs, delete):
+_VERBS = {verb.__name__: verb for verb in (run, get, logs, delete)}
+for verb in _VERBS.values():
     app.command()(verb)
 
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LocalError as error:
         return _refused(error, words)
     except typer.TyperException as error:
-        return _refused(_usage(error), words)
+        return _refused(_usage(error, words), words)
     except (typer.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -84,15 +85,17 @@ def _wants_json(words: Sequence[str]) -> bool:
     )
 
 
-def _usage(error: typer.TyperException) -> LocalError:
+def _usage(error: typer.TyperException, words: Sequence[str]) -> LocalError:
+    """A mistake on the command line itself."""
     context = getattr(error, "ctx", None)
-    command = getattr(context, "command_path", "ddpjob")
+    verb = next((word for word in words[:1] if word in _VERBS), "")
+    command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
-    message = str(getattr(error, "message", "") or error.format_message()) if near else error.format_message()
-    usage = context.get_usage() if context is not None else ""
+    message = str(getattr(error, "message", "")) if near else ""
+    usage = " ".join(context.get_usage().split()) if context is not None else f"Usage: {command} [OPTIONS] …"
     return LocalError(
-        message.rstrip("."),
-        f"did you mean {near}?" if near else " ".join(usage.split()).removeprefix("Usage: "),
+        (message or error.format_message()).rstrip("."),
+        f"did you mean {near}?" if near else usage.removeprefix("Usage: "),
         f"{command} --help shows every option and an example",
     )
 

@@ -29,9 +29,9 @@ class JsonDisplay:
             self._write("status", wire)
             self._last = wire
 
-    def note(self, line: str) -> None:
-        """A ``note``."""
-        self._write("note", {"message": line})
+    def note(self, line: str, *, loud: bool = False) -> None:
+        """A ``note``, or where it is loud a ``warning``."""
+        self._write("warning" if loud else "note", {"message": line})
 
     def output(self, line: str) -> None:
         """An ``output`` of node 0's."""

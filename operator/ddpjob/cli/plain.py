@@ -46,9 +46,9 @@ class PlainDisplay:
             self._last_line, self._said = line, now
         self._show_nodes(facts)
 
-    def note(self, line: str) -> None:
+    def note(self, line: str, *, loud: bool = False) -> None:
         """One line, marked as ours."""
-        self._say(f"· {one_line(line)}")
+        self._say(f"{'!!!' if loud else '·'} {one_line(line)}")
 
     def output(self, line: str) -> None:
         """One line of the program's."""

@@ -1,0 +1,66 @@
+"""`--dry-run` prints what a cluster would hold, and that is what runs."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.program import ROOT, Program, shell_job, with_volume
+
+Json = dict[str, Any]
+UID = "00000000-0000-4000-8000-000000000000"
+
+
+def test_it_prints_job_service_claim_and_pods_and_runs_nothing(ddpjob: Program) -> None:
+    done = ddpjob("run", ddpjob.write(shell_job("echo", "true", **with_volume())), "--nodes", "2", "--dry-run")
+    kinds = [document["kind"] for document in yaml.safe_load_all(done.out)]
+    assert sorted(kinds) == ["DDPJob", "PersistentVolumeClaim", "Pod", "Pod", "Service"]
+    assert not ddpjob.state.exists()
+    as_json = ddpjob("run", str(ddpjob.folder / "echo.yaml"), "--nodes", "2", "--dry-run", "-o", "json")
+    assert json.loads(as_json.out)["items"] == list(yaml.safe_load_all(done.out))
+
+
+@pytest.mark.parametrize("name", ["mnist-cpu", "mnist-gpu", "torchrun-script"])
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_what_it_prints_is_read_back_as_the_same(ddpjob: Program, name: str, form: str) -> None:
+    first = ddpjob("run", str(ROOT / "manifests" / "examples" / f"{name}.yaml"), "--dry-run", "-o", form)
+    again = ddpjob("run", "-", "--dry-run", "-o", form, stdin=first.out)
+    assert first.code == again.code == 0, again
+    assert again.out == first.out
+
+
+def test_the_pods_that_run_are_those_that_it_printed(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("echo", "true", **with_volume(numNodes=2)))
+    printed = [o for o in yaml.safe_load_all(ddpjob("run", file, "--dry-run").out) if o["kind"] == "Pod"]
+    assert ddpjob("run", file).code == 0
+    job = ddpjob.job("echo")
+    dumped = json.loads((ddpjob.state / "jobs" / "default" / "echo" / "cluster.json").read_text())
+    ran = [obj for plural, obj in dumped["objects"] if plural == "pods"]
+    assert len(ran) == len(printed) == 2
+    for one, other in zip(printed, ran, strict=True):
+        assert missing(plain(one, UID), plain(other, job["metadata"]["uid"])) == []
+
+
+def plain(pod: Json, uid: str) -> Json:
+    """The pod with the same uid as any other."""
+    text: Json = json.loads(json.dumps(pod).replace(uid, "UID").replace(f"echo-{uid[:5]}", "echo-UID"))
+    return text
+
+
+def missing(printed: Any, ran: Any, path: str = "") -> list[str]:
+    """Paths of what was printed and is otherwise in what ran; an API server and a kubelet add to it, nothing else."""
+    if isinstance(printed, dict) and isinstance(ran, dict):
+        return [p for key, value in printed.items() for p in missing(value, ran.get(key), f"{path}.{key}")]
+    if isinstance(printed, list) and isinstance(ran, list) and len(printed) == len(ran):
+        return [p for n, value in enumerate(printed) for p in missing(value, ran[n], f"{path}[{n}]")]
+    return [] if printed == ran else [f"{path}: {printed!r}, not {ran!r}"]
+
+
+def test_secrets_are_not_printed(ddpjob: Program) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"KEY": "hunter2"}}
+    job = shell_job("echo", "true", envFrom=[{"secretRef": {"name": "s"}}])
+    done = ddpjob("run", ddpjob.write(job, secret), "--dry-run")
+    assert done.code == 0
+    assert "hunter2" not in done.out + done.err
+    assert "Secrets are left out" in done.err

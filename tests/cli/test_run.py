@@ -1,0 +1,178 @@
+"""`ddpjob run` from the outside: what it prints, how it ends, what it refuses."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob import __version__
+from tests.cli.program import Program, shell_job, with_volume
+
+Json = dict[str, Any]
+
+
+def test_a_job_that_succeeds_ends_with_0_and_says_where_things_are(ddpjob: Program) -> None:
+    job = shell_job("echo", 'echo hello from $NODE_RANK; echo weights > "$DDPJOB_CHECKPOINT_DIR/w"', **with_volume())
+    done = ddpjob("run", ddpjob.write(job), "--nodes", "2")
+    assert done.code == 0, done
+    assert "echo succeeded" in done.out
+    assert "n0 | hello from 0" in done.out  # a program without progress reports is known by what it prints
+    volume = ddpjob.state / "volumes" / "default" / "echo-checkpoints"
+    assert str(volume) in done.out
+    assert (volume / "w").read_text() == "weights\n"
+
+
+def test_a_job_that_fails_ends_with_1_and_the_culprits_last_words(ddpjob: Program) -> None:
+    job = shell_job("bad", 'echo "going $((40 + 2))"; exit 3', restartPolicy={"maxRestarts": 1})
+    done = ddpjob("run", ddpjob.write(job))
+    assert done.code == 1
+    ending = done.out[done.out.index("error: ") :].splitlines()
+    assert ending[0].startswith("error: bad failed after 1 restart: node_rank 0 (bad-")
+    assert ending[0].endswith("ended with exit code 3: going 42")
+    assert ending[2] == "next:  ddpjob logs bad --node 0 --attempt 2"
+    assert ending[-1] == "  going 42"
+
+
+def test_json_is_one_object_a_line_and_the_last_is_the_result(ddpjob: Program) -> None:
+    job = shell_job("echo", r"printf 'a\033[31mb\n'", numNodes=2)
+    done = ddpjob("run", ddpjob.write(job), "-o", "json")
+    assert done.code == 0
+    assert done.err == ""
+    assert "\x1b" not in done.out
+    assert {"type", "time", "state", "nodes"} <= done.objects[-2].keys()
+    assert done.result["exitCode"] == 0
+    assert done.result["state"] == "Succeeded"
+    assert Path(done.result["logs"]).is_dir()
+    assert any(o["type"] == "output" and o["line"] == "a\x1b[31mb" for o in done.objects)
+
+
+def test_json_tells_of_a_refusal_too(ddpjob: Program) -> None:
+    done = ddpjob("run", "nothing.yaml", "-o", "json")
+    done.is_refused()
+    assert done.result["exitCode"] == 2
+    assert "no such file" in done.result["error"]
+
+
+def test_yaml_is_the_finished_job(ddpjob: Program) -> None:
+    done = ddpjob("run", ddpjob.write(shell_job("echo", "true")), "-o", "yaml")
+    job = yaml.safe_load(done.out)
+    assert (job["kind"], job["status"]["state"]) == ("DDPJob", "Succeeded")
+
+
+def test_options_change_the_job_in_the_file(ddpjob: Program) -> None:
+    job = shell_job("echo", "true", restartPolicy={"maxRestarts": 3})
+    options = ("--nodes", "2", "--nproc", "2", "--name", "other", "--set", "restartPolicy.maxRestarts=0")
+    assert ddpjob("run", ddpjob.write(job), *options).code == 0
+    spec = ddpjob.job("other")["spec"]
+    assert (spec["numNodes"], spec["nprocPerNode"], spec["restartPolicy"]["maxRestarts"]) == (2, 2, 0)
+
+
+def test_a_job_from_standard_input_and_its_config_map_are_run(ddpjob: Program) -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}, "data": {"WORD": "xyzzy"}}
+    job = shell_job("echo", "echo $WORD", envFrom=[{"configMapRef": {"name": "words"}}])
+    done = ddpjob("run", "-", stdin=yaml.safe_dump_all([config, job]))
+    assert done.code == 0
+    assert "n0 | xyzzy" in done.out
+
+
+def test_relative_files_are_those_beside_the_job_file(ddpjob: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "input").write_text("beside the job\n")
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(shell_job("cat", "cat input")))
+    assert "n0 | beside the job" in ddpjob("run", str(path)).out
+
+
+def test_a_directory_stands_for_a_claim(ddpjob: Program, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    job = shell_job("echo", 'echo here > "$DDPJOB_CHECKPOINT_DIR/x"', checkpoint={"claimName": "shared"})
+    assert ddpjob("run", ddpjob.write(job), "--volume", f"shared={mine}").code == 0
+    assert (mine / "x").read_text() == "here\n"
+
+
+MISTAKES: dict[str, tuple[list[str], str, str]] = {
+    "an unknown option": (["--ndoes", "2"], "No such option", "--nodes"),
+    "an option without its value": (["--nodes"], "--nodes", ""),
+    "no nodes": (["--nodes", "0"], "--nodes", ""),
+    "an unknown field": (["--set", "numNode=3"], 'no field "numNode"', "numNodes"),
+    "a value that the API refuses": (["--set", "numNodes=-1"], "spec.numNodes", ""),
+    "a name that the API refuses": (["--name", "Bad_Name"], "metadata.name", ""),
+    "a claim that the job does not mount": (["--volume", "shred=."], "mounts no claim shred", "shared"),
+    "a directory that is not there": (["--volume", "shared=/nowhere"], "no such directory", ""),
+    "a volume without a directory": (["--volume", "shared"], "no =DIR", "CLAIM=DIR"),
+    "data for another program": (["--data-dir", "."], "is for jobs that run ddptrain", ""),
+    "digits for another program": (["--digits-if-offline"], "is for jobs that run ddptrain", ""),
+    "arguments for a file": (["--", "--lr"], "takes no arguments", "SCRIPT.py"),
+    "an unknown form": (["-o", "xml"], "xml", ""),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_three_lines_with_exit_code_2(ddpjob: Program, mistake: str) -> None:
+    words, error, hint = MISTAKES[mistake]
+    file = ddpjob.write(shell_job("echo", "true", checkpoint={"claimName": "shared"}))
+    lines = ddpjob("run", file, *words).is_refused()
+    assert error in lines[0]
+    assert hint in lines[1]
+    assert not ddpjob.state.exists()
+
+
+@pytest.mark.parametrize("words", [["run"], ["rnu"], ["--vresion"], ["logs"], ["delete", "a", "b"], ["get", "--all"]])
+def test_a_command_line_that_cannot_be_meant_is_told_in_three_lines(ddpjob: Program, words: list[str]) -> None:
+    assert "--help" in ddpjob(*words).is_refused()[2]
+
+
+def test_a_hostile_name_of_a_file_cannot_steer_the_terminal(ddpjob: Program) -> None:
+    assert "\x1b" not in "".join(ddpjob("run", "\x1b[2Jx.yaml").is_refused())
+
+
+def test_a_state_folder_that_cannot_be_written_is_told_in_three_lines(ddpjob: Program, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    file = ddpjob.write(shell_job("echo", "true"))
+    assert "file" in ddpjob("run", file, "--state-dir", str(tmp_path / "file")).is_refused()[0]
+
+
+def test_a_job_that_its_spec_suspends_does_not_run(ddpjob: Program) -> None:
+    done = ddpjob("run", ddpjob.write(shell_job("echo", "echo ran", suspend=True)))
+    assert done.code == 0
+    assert "suspended: its spec says so" in done.out
+    assert "n0 |" not in done.out
+
+
+def test_help_answers_at_once(ddpjob: Program) -> None:
+    def seconds() -> float:
+        begin = time.monotonic()
+        assert ddpjob("--help").code == 0
+        return time.monotonic() - begin
+
+    # The best of several: another program may hold the CPU for a while, but not each time.
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_the_version_is_printed(ddpjob: Program) -> None:
+    assert ddpjob("--version").out == f"ddpjob {__version__}\n"
+
+
+def test_a_reader_that_leaves_stops_the_job_in_order(ddpjob: Program) -> None:
+    job = shell_job("chatty", 'trap "echo saved; exit 75" TERM; while :; do echo x; sleep 0.05; done')
+    with ddpjob.started("run", ddpjob.write(job)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while "n0 | x" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == ""
+    assert ddpjob.job("chatty")["status"]["state"] == "Suspended"
+    assert "saved" in ddpjob.until_log("chatty", "saved")
+
+
+def test_json_of_get_is_what_the_run_left(ddpjob: Program) -> None:
+    ddpjob("run", ddpjob.write(shell_job("echo", "true")))
+    listed = json.loads(ddpjob("get", "-o", "json").out)
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["echo"]
+    assert listed["items"][0] == ddpjob.job("echo")

@@ -1,0 +1,119 @@
+"""A run that is stopped saves, leaves nothing behind, says how to go on, and goes on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Json, Program, shell_job, with_volume
+from tests.processes import eventually
+
+# The first time it waits to be stopped, the second time it finds what it saved.
+SCRIPT = """
+cd "$DDPJOB_CHECKPOINT_DIR"
+if [ -e saved ]; then echo found it; exit 0; fi
+trap 'touch saved; exit 75' TERM
+echo waiting
+while :; do sleep 0.05; done
+"""
+
+
+def a_job() -> Json:
+    return shell_job("stopped", SCRIPT, **with_volume())
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in environment:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_a_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
+    file = ddpjob.write(a_job())
+    with ddpjob.started("run", file) as process:
+        ddpjob.until_log("stopped", "waiting")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"stopped by {number.name}" in out
+    assert f"resume      ddpjob run {file}" in out
+    assert "Suspended" in ddpjob("get").out
+    assert processes_of(ddpjob.folder) == []
+
+    done = ddpjob("run", file)
+    assert done.code == 0
+    assert "n0 | found it" in done.out
+    assert ddpjob.job("stopped")["status"]["attempt"] == 2
+
+
+def test_the_command_to_resume_does_not_forget_the_checkpoints(ddpjob: Program) -> None:
+    file = ddpjob.write(a_job())
+    with ddpjob.started("run", file, "--fresh") as process:
+        ddpjob.until_log("stopped", "waiting")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert f"ddpjob run {file}\n" in out
+
+
+def test_a_second_ctrl_c_kills_what_does_not_leave(ddpjob: Program) -> None:
+    job = shell_job("deaf", 'trap "echo no" TERM; echo waiting; while :; do sleep 0.05; done')
+    with ddpjob.started("run", ddpjob.write(job)) as process:
+        ddpjob.until_log("deaf", "waiting")
+        process.send_signal(signal.SIGINT)
+        ddpjob.until_log("deaf", "no")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert processes_of(ddpjob.folder) == []
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Program) -> None:
+    file = ddpjob.write(a_job())
+    with ddpjob.started("run", file) as process:
+        ddpjob.until_log("stopped", "waiting")
+        eventually("get sees it run", lambda: "Running" in ddpjob("get").out)
+        process.kill()
+        process.wait()
+    eventually("no process is left", lambda: not processes_of(ddpjob.folder), timeout=20)
+    assert "Interrupted" in ddpjob("get").out
+
+
+def test_a_second_run_of_the_same_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
+    file = ddpjob.write(a_job())
+    with ddpjob.started("run", file) as process:
+        ddpjob.until_log("stopped", "waiting")
+        assert str(process.pid) in ddpjob("run", file).is_refused()[0]
+
+
+def test_delete_stops_a_live_run_and_keeps_the_volume(ddpjob: Program) -> None:
+    with ddpjob.started("run", ddpjob.write(a_job())) as process:
+        ddpjob.until_log("stopped", "waiting")
+        done = ddpjob("delete", "stopped")
+        assert done.code == 0, done
+        assert process.wait(10) == 143
+    assert processes_of(ddpjob.folder) == []
+    assert not (ddpjob.state / "jobs" / "default" / "stopped").exists()
+    assert (ddpjob.state / "volumes" / "default" / "stopped-checkpoints" / "saved").exists()
+
+
+def test_logs_follow_a_job_to_its_end(ddpjob: Program) -> None:
+    with ddpjob.started("run", ddpjob.write(a_job())) as process:
+        ddpjob.until_log("stopped", "waiting")
+        with ddpjob.started("logs", "stopped", "-f") as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "waiting\n"
+            assert reader.poll() is None
+            process.terminate()
+            assert reader.wait(60) == 0
