@@ -122,10 +122,10 @@ def _all_containers_ended(pod: Mapping[str, Any]) -> bool:
 
     Init containers do not count; the kubelet ends those that run beside the containers (sidecars) by itself.
     """
-    wanted = {container.get("name") for container in (pod.get("spec") or {}).get("containers") or ()}
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     ended = {container.get("name") for container in statuses if (container.get("state") or {}).get("terminated")}
-    return bool(wanted) and wanted <= ended
+    specified = (pod.get("spec") or {}).get("containers") or ()
+    return bool(ended) and {container.get("name") for container in (*specified, *statuses)} <= ended
 
 
 def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
