@@ -44,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: dict[str, Any]) -> int:
     from ddptrain import ranks
 
-    if ranks.needs_launch(os.environ):
+    given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
+    if not any(given.values()) and ranks.needs_launch(os.environ):
         return _launch(arguments)
     stop = StopFlag()
     stop.install()
     config = _resolved(arguments)
-    place = ranks.from_rank_environment(os.environ)
+    place = ranks.by_hand(os.environ, **given)
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
     from ddptrain.cpus import calm_torch
 
@@ -57,7 +58,7 @@ def _train(arguments: dict[str, Any]) -> int:
     from ddptrain.console import Console, terminal_of
     from ddptrain.worker import run_here
 
-    return run_here(config, place, Console(place.rank, terminal_of()), stop)
+    return run_here(config, place, Console(place.rank, terminal_of(), as_json=config.log_format == "json"), stop)
 
 
 def _launch(arguments: dict[str, Any], job: str = "train") -> int:
@@ -136,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [f.name for f in dataclasses.fields(Config)]
 
     train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
+    _add_hand_flags(train)
     add_config(train, names)
     launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch)
     _add_rank_flags(launch)
@@ -165,6 +167,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     return add_verb(verbs, name, text, run, example=_EXAMPLES[name])
+
+
+def _add_hand_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("one rank by hand", "each also as environment variable of the same name")
+    group.add_argument("--init", metavar="URL", help="where ranks meet: env, tcp://HOST:PORT, file:///PATH (fresh)")
+    group.add_argument("--rank", metavar="N", help="which of the ranks this is, from 0")
+    group.add_argument("--world-size", metavar="N", help="how many ranks there are")
+    group.add_argument("--local-rank", metavar="N", help="which GPU of this machine it takes, from 0")
 
 
 def _add_rank_flags(parser: argparse.ArgumentParser) -> None:

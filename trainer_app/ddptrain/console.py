@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TextIO
 
+from ddptrain.finite import dumps
+
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
 _BAR_INTERVAL = 0.1
@@ -16,10 +18,11 @@ class Console:
 
     Args:
         terminal: stream of a terminal for the bar, or None. A launched rank's own stdout is a pipe to the launcher.
+        as_json: one JSON object per line, and no bar; a launcher does that to all that its ranks print.
     """
 
-    def __init__(self, rank: int, terminal: TextIO | None) -> None:
-        self._quiet, self._terminal = rank != 0, terminal
+    def __init__(self, rank: int, terminal: TextIO | None, *, as_json: bool = False) -> None:
+        self._quiet, self._terminal, self._as_json = rank != 0, None if as_json else terminal, as_json
         self._shown = 0.0
         self._drawn = False
 
@@ -27,7 +30,7 @@ class Console:
         """One line."""
         if not self._quiet:
             self._erase()
-            print(text, flush=True)
+            self._print(text)
 
     def step(self, done: int, total: int, text: str) -> None:
         """Progress: redraws the bar, or says a line every few seconds."""
@@ -37,18 +40,26 @@ class Console:
             return
         self._shown = now
         if self._terminal is None:
-            print(f"step {done}/{total} · {text}", flush=True)
+            self._print(f"step {done}/{total} · {text}")
             return
         full = _WIDTH * done // max(1, total)
         self._terminal.write(f"\r\x1b[K{'█' * full}{'░' * (_WIDTH - full)} {done}/{total} · {text}")
         self._terminal.flush()
         self._drawn = True
 
+    def _print(self, text: str) -> None:
+        print(tagged(0, text) if self._as_json else text, flush=True)
+
     def _erase(self) -> None:
         if self._drawn and self._terminal is not None:
             self._terminal.write("\r\x1b[K")
             self._terminal.flush()
             self._drawn = False
+
+
+def tagged(rank: int, text: str) -> str:
+    """A line of output as JSON: when, which rank, what."""
+    return dumps({"time": round(time.time(), 3), "rank": rank, "message": text})
 
 
 def terminal_of(stream: TextIO = sys.stderr) -> TextIO | None:

@@ -164,7 +164,7 @@ def join(
     deadline = time.monotonic() + rendezvous_timeout
     store = PrefixStore(job_key(env), connect(ranks, deadline, stop, crumbs, env))
     meet(store, ranks, deadline, stop, crumbs)
-    interface = route_interface(ranks.master_addr)
+    interface = None if ranks.init_file else route_interface(ranks.master_addr)
     if interface and "GLOO_SOCKET_IFNAME" not in env:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in env:
@@ -197,5 +197,6 @@ def resolve_backend(backend: str, device: torch.device) -> str:
             "backend nccl needs CUDA devices", next_step="use --backend gloo, or --device cuda on a GPU node"
         )
     if not getattr(dist, f"is_{chosen}_available")():
-        raise RanksError(f"this PyTorch build has no {chosen}", next_step="use --backend gloo")
+        hint = "MPI is only in builds of PyTorch from source, on a machine with MPI" if chosen == "mpi" else ""
+        raise RanksError(f"this PyTorch build has no {chosen}", hint=hint, next_step="use --backend gloo")
     return str(chosen)

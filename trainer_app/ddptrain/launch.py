@@ -10,15 +10,14 @@ import importlib
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import children, termination
 from ddptrain.config import Config
+from ddptrain.console import tagged
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import Stopped, UsageError
-from ddptrain.finite import dumps
 from ddptrain.network import free_port
 from ddptrain.node import Child, Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
@@ -176,8 +175,7 @@ def _say_text(child: Child, line: bytes) -> None:
 
 
 def _say_json(child: Child, line: bytes) -> None:
-    row = {"time": round(time.time(), 3), "rank": child.rank, "message": line.decode(errors="replace")}
-    encoded = dumps(row).encode() + b"\n"
+    encoded = tagged(child.rank, line.decode(errors="replace")).encode() + b"\n"
     sys.stdout.buffer.write(encoded)
     if child.log:
         child.log.write(encoded)

@@ -30,6 +30,7 @@ class Ranks:
     world_size: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_PORT
+    init_file: str = ""  # where ranks meet that were started with --init file://
 
     @property
     def is_zero(self) -> bool:
@@ -91,6 +92,37 @@ def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
         master_addr=addr or "127.0.0.1",
         master_port=number("master_port", DEFAULT_PORT, 1, 65535),
     )
+
+
+def by_hand(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
+    """The place of a rank that a person starts: ``--init``, ``--rank`` and ``--world-size`` over the environment.
+
+    Args:
+        init: ``env``, ``tcp://HOST:PORT`` or ``file:///PATH``; where the ranks meet.
+        given: rank, world_size and local_rank from flags.
+    Raises:
+        UsageError: an impossible value, or a rank without a world size.
+    """
+    merged = {**env, **{name.upper(): value for name, value in given.items() if value is not None}}
+    kind, _, place = (init or "env").partition("://")
+    if init and not merged.get("RANK"):
+        raise UsageError(
+            f"--init {init} without --rank and --world-size",
+            hint="each process must be told which of how many it is",
+            next_step="add --rank N --world-size M, N from 0 to M-1",
+        )
+    host, _, port = place.rpartition(":")
+    if kind == "tcp" and host and port:
+        merged |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+    elif kind == "file" and place.startswith("/"):
+        return replace(from_rank_environment(merged), init_file=place)
+    elif init not in (None, "env"):
+        raise UsageError(
+            f"--init {init} is none of env, tcp://HOST:PORT, file:///PATH",
+            hint="a file's path is absolute, so three slashes follow file:",
+            next_step="for example --init tcp://127.0.0.1:29500",
+        )
+    return from_rank_environment(merged)
 
 
 def from_rank_environment(env: Mapping[str, str]) -> Ranks:

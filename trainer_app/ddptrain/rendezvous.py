@@ -10,8 +10,9 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from pathlib import Path
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
@@ -61,6 +62,8 @@ def job_key(env: Mapping[str, str]) -> str:
 
 def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, env: Mapping[str, str]) -> Store:
     """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
+    if ranks.init_file:
+        return _file_store(ranks)
     hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not hosts:
         _await_port(ranks, deadline, stop, crumbs)
@@ -82,6 +85,18 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, 
                 next_step="choose another MASTER_PORT",
             ) from error
         raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
+
+
+def _file_store(ranks: Ranks) -> Store:
+    """A file as meeting place: on one machine, or on a volume that all share and that knows locks."""
+    try:
+        Path(ranks.init_file).touch()  # the store itself would wait, without a word, for a directory that is not there
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot meet at file://{ranks.init_file}: {error.strerror}",
+            next_step="name a file that every rank can write, fresh for every start",
+        ) from error
+    return FileStore(ranks.init_file, ranks.world_size)
 
 
 def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
@@ -111,8 +126,10 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Br
     if store.add(f"claims/{ranks.rank}", 1) > 1:
         raise RanksError(
             f"two processes claim rank {ranks.rank}",
-            hint="two nodes have the same NODE_RANK, or an earlier run still holds the port",
-            next_step="give every node its own NODE_RANK",
+            hint=f"{ranks.init_file} is left from an earlier run, or two were given one number"
+            if ranks.init_file
+            else "two nodes have the same NODE_RANK, or an earlier run still holds the port",
+            next_step="name a fresh file" if ranks.init_file else "give every node its own NODE_RANK",
         )
     store.set(f"present/{ranks.rank}", presence)
     if ranks.is_zero:

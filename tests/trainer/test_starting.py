@@ -1,0 +1,143 @@
+"""Every way to start the ranks trains the same; what cannot start says why within seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_until
+from tests.trainer.test_launching import SMALL, node
+from tests.trainer.test_resume import command
+
+
+def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
+    place = ("--init", init, "--rank", rank, "--world-size", world_size)
+    return ["train", *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *place]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_three_terminals_train_as_one_launcher_does(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, scheme: str
+) -> None:
+    port = free_port()
+    init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path / 'meet'}", "env": "env"}[scheme]
+    env: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if scheme == "env" else {}
+    ranks = [ddptrain.start(*by_hand(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
+    for run in ranks:
+        assert run.wait() == 0, run.output()
+    launched = ("launch", "--nproc-per-node", 3, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "launched")
+    ddptrain.run(*launched)
+    assert_same_end(tmp_path / "launched", tmp_path / "hand")
+
+
+def test_a_file_left_from_an_earlier_run_is_refused_and_the_file_named(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "meet"
+    first = ddptrain.start(*by_hand(idx, tmp_path, f"file://{file}", 0, 2))
+    wait_until(lambda: file.exists() and b"present/0" in file.read_bytes(), "rank 0 to sign in")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    second = ddptrain.run(*by_hand(idx, tmp_path, f"file://{file}", 0, 2), code=71)
+    assert f"{file} is left from an earlier run" in second.output()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--init", "tcp://127.0.0.1:29500"), "without --rank"),
+        (("--init", "http://x:1", "--rank", 0, "--world-size", 2), "is none of env, tcp://HOST:PORT"),
+        (("--init", "file://relative", "--rank", 0, "--world-size", 2), "a file's path is absolute"),
+        (("--rank", 2, "--world-size", 2), "RANK=2 does not exist among WORLD_SIZE=2"),
+        (("--rank", 1), "WORLD_SIZE is not set"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(ddptrain: ForkServer, argv: tuple[object, ...], said: str) -> None:
+    assert said in ddptrain.run("train", *argv, code=2).output()
+
+
+def test_a_directory_that_is_not_there_is_no_meeting_place(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    run = ddptrain.run(*by_hand(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
+    assert "No such file or directory" in run.message()["message"]
+
+
+def test_a_port_that_is_taken_is_named(ddptrain: ForkServer, idx: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = node(0, port, nproc=1)
+        run = ddptrain.run("train", *SMALL, "--data-dir", idx, env=env, code=69)
+    assert f"rank 0 cannot listen on port {port}" in run.message()["message"]
+
+
+@pytest.mark.parametrize("backend", ["mpi", "nccl"])
+def test_a_backend_that_the_build_or_machine_lacks_is_refused_honestly(
+    ddptrain: ForkServer, idx: Path, backend: str
+) -> None:
+    if backend == "mpi" and dist.is_mpi_available():
+        pytest.skip("this build has MPI")
+    run = ddptrain.run("train", *SMALL, "--data-dir", idx, "--backend", backend, "--device", "cpu", code=71)
+    assert "this PyTorch build has no mpi" in run.output() or "GPU" in run.output()
+
+
+def test_spawned_ranks_train_as_forked_ones_and_keep_their_logs(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    ddptrain.run(*command(2, idx, tmp_path / "forked"))
+    more = ("--how", "spawn", "--log-dir", tmp_path / "logs", "--log-format", "json")
+    run = ddptrain.run(*command(2, idx, tmp_path / "spawned", *more))
+    assert_same_end(tmp_path / "forked", tmp_path / "spawned")
+    lines = [json.loads(line) for line in run.output().splitlines()]
+    assert {line["rank"] for line in lines} == {0}
+    assert any("finished: test accuracy" in line["message"] for line in lines)
+    assert (tmp_path / "logs" / "rank-0.log").read_text().splitlines() == run.output().splitlines()
+
+
+def test_a_spawned_rank_that_is_killed_is_reported_like_a_forked_one(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("launch", "--nproc-per-node", 2, "--how", "spawn", *SMALL, "--data-dir", idx, "--chaos",
+                       "kill:1:3", code=137)  # fmt: skip
+    assert (run.message()["rank"], run.message()["step"]) == (1, 3)
+
+
+def test_torchrun_as_a_way_to_launch_trains_the_same(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    ddptrain.run(*command(2, idx, tmp_path / "forked"))
+    done = subprocess.run(
+        [sys.executable, "-m", "ddptrain", *map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))],
+        capture_output=True, text=True, timeout=300, check=False, env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_end(tmp_path / "forked", tmp_path / "torchrun")
+
+
+def test_a_launcher_with_a_budget_starts_its_ranks_again_and_they_resume(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    ddptrain.run(*command(2, idx, tmp_path / "whole"))
+    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"))
+    assert "restart 1 of 1: rank 1 was killed by SIGKILL" in run.output()
+    assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
+    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_budget_that_is_spent_ends_with_the_last_failure(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    run = ddptrain.run("launch", "--nproc-per-node", 2, "--max-restarts", 1, *SMALL, "--data-dir", tmp_path, code=66)
+    assert run.output().count("restart 1 of 1") == 1
+    assert "train-images" in run.message()["message"]
+
+
+def test_what_would_fail_again_is_not_restarted(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    argv = ("--optimizer", "sgd", "--lr", 900, "--max-restarts", 3)
+    run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv, code=79)
+    assert "restart 1 of" not in run.output()
+
+
+def test_a_budget_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("launch", "--max-restarts", 1, *SMALL, "--data-dir", idx, env=node(0, free_port()), code=2)
+    assert "--max-restarts 1 on one of 2 nodes" in run.output()
