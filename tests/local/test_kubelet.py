@@ -168,6 +168,23 @@ async def test_a_sidecar_runs_beside_the_trainer_and_ends_after_it(bench: Bench)
     assert bench.state_of("mnist-0a1b2-1-0", "sidecar")["terminated"]["exitCode"] == 0
 
 
+async def test_a_sidecar_of_a_deleted_pod_outlives_the_trainer(bench: Bench) -> None:
+    mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+    side = "trap 'ls /work; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+    main = "trap 'touch /work/saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+    name = bench.create(
+        a_pod(
+            a_container(script=main) | mount,
+            initContainers=[a_container("sidecar", side, restartPolicy="Always") | mount],
+            volumes=[{"name": "work", "emptyDir": {}}],
+        )
+    )
+    await bench.until("both are up", lambda: bench.log(name) and bench.log(name, "sidecar"))
+    bench.delete(name)
+    await bench.until("its object is gone", lambda: bench.is_gone(name))
+    assert bench.log(name, "sidecar") == "up\nsaved\n"
+
+
 async def test_a_missing_key_keeps_the_container_waiting_and_says_which(bench: Bench) -> None:
     env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]
     name = bench.create(a_pod(a_container(script="true", env=env)))

@@ -112,7 +112,7 @@ async def test_a_sidecar_of_a_finished_trainer_is_ended(place: Place, tmp_path: 
 
 
 async def test_the_controller_logs_into_the_jobs_folder_and_not_to_the_terminal(
-    place: Place, capfd: pytest.CaptureFixture[str]
+    place: Place, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = place.begin(a_local_job("sleep 600"))
     await run.until("it has begun", lambda: run.shown)
@@ -122,6 +122,7 @@ async def test_the_controller_logs_into_the_jobs_folder_and_not_to_the_terminal(
     assert "WARNING ddpjob.controller: something odd\n" in log
     assert "event Started\n" in log
     assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.name.startswith("ddpjob")]
 
 
 async def test_jobs_in_another_namespace_are_jobs_of_their_own(place: Place) -> None:

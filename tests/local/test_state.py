@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -43,7 +44,22 @@ def test_a_job_without_a_record_is_none_and_reading_makes_no_folder(tmp_path: Pa
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["pods", {}]]}'])
+WHOLE = {"version": 1, "namespaces": [], "objects": []}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        json.dumps(WHOLE | {"version": None}),
+        json.dumps(WHOLE | {"objects": [1]}),
+        json.dumps(WHOLE | {"objects": [["pods", {}]]}),
+        json.dumps(WHOLE | {"objects": [["shoes", {"metadata": {"namespace": "a", "name": "b"}}]]}),
+    ],
+)
 def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.path.mkdir(parents=True)
@@ -52,6 +68,13 @@ def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path: Path, text:
         folder.objects()
     assert "cluster.json is damaged" in error.value.error
     assert "ddpjob delete a" in error.value.next_step
+
+
+def test_a_record_without_objects_is_whole(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path).job("default", "a")
+    folder.save(WHOLE)
+    assert folder.objects() == WHOLE
+    assert (folder.job(), folder.pods()) == (None, [])
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\0b"])
@@ -116,10 +139,10 @@ def test_a_lock_file_that_is_deleted_between_opening_and_locking_is_none(
     deletions = iter([(folder.path / "lock").unlink])
     really = lock._try_lock
 
-    def as_another_deletes_it(descriptor: int, kind: int) -> bool:
+    def as_another_deletes_it(descriptor: int, *, shared: bool) -> bool:
         for unlink in deletions:
             unlink()
-        return really(descriptor, kind)
+        return really(descriptor, shared=shared)
 
     monkeypatch.setattr(lock, "_try_lock", as_another_deletes_it)
     with folder.locked():

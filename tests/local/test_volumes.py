@@ -154,7 +154,7 @@ async def test_the_working_directory_is_translated_too(bench: Bench) -> None:
 def test_what_a_killed_run_left_in_memory_is_swept_and_what_a_live_one_has_is_not() -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
-    left, used = (volumes.SHARED_MEMORY / f"ddpjob-{pid}-uid-v" for pid in (dead.pid, os.getpid()))
+    left, used = (volumes.SHARED_MEMORY / f"{volumes.memory_prefix()}{pid}-uid-v" for pid in (dead.pid, os.getpid()))
     for path in (left, used):
         path.mkdir()
     try:

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddpjob.local import shim
-
+_SHIM = Path(__file__).with_name("shim.py")
 _RUNTIME = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     "runc create failed: unable to start container process: "
@@ -63,7 +62,7 @@ class Container:
         ours, theirs = socket.socketpair()
         with program.log.open("ab") as log, theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", shim.__file__, str(theirs.fileno())),
+                *(sys.executable, "-I", "-S", str(_SHIM), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

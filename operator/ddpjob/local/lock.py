@@ -3,7 +3,6 @@
 The kernel drops the lock with its holder, however that one ends; a pid file alone would outlive a SIGKILL.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def holder(path: Path) -> int | None:
         return None
     try:
         deadline = time.monotonic() + _PROBE_SECONDS
-        while not _try_lock(descriptor, fcntl.LOCK_SH):
+        while not _try_lock(descriptor, shared=True):
             text = os.pread(descriptor, 32, 0).strip()
             if text.isdigit():
                 return int(text)
@@ -55,7 +54,7 @@ def _acquire(path: Path, what: str) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may hold what is private
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _try_lock(descriptor, fcntl.LOCK_EX):
+        if _try_lock(descriptor, shared=False):
             if _is_at(path, descriptor):
                 return descriptor
         elif time.monotonic() > deadline:
@@ -70,9 +69,11 @@ def _acquire(path: Path, what: str) -> int:
         time.sleep(_PAUSE)
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int, *, shared: bool) -> bool:
+    import fcntl  # noqa: PLC0415 - not on every system, and those that lack it shall get to read why they won't do
+
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

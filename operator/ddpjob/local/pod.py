@@ -41,12 +41,17 @@ class PodRun:
         self._start = datetime.now(UTC)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM now, SIGKILL to whatever is left after ``grace`` seconds; a second call can only shorten that."""
+        """SIGTERM now, SIGKILL to whatever is left after ``grace`` seconds; a second call can only shorten that.
+
+        Sidecars get their SIGTERM when the others have ended.
+        """
         loop = asyncio.get_running_loop()
         if not self._stopping.is_set():
             self._stopping.set()
-            for container in self._running.values():
-                container.signal(signal.SIGTERM)
+            sidecars = {container["name"] for container in self._inits if podstatus.is_sidecar(container)}
+            for name, container in self._running.items():
+                if name not in sidecars:
+                    container.signal(signal.SIGTERM)
         if self._killer is None or self._killer.when() > loop.time() + grace:
             if self._killer is not None:
                 self._killer.cancel()

@@ -18,6 +18,8 @@ from ddpjob.cluster.base import Json
 from ddpjob.local import lock
 from ddpjob.local.errors import LocalError
 
+_PLURALS = frozenset(r.plural for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS))
+
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
     """``$DDPJOB_STATE_DIR``, else ``$XDG_STATE_HOME/ddpjob``, else ``~/.local/state/ddpjob``."""
@@ -40,8 +42,7 @@ class JobFolder:
         path = self.path / "cluster.json"
         try:
             dumped = json.loads(path.read_bytes())
-            if not all(isinstance(obj["metadata"], dict) for _, obj in dumped["objects"]):
-                raise TypeError("an object without metadata")
+            _check(dumped)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -93,6 +94,16 @@ class JobFolder:
     def _of(self, resource: names.Resource) -> list[Json]:
         dumped = self.objects() or {"objects": []}
         return [obj for plural, obj in dumped["objects"] if plural == resource.plural]
+
+
+def _check(dumped: Json) -> None:
+    """Raises ``ValueError``, ``TypeError`` or ``KeyError`` for what ``MemoryCluster.load`` could not take."""
+    int(dumped["version"])
+    list(dumped["namespaces"])
+    for plural, obj in dumped["objects"]:
+        if plural not in _PLURALS:
+            raise ValueError(f"{plural} is no kind that this version knows")
+        str(obj["metadata"]["namespace"] + obj["metadata"]["name"])
 
 
 class StateFolder:

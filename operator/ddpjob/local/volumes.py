@@ -15,7 +15,6 @@ from ddpjob.local.sources import ConfigError, Sources
 
 SHARED_MEMORY = Path("/dev/shm")
 _FILES = ("configMap", "secret", "downwardAPI", "projected")
-_PREFIX = "ddpjob-"
 _EMPTY, _FILLED = "emptydir-", "volume-"
 
 
@@ -93,7 +92,7 @@ class Volumes:
     def _empty_directory(self, volume: Json) -> Path:
         path = self._folder / f"{_EMPTY}{volume['name']}"
         if volume["emptyDir"].get("medium") == "Memory" and os.access(SHARED_MEMORY, os.W_OK):
-            path = SHARED_MEMORY / f"{_PREFIX}{os.getpid()}-{self._pod['metadata']['uid']}-{volume['name']}"
+            path = SHARED_MEMORY / f"{memory_prefix()}{os.getpid()}-{self._pod['metadata']['uid']}-{volume['name']}"
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._own.append(path)
         return path
@@ -143,6 +142,11 @@ class Volumes:
         return resource_value(self._pod, {}, item["resourceFieldRef"])
 
 
+def memory_prefix() -> str:
+    """Of our directories in memory, with the PID namespace: a container that shares /dev/shm counts its own pids."""
+    return f"ddpjob-{Path('/proc/self/ns/pid').stat().st_ino}-"
+
+
 def remove_own(folder: Path) -> None:
     """The volumes that a pod had for itself, secrets among them, after a run that could not clean up."""
     for prefix in (_EMPTY, _FILLED):
@@ -152,7 +156,8 @@ def remove_own(folder: Path) -> None:
 
 def sweep_shared_memory() -> None:
     """Remove what runs that were killed left in memory; directories of other users stay where they are."""
-    for path in SHARED_MEMORY.glob(f"{_PREFIX}*-*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+    prefix = memory_prefix()
+    for path in SHARED_MEMORY.glob(f"{prefix}*-*"):
+        pid = path.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(path, ignore_errors=True)
