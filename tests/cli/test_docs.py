@@ -1,0 +1,42 @@
+"""The guide to local mode says what the command line does."""
+
+import re
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from ddpjob.cli.main import app
+from tests.cli.program import ROOT
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+GUIDE = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[str]:
+    """Every `ddpjob` command of a shell block, without comment and pipe."""
+    lines = [
+        line.partition(" | ")[0]
+        for page in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+    ]
+    return [line for line in lines if re.match(r"(\.venv/bin/)?ddpjob ", line)]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_of_the_documents_parses(line: str) -> None:
+    _, verb, *words = shlex.split(line, comments=True)
+    group = get_command(app)
+    command = group.commands[verb]  # type: ignore[attr-defined]
+    command.make_context(verb, words, parent=group.make_context("ddpjob", [verb]))
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(commands()) >= 6
+
+
+def test_every_option_of_run_is_in_the_guide() -> None:
+    run = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = {option for parameter in run.params for option in parameter.opts if option.startswith("--")}
+    assert {option for option in options if option not in GUIDE} <= {"--help", "--output"}
