@@ -89,6 +89,7 @@ def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with
         "rendezvous_timeout": 9.0, "collective_timeout": 9.0, "step_delay": 1.0,
         "keep_best": False, "hang_timeout": 9.0, "stop_grace": 9.0, "log_format": "json", "chaos": "kill:0:1",
         "sync": "manual", "init_from": "/x", "zero": True, "accum": 2, "stop_after": 1, "audit": "/x",
+        "cuda_graph": True,
     }  # fmt: skip
     for field in dataclasses.fields(Config):
         changed = dataclasses.replace(Config(), **{field.name: other[field.name]})

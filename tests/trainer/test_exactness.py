@@ -156,3 +156,9 @@ def test_a_rank_that_begins_with_other_weights_is_named(ddptrain: ForkServer, id
 def test_accumulation_is_refused_where_it_means_nothing(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
     assert "--accum has no meaning with --sync bitwise" in run.output()
+
+
+def test_what_only_a_gpu_can_do_is_refused_without_one(ddptrain: ForkServer, idx: Path) -> None:
+    for flag in ("--cuda-graph", "--bf16"):
+        run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", flag, code=71)
+        assert f"{flag} needs CUDA" in run.output()

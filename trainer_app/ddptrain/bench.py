@@ -135,11 +135,11 @@ class Bench:
 
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
         """Seconds of the whole warm command, its accuracy, and the samples per second over all ranks."""
-        _say(f"running {name} …")
         command = [*self._command(world), *flags, "--checkpoint-dir", self.folder / name / "checkpoints"]
         cost = self.trials.run(command, self.folder / name)
         path = self.folder / name / "checkpoints" / FILE_NAME
         accuracy = effective_rows(path, "eval")[-1]["accuracy"]
+        _say(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
         return {
             "seconds": cost.seconds,
             "cpuSeconds": cost.cpu_seconds,

@@ -60,6 +60,7 @@ class Config:
     seed: int = _field(0, "of weights, order and augmentation", identity=True, low=0, high=2**62)
     dtype: str = _field("float32", "of weights and arithmetic", identity=True, choices=("float32", "float64"))
     bf16: bool = _field(False, "bfloat16 autocast (CUDA only)", identity=True)
+    cuda_graph: bool = _field(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
     sync: str = _field(
         "ddp",
         "how gradients meet: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = own "

@@ -17,13 +17,14 @@ from ddptrain.errors import Mismatch
 
 
 def numerics() -> dict[str, Any]:
-    """Threads, instruction set, processor and torch of this process."""
-    return {
+    """Threads, instruction set, processor and torch of this process, and its GPU where it uses one."""
+    facts = {
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "cpu": processor(),
         "torch": torch.__version__,
     }
+    return facts | {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else facts  # type: ignore[no-untyped-call]
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -169,7 +169,17 @@ def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[tor
 
 
 def build(config: Config, model: nn.Module, group: Group) -> GradientSync:
-    """The configured way; where there is one rank, all but ``bitwise`` are the plain backward pass."""
+    """The configured way; ``graphs.check`` has said that a recording, if wanted, can be."""
+    way = _way(config, model, group)
+    if config.cuda_graph:
+        from ddptrain.graphs import Graphed
+
+        return Graphed(way, group, full=config.global_batch, bf16=config.bf16)
+    return way
+
+
+def _way(config: Config, model: nn.Module, group: Group) -> GradientSync:
+    """Where there is one rank, all but ``bitwise`` are the plain backward pass."""
     if config.sync == "bitwise":
         from ddptrain.bitwise import Bitwise
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddptrain import models, optim, sync
+from ddptrain import graphs, models, optim, sync
 from ddptrain.audit import Audit, Indices
 from ddptrain.batches import TrainingBatches
 from ddptrain.begin import begin
@@ -49,6 +49,8 @@ class Training:
     ) -> None:
         self._config, self._dataset, self._group = config, dataset, group
         self._console, self._stop = console, stop
+        if config.cuda_graph:
+            graphs.check(config, group)
         self.schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
         self._recorder = Recorder(config, dataset, self.schedule, group.world_size, progress)
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None

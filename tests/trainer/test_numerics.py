@@ -1,0 +1,30 @@
+"""What decides the last bits of a sum, and what of it may have changed between two starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddptrain.numerics import changes, not_the_same_bits, numerics, processor
+
+CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
+
+
+def test_a_processor_is_known_by_vendor_family_and_model(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    assert processor(tmp_path / "cpuinfo") == "GenuineIntel 6 143"
+
+
+def test_where_the_kernel_tells_nothing_the_architecture_must_do(tmp_path: Path) -> None:
+    assert processor(tmp_path / "absent")
+    (tmp_path / "cpuinfo").write_text("Processor : ARM\n")
+    assert processor(tmp_path / "cpuinfo") == processor(tmp_path / "absent")
+
+
+def test_changes_are_told_with_both_values_and_an_older_manifest_says_nothing_of_what_it_lacks() -> None:
+    facts = numerics()
+    assert changes(facts, facts) == []
+    older = {key: value for key, value in facts.items() if key != "cpu"}
+    assert changes(older, facts) == []
+    changed = changes({**facts, "threads": 64, "torch": "1.0"}, facts)
+    assert changed == [f"threads was 64, is {facts['threads']}", f"torch was 1.0, is {facts['torch']}"]
+    assert not_the_same_bits(changed).code == 78
