@@ -187,10 +187,10 @@ def test_little_of_the_users_own_environment_is_handed_on() -> None:
     assert seen == {"LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "Https_Proxy": "p"}
 
 
-def test_gloo_uses_loopback_unless_the_job_says_otherwise() -> None:
+def test_what_one_machine_needs_is_set_unless_the_job_says_otherwise() -> None:
     assert completed()["GLOO_SOCKET_IFNAME"] == "lo"
     assert completed({"name": "GLOO_SOCKET_IFNAME", "value": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
-    assert completed()["HOSTNAME"] == "mnist-0a1b2-1-0"
+    assert (completed()["HOSTNAME"], completed()["PYTHONUNBUFFERED"]) == ("mnist-0a1b2-1-0", "1")
 
 
 def test_the_gpus_of_a_container_are_told_to_cuda() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.local import cpus, gpus, ports
+from ddpjob.local.errors import LocalError
 from ddpjob.local.ports import Ports
 from tests.local.builders import a_container, a_pod
 
@@ -50,6 +51,15 @@ def test_a_port_that_somebody_listens_on_is_not_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         assert not ports._is_free(listener.getsockname()[1])
+
+
+def test_where_no_port_is_free_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(ports, "_candidates", lambda: (port, port))
+        with pytest.raises(LocalError, match="is free"):
+            ports.free_port(set())
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> None:

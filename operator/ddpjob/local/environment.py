@@ -79,6 +79,8 @@ def complete(
         # Gloo looks up the hostname otherwise, which leads to an address of the outside or to none.
         "GLOO_SOCKET_IFNAME": "lo",
         "DDPJOB_TERMINATION_LOG": str(termination_log),
+        # As in this project's images: what a program printed must be in its log although it is killed.
+        "PYTHONUNBUFFERED": "1",
     }
     if gpus:
         own[VARIABLE] = ",".join(gpus)

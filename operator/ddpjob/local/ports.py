@@ -5,6 +5,8 @@ import random
 import socket
 from pathlib import Path
 
+from ddpjob.local.errors import LocalError
+
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_EPHEMERAL = (32768, 60999)
 _SPAN = 12_000
@@ -12,7 +14,7 @@ _TRIES = 1000
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that nobody listens on and that is not in ``taken``. Raises ``OSError`` when there seems to be none.
+    """A port that nobody listens on and that is not in ``taken``. Raises ``LocalError`` when there seems to be none.
 
     Outside the range that the kernel gives to outgoing connections: of those there are many here, any of them could
     take the port before its owner has loaded its libraries, and a connection to an ephemeral port that has no
@@ -23,7 +25,11 @@ def free_port(taken: set[int]) -> int:
         port = random.randint(first, last)  # noqa: S311 - two runs at once shall not try the same ones in turn
         if port not in taken and _is_free(port):
             return port
-    raise OSError(f"no free TCP port between {first} and {last}")
+    raise LocalError(
+        f"no TCP port between {first} and {last} is free",
+        "every node of a job needs one, and each attempt another",
+        "end what listens there: `ss -ltnp` tells who does",
+    )
 
 
 def _candidates() -> tuple[int, int]:
