@@ -16,6 +16,7 @@ from ddptrain.mnist import load
 from tests.trainer.pngs import encode
 from tests.trainer.runs import ForkServer
 
+CKPT: list[list[str]] = [[], ["ls"], ["verify"], ["rollback"]]
 DDPTRAIN = [sys.executable, "-m", "ddptrain"]
 
 
@@ -33,7 +34,8 @@ def test_help_version_and_refusals_answer_without_importing_torch() -> None:
     program = (
         "import sys, contextlib, io\n"
         "from ddptrain.cli import main\n"
-        "commands = '--help', 'train --help', '--version', 'train --epochs 0', 'data verify --data-dir /'\n"
+        "commands = '--help', 'train --help', '--version', 'train --epochs 0', 'data verify --data-dir /',"
+        " 'config print', 'ckpt verify --checkpoint-dir /', 'ckpt rollback --checkpoint-dir / --step 1', 'why /'\n"
         "for argv in map(str.split, commands):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "        main(argv)\n"
@@ -56,15 +58,28 @@ def test_every_help_shows_an_example_that_works_as_printed(
 ) -> None:
     examples = []
     (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
-    verbs = ["train", "launch", "eval", "infer", "predict", "export", "compare", "bench", "data"]
-    for verb in ([], *([verb] for verb in verbs), ["data", "fetch"], ["data", "verify"]):
+    verbs = [
+        "train",
+        "launch",
+        "eval",
+        "infer",
+        "predict",
+        "export",
+        "compare",
+        "bench",
+        "data",
+        "preflight",
+        "config",
+        "why",
+    ]
+    for verb in ([], *([verb] for verb in verbs), ["data", "fetch"], ["data", "verify"], *(["ckpt", *v] for v in CKPT)):
         with pytest.raises(SystemExit):
             main([*verb, "--help"])
         found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
         assert found, verb
         examples.append(found[1].replace("/tmp/", f"{tmp_path}/").split())
     for argv in examples:
-        wanted = 66 if argv[0] == "data" else 0  # there is no network and no data here
+        wanted = 66 if argv[0] in ("data", "why") else 0  # there is no network, no data, no failure here
         if argv[:2] != ["data", "fetch"]:
             ddptrain.run(*argv, code=wanted)
 

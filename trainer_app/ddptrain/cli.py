@@ -23,6 +23,7 @@ _EXAMPLES = {
     "": "ddptrain train --data digits --epochs 2",
     "train": "ddptrain train --data digits --epochs 2 --checkpoint-dir /tmp/ddptrain-checkpoints",
     "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
+    "preflight": "ddptrain preflight --nproc-per-node 2 --data digits --checkpoint-dir /tmp/ddptrain-checkpoints",
     "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
     "data": "ddptrain data verify --data-dir ./data",
     "fetch": "ddptrain data fetch --data-dir ./data",
@@ -46,7 +47,7 @@ def _train(arguments: dict[str, Any]) -> int:
 
     given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
     if not any(given.values()) and ranks.needs_launch(os.environ):
-        return _launch(arguments)
+        return int(_launch(arguments)["code"])
     stop = StopFlag()
     stop.install()
     config = _resolved(arguments)
@@ -61,7 +62,39 @@ def _train(arguments: dict[str, Any]) -> int:
     return run_here(config, place, Console(place.rank, terminal_of(), as_json=config.log_format == "json"), stop)
 
 
-def _launch(arguments: dict[str, Any], job: str = "train") -> int:
+def _preflight(arguments: dict[str, Any]) -> int:
+    from ddptrain.preflight_table import text
+
+    as_json = arguments.pop("json")
+
+    def tell(report: dict[str, Any]) -> None:
+        if found := report.get("preflight"):
+            print(text(found, as_json=as_json), flush=True)
+
+    if "RANK" in os.environ:  # torchrun, or by hand
+        from ddptrain import ranks
+        from ddptrain.console import Console
+        from ddptrain.worker import run_here
+
+        for name in (*_RANK_FLAGS, "log_dir", "how", "max_restarts"):
+            arguments.pop(name)
+        stop, place = StopFlag(), ranks.from_rank_environment(os.environ)
+        stop.install()
+        console = Console(place.rank, None)
+        return run_here(
+            _resolved(arguments), place, console, stop, job="preflight", tell=tell if place.is_zero else lambda _: None
+        )
+    report = _launch(arguments, "preflight")
+    if report.get("node") == 0:
+        tell(report)
+    return int(report["code"])
+
+
+def _launch_here(arguments: dict[str, Any]) -> int:
+    return int(_launch(arguments)["code"])
+
+
+def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     from ddptrain import launch, ranks
 
     stop = StopFlag()
@@ -78,8 +111,7 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> int:
         command = launch.as_torchrun(place, _spelled(arguments))
         os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
-    report = launch.launch(config, place, stop, options)
-    return int(report["code"])
+    return launch.launch(config, place, stop, options)
 
 
 def _spelled(arguments: dict[str, Any]) -> list[str]:
@@ -139,9 +171,15 @@ def _parser() -> argparse.ArgumentParser:
     train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
     _add_hand_flags(train)
     add_config(train, names)
-    launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch)
+    launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch_here)
     _add_rank_flags(launch)
     add_config(launch, names)
+    preflight = _verb(
+        verbs, "preflight", "check ranks, network, data and volume before a training; flags as of launch", _preflight
+    )
+    preflight.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    _add_rank_flags(preflight)
+    add_config(preflight, names)
     evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
     add_place(evaluate)
     add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])

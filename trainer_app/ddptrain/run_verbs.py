@@ -1,6 +1,6 @@
-"""Verbs about runs: what is configured, what was saved, what went wrong, whether a machine is fit for training.
+"""Verbs about runs: what is configured, what was saved, what went wrong. None of them imports torch.
 
-``config``, ``ckpt``, ``why`` and ``preflight``; ``cli`` adds them to its own. Only ``preflight`` imports torch.
+``config``, ``ckpt`` and ``why``; ``cli`` adds them to its own.
 """
 
 from __future__ import annotations

@@ -43,14 +43,16 @@ class Worker:
         console: Console,
         stop: StopFlag,
         *,
+        job: str = "train",
         box: BlackBox | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
         self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
         self._crumbs = Breadcrumbs(box.memory() if box else None, chaos.planned(config, ranks.rank, env))
-        self._box = box
+        self._job, self._box = job, box
         self._group: group.Group | None = None
+        self._timeout, self._on = DEFAULT_RENDEZVOUS_TIMEOUT, ""
 
     def run(self, deliver: Callable[[termination.Report], None]) -> int:
         """Train; never raises. Returns the exit code.
@@ -68,7 +70,7 @@ class Worker:
         guard = Guard(self._stop, self._crumbs, self._config.stop_grace, leave, self._box)
         guard.start()
         try:
-            report = self._success(self._train())
+            report = self._preflight() if self._job == "preflight" else self._success(self._train())
         except BaseException as error:
             if self._group:
                 self._group.announce_leaving(str(error))
@@ -78,7 +80,8 @@ class Worker:
         deliver(report)
         return int(report["code"])
 
-    def _train(self) -> Result:
+    def _join(self) -> group.Group:
+        """Device, threads, progress port, and the other ranks."""
         config, ranks = self._config, self._ranks
         self._stop.leave_if_requested("start")  # one may have come while torch was imported
         device = resolve_device(config, ranks)
@@ -89,31 +92,54 @@ class Worker:
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()
-        timeout = config.rendezvous_timeout or timeout_of(self._env.get("PET_RDZV_CONF", ""))
+        self._timeout = config.rendezvous_timeout or timeout_of(self._env.get("PET_RDZV_CONF", ""))
         self._begin("rendezvous")
         self._group = group.join(
             ranks,
             device,
             backend,
-            rendezvous_timeout=timeout,
+            rendezvous_timeout=self._timeout,
             collective_timeout=config.collective_timeout,
             stop=self._stop,
             crumbs=self._crumbs,
             env=self._env,
         )
+        self._on = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
+        return self._group
+
+    def _preflight(self) -> termination.Report:
+        from ddptrain.preflight import preflight
+
+        members = self._join()
+        self._begin("preflight")
+        found = preflight(self._config, members, self._load_data)
+        members.close()
+        bad = [f"{check['check']}: {check['detail']}" for check in found["checks"] if check["verdict"] == "failed"]
+        outcome = "failed" if bad else "succeeded"
+        what = {"outcome": outcome, "code": found["code"], "message": "; ".join(bad) or "fit for training"}
+        return {
+            "schema": 1,
+            **what,
+            "rank": self._ranks.rank,
+            "node": self._ranks.node_rank,
+            "cause": "own",
+            "preflight": found,
+        }
+
+    def _train(self) -> Result:
+        config = self._config
+        members = self._join()
         self._begin("data")
-        dataset = self._group.together("data", self._load_data, timeout)
+        dataset = members.together("data", self._load_data, self._timeout)
         self._console.say(
-            f"ddptrain: {ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}, "
+            f"ddptrain: {self._on}, "
             f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
             f"global batch {config.global_batch}, {config.epochs} epoch(s)"
         )
-        training = Training(
-            config, dataset, self._group, progress=self._progress, console=self._console, stop=self._stop
-        )
+        training = Training(config, dataset, members, progress=self._progress, console=self._console, stop=self._stop)
         result = training.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
-        self._group.close()
+        members.close()
         return result
 
     def _begin(self, phase: str) -> None:
@@ -171,13 +197,26 @@ class Worker:
         return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
 
 
-def run_here(config: Config, ranks: Ranks, console: Console, stop: StopFlag) -> int:
-    """Train in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code."""
+def run_here(
+    config: Config,
+    ranks: Ranks,
+    console: Console,
+    stop: StopFlag,
+    *,
+    job: str = "train",
+    tell: Callable[[termination.Report], None] = lambda report: None,
+) -> int:
+    """Do the job in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code.
+
+    Args:
+        tell: also takes the report.
+    """
 
     def deliver(report: termination.Report) -> None:
         termination.write(report, termination.destination(), shared=ranks.world_size > 1)
+        tell(report)
 
-    return Worker(config, ranks, console, stop).run(deliver)
+    return Worker(config, ranks, console, stop, job=job).run(deliver)
 
 
 def run_forked(assignment: Assignment, console: Console) -> int:
@@ -190,7 +229,8 @@ def run_forked(assignment: Assignment, console: Console) -> int:
     stop = StopFlag()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
-    return Worker(assignment.config, assignment.ranks, console, stop, box=assignment.box).run(deliver)
+    worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
+    return worker.run(deliver)
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:

@@ -1,0 +1,86 @@
+"""``preflight``: what is fit is called fit, and what is not is named, rank by rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain.preflight import MUST_AGREE, agreement
+from tests.trainer.runs import ForkServer, Run, free_port
+from tests.trainer.test_launching import node
+
+
+def found(run: Run) -> dict[str, Any]:
+    line = next(line for line in run.output().splitlines() if line.startswith('{"code"'))
+    return dict(json.loads(line))
+
+
+def check(run: Run, name: str) -> dict[str, Any]:
+    return next(dict(entry) for entry in found(run)["checks"] if entry["check"] == name)
+
+
+def test_three_fit_ranks_are_called_fit_and_their_bandwidth_is_told(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "checkpoints"
+    argv = ("preflight", "--nproc-per-node", 3, "--data", "idx", "--data-dir", idx, "--checkpoint-dir", out, "--json")
+    run = ddptrain.run(*argv)
+    told = found(run)
+    assert (told["code"], told["worldSize"]) == (0, 3)
+    assert {entry["verdict"] for entry in told["checks"]} == {"ok"}
+    for row in told["bandwidth"]:
+        factor = {"all_reduce": 4 / 3, "all_gather": 2 / 3, "reduce_scatter": 2 / 3, "broadcast": 1}[row["collective"]]
+        assert row["busbw"] == pytest.approx(row["algbw"] * factor)
+        assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+    assert len(told["bandwidth"]) == 8
+    assert list(out.iterdir()) == [], "the probe is taken away again"
+
+
+def test_a_node_that_was_told_another_seed_is_named_on_both_nodes(ddptrain: ForkServer, idx: Path) -> None:
+    port = free_port()
+    argv = ("preflight", "--data", "idx", "--data-dir", idx, "--json")
+    runs = [ddptrain.start(*argv, "--seed", rank, env=node(rank, port, nproc=1)) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [78, 78], runs[0].output()
+    assert "rank 1" in check(runs[0], "same seed")["detail"]
+    assert check(runs[0], "same seed")["verdict"] == "failed"
+    assert "same seed" in runs[1].message()["message"]
+    assert '"checks"' not in runs[1].output(), "the table is printed once, by node 0"
+
+
+def test_data_that_one_rank_cannot_read_is_said_of_that_rank(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    port = free_port()
+    runs = [
+        ddptrain.start("preflight", "--data", "idx", "--data-dir", folder, "--json", env=node(rank, port, nproc=1))
+        for rank, folder in enumerate((idx, tmp_path))
+    ]
+    assert [run.wait() for run in runs] == [66, 66], runs[0].output()
+    assert check(runs[0], "data")["detail"].startswith("rank 1")
+
+
+def test_a_volume_that_cannot_be_written_ends_with_73(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "checkpoints"
+    run = ddptrain.run("preflight", "--data", "idx", "--data-dir", idx, "--checkpoint-dir", out, code=73)
+    assert "cannot write" in run.output()
+    assert "not fit, code 73" in run.output()
+
+
+def facts(rank: int, **odd: object) -> dict[str, Any]:
+    names = (*MUST_AGREE, "isa", "threads", "device")
+    return {**dict.fromkeys(names, "x"), "rank": rank, "host": f"host-{rank}", "dataError": None, **odd}
+
+
+@pytest.mark.parametrize("name", MUST_AGREE)
+def test_the_odd_rank_is_named_whichever_fact_it_differs_in(name: str) -> None:
+    checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1), facts(2, **{name: "y"})])}
+    assert checks[f"same {name}"]["verdict"] == "failed"
+    assert checks[f"same {name}"]["detail"].startswith("rank 2 (host-2) has y")
+    assert [entry["verdict"] for entry in checks.values()].count("failed") == 1
+
+
+def test_another_processor_is_a_warning_not_a_failure() -> None:
+    checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1, isa="y")])}
+    assert checks["same isa"]["verdict"] == "warning"
