@@ -144,6 +144,13 @@ def test_a_job_that_its_spec_suspends_does_not_run(ddpjob: Program) -> None:
     assert "n0 |" not in done.out
 
 
+def test_a_job_that_asks_for_gpus_which_are_not_there_is_told_so(ddpjob: Program) -> None:
+    job = shell_job("gpu", "true", resources={"limits": {"nvidia.com/gpu": 4096}}, nprocPerNode=1)
+    done = ddpjob("run", ddpjob.write(job))
+    assert done.code == 0
+    assert "!!! each node asks for 4096 GPUs" in done.out
+
+
 def test_help_answers_at_once(ddpjob: Program) -> None:
     def seconds() -> float:
         begin = time.monotonic()

@@ -1,6 +1,8 @@
 """``--data-dir`` and ``--digits-if-offline``: where a job that runs ``ddptrain`` finds its data on this machine."""
 
+import ctypes
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from ddpjob.cli.places import Places
 from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FETCH_SECONDS = 120.0  # 11 MB; whoever has less than 100 KB/s is better off with a copy of the files
 
 
@@ -124,4 +127,17 @@ def _fetch(directory: Path) -> str | None:
 def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # A program of its own: the trainer is no part of the operator's package, and may not even be installed.
     command = [sys.executable, "-m", "ddptrain", "data", verb, "--data-dir", str(directory), *options]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=FETCH_SECONDS, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=FETCH_SECONDS,
+        check=False,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )
+
+
+def _end_with_parent() -> None:
+    """A download does not outlive the run that waits for it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,6 +24,7 @@ from ddpjob.cli.places import Places
 from ddpjob.cli.plain import PlainDisplay
 from ddpjob.cli.printable import one_line
 from ddpjob.cli.watch import watched
+from ddpjob.local import gpus
 from ddpjob.local.errors import LocalError
 from ddpjob.local.session import Options, Session, render
 from ddpjob.local.state import StateFolder
@@ -70,6 +71,8 @@ def execute(request: Request) -> int:
     with display:
         for note in prepared.notes:
             display.note(note)
+        if lack := _lack_of_gpus(prepared.file.job):
+            display.note(lack, loud=True)
         if request.digits_if_offline:
             warn = partial(display.note, loud=True)
             data.digits_if_offline(prepared.places, fresh=request.fresh, say=display.note, warn=warn)
@@ -190,6 +193,14 @@ def _require_programs(job: Json) -> None:
             "it comes with PyTorch; images are not used in local mode",
             "pip install torch",
         )
+
+
+def _lack_of_gpus(job: Json) -> str:
+    """Empty where this machine has the GPUs that each node asks for."""
+    wanted, found = gpus.wanted(job["spec"]), len(gpus.available())
+    if wanted <= found:
+        return ""
+    return f"each node asks for {wanted} GPUs and this machine has {found or 'none'}: --nproc N sets the processes per node"
 
 
 def _on_path(program: str) -> bool:

@@ -51,7 +51,6 @@ class LiveDisplay:
         )
 
     def __enter__(self) -> Self:
-        self._live.start()
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -65,6 +64,8 @@ class LiveDisplay:
             if len(self._losses) > _HISTORY:
                 self._losses = [(a + b) / 2 for a, b in zip(self._losses[::2], self._losses[1::2], strict=False)]
         self._facts = facts
+        if not self._live.is_started:  # not before: a job that is refused leaves no empty table
+            self._live.start()
 
     def note(self, line: str, *, loud: bool = False) -> None:
         """Above the table."""
@@ -87,8 +88,7 @@ class LiveDisplay:
             )
 
     def _draw(self) -> RenderableType:
-        facts = self._facts
-        return Text("starting …", style="dim") if facts is None else self.table(facts)
+        return Text() if self._facts is None else self.table(self._facts)
 
     def table(self, facts: Facts) -> RenderableType:
         """The whole table for these facts."""
