@@ -200,7 +200,9 @@ def _lack_of_gpus(job: Json) -> str:
     wanted, found = gpus.wanted(job["spec"]), len(gpus.available())
     if wanted <= found:
         return ""
-    return f"each node asks for {wanted} GPUs and this machine has {found or 'none'}: --nproc N sets the processes per node"
+    return (
+        f"each node asks for {wanted} GPUs, this machine has {found or 'none'}: --nproc N sets the processes of a node"
+    )
 
 
 def _on_path(program: str) -> bool:
