@@ -117,6 +117,25 @@ def test_files_that_are_whole_are_not_fetched_again_and_a_damaged_one_is(
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
 
 
+def test_what_a_killed_download_has_left_is_cleared_by_the_next(
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
+) -> None:
+    leftovers = [tmp_path / f".{file.name}.gz.host.17.0badcafe.tmp" for file in files]
+    for leftover in leftovers:
+        leftover.write_bytes(b"half")
+    (tmp_path / ".of-somebody-else.tmp").touch()
+    with mirror(good(idx)) as (url, _):
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".of-somebody-else.tmp"]
+
+
+def test_a_download_that_moves_shows_signs_of_life(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
+    alive: list[None] = []
+    with mirror(good(idx)) as (url, _):
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, alive=lambda: alive.append(None))
+    assert len(alive) >= 4
+
+
 def test_when_every_mirror_fails_each_ones_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     with (
         mirror(refuse(404)) as (one, _),

@@ -9,9 +9,10 @@ import torch
 
 from ddptrain.config import Config
 from ddptrain.cpus import available, threads_per_rank
+from ddptrain.device import resolve_device
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.ranks import check_gpus, from_node, from_rank_environment, needs_launch
-from ddptrain.worker import resolve_device, timeout_of
+from ddptrain.worker import timeout_of
 
 
 def test_ranks_are_dealt_out_node_by_node() -> None:

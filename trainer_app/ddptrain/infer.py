@@ -20,6 +20,7 @@ from ddptrain import group as groups
 from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
+from ddptrain.device import resolve_device
 from ddptrain.errors import volume_error
 from ddptrain.evaluate import assert_once, forward_chunks
 from ddptrain.files import write_atomically
@@ -27,7 +28,7 @@ from ddptrain.group import Group
 from ddptrain.inspect_checkpoint import data_of, model_of, open_checkpoint
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
-from ddptrain.worker import DEFAULT_RENDEZVOUS_TIMEOUT, resolve_device
+from ddptrain.worker import DEFAULT_RENDEZVOUS_TIMEOUT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,13 +17,13 @@ from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.checkpoint import Saved, newest_valid
 from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
+from ddptrain.device import resolve_device
 from ddptrain.errors import DataError, Mismatch, UsageError
 from ddptrain.evaluate import evaluate
 from ddptrain.finite import dumps
 from ddptrain.group import Group
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
-from ddptrain.worker import resolve_device
 
 
 def open_checkpoint(config: Config, *, run: int | None, step: int | None) -> tuple[Saved, bytes]:

@@ -22,6 +22,7 @@ from ddptrain.children import Assignment
 from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
+from ddptrain.device import resolve_device
 from ddptrain.errors import RanksError, Stopped, TrainerError, UsageError, classify
 from ddptrain.finite import dumps
 from ddptrain.guard import Guard
@@ -231,39 +232,6 @@ def run_forked(assignment: Assignment, console: Console) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
     worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
     return worker.run(deliver)
-
-
-def resolve_device(config: Config, ranks: Ranks) -> torch.device:
-    """The rank's device; one GPU per local rank.
-
-    Raises:
-        RanksError: CUDA asked for and absent, fewer GPUs than local ranks, or nobody said which of them is this rank's.
-    """
-    if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if config.device == "cuda" or config.backend == "nccl":
-            raise RanksError(
-                "CUDA was asked for, but PyTorch sees no GPU",
-                hint="the build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
-                next_step="use --device cpu, or run on a GPU node",
-            )
-        return torch.device("cpu")
-    if ranks.local_rank is None:
-        raise RanksError(
-            f"rank {ranks.rank} of {ranks.world_size} cannot tell which GPU is its own: LOCAL_RANK is not set",
-            hint="ranks of one node would all take its first GPU",
-            next_step="set LOCAL_RANK, counting from 0 on each node, or use torchrun or `ddptrain launch`",
-        )
-    local_rank, gpus = ranks.local_rank, torch.cuda.device_count()
-    if local_rank >= gpus:
-        raise RanksError(
-            f"local rank {local_rank} has no GPU: this node has {gpus}",
-            hint="NCCL allows one rank per GPU",
-            next_step="lower NPROC_PER_NODE, or use --device cpu",
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
 
 
 def timeout_of(rendezvous_conf: str) -> float:

@@ -1,0 +1,42 @@
+"""Which device a rank computes on: its own GPU, where there are any, else the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from ddptrain.config import Config
+from ddptrain.errors import RanksError
+from ddptrain.ranks import Ranks
+
+
+def resolve_device(config: Config, ranks: Ranks) -> torch.device:
+    """The rank's device; one GPU per local rank.
+
+    Raises:
+        RanksError: CUDA asked for and absent, fewer GPUs than local ranks, or nobody said which of them is this rank's.
+    """
+    if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if config.device == "cuda" or config.backend == "nccl":
+            raise RanksError(
+                "CUDA was asked for, but PyTorch sees no GPU",
+                hint="the build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
+                next_step="use --device cpu, or run on a GPU node",
+            )
+        return torch.device("cpu")
+    if ranks.local_rank is None:
+        raise RanksError(
+            f"rank {ranks.rank} of {ranks.world_size} cannot tell which GPU is its own: LOCAL_RANK is not set",
+            hint="ranks of one node would all take its first GPU",
+            next_step="set LOCAL_RANK, counting from 0 on each node, or use torchrun or `ddptrain launch`",
+        )
+    local_rank, gpus = ranks.local_rank, torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise RanksError(
+            f"local rank {local_rank} has no GPU: this node has {gpus}",
+            hint="NCCL allows one rank per GPU",
+            next_step="lower NPROC_PER_NODE, or use --device cpu",
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
