@@ -1,4 +1,4 @@
-"""SIGKILL of the running session: no process stays, and the next run goes on."""
+"""SIGKILL of the running session, at any moment: no process stays, and the next run goes on with the job."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ddpjob.cluster.base import Json
-from ddpjob.local.state import StateFolder
+from ddpjob.local.state import JobFolder, StateFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
 from tests.local.sessions import Sessions
@@ -29,58 +29,39 @@ SCRIPT = (
 )
 
 
-@dataclass
-class Killed:
-    """A state folder whose job's runner was killed amid the first attempt."""
-
-    sessions: Sessions
-    shims: list[int]
-
-
-@pytest.fixture
-async def killed(tmp_path: Path) -> AsyncIterator[Killed]:
-    root, log = tmp_path / "state", tmp_path / "session.log"
-    process = spawn([sys.executable, "-m", "tests.local.sessions", str(root), json.dumps(job(tmp_path))], log)
-    try:
-        eventually("both nodes are up", lambda: process.poll() is not None or len(_logs(root)) == 2, timeout=120)
-        assert process.poll() is None, tail(log)
-        assert len(marked(str(tmp_path))) >= 8
-        shims = _children(process.pid)
-        assert len(shims) == 2
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        yield Killed(Sessions(root), shims)
-    finally:
-        end(process)
-        for pid in marked(str(tmp_path)):  # the test has failed if there is one; it shall not stay
-            os.kill(pid, signal.SIGKILL)
-
-
 def job(mark: Path) -> Json:
     return a_local_job(SCRIPT, checkpoint=True, env=[{"name": MARKER, "value": str(mark)}])
 
 
-def _logs(root: Path) -> list[Path]:
-    return [path for path in root.glob("jobs/default/tiny/pods/*/trainer.log") if path.read_text() == "up\n"]
+def state(folder: JobFolder) -> str:
+    return str((((folder.job() or {}).get("status")) or {}).get("state"))
 
 
-def _children(pid: int) -> list[int]:
+def both_are_up(folder: JobFolder) -> bool:
+    return [path.read_text() for path in folder.path.glob("pods/*/trainer.log")] == ["up\n"] * 2
+
+
+@contextmanager
+def session(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A session in a process of its own. What it leaves is killed in the end, but by then the test has failed."""
+    command = [sys.executable, "-m", "tests.local.sessions", str(tmp_path / "state"), json.dumps(job(tmp_path))]
+    process = spawn(command, tmp_path / "session.log")
+    try:
+        yield process
+    finally:
+        end(process)
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def await_moment(process: subprocess.Popen[bytes], what: str, has_come: Callable[[], bool], log: Path) -> None:
+    eventually(what, lambda: process.poll() is not None or has_come(), timeout=120, interval=0.001)
+    assert process.poll() is None, tail(log)
+
+
+def children(pid: int) -> list[int]:
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(word) for word in listed.stdout.split()]
-
-
-async def test_nothing_outlives_a_killed_run_and_the_job_resumes_at_no_cost(killed: Killed, tmp_path: Path) -> None:
-    eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
-    eventually("the shims are gone", lambda: not any(is_running(pid) for pid in killed.shims), timeout=60)
-
-    (killed.sessions.root / "volumes/default/tiny-checkpoints/go").touch()
-    recorded = StateFolder(killed.sessions.root).job("default", "tiny").job()
-    run = await killed.sessions.finish(job(tmp_path))
-    assert recorded is not None
-    assert run.task.result()["metadata"]["uid"] == recorded["metadata"]["uid"]
-    assert (run.status["state"], run.status["attempt"], run.status["restarts"]) == ("Succeeded", 2, 0)
-    assert "Resumed: attempt 2 begins" in run.said
-    assert run.folder.runner() is None
 
 
 def is_running(pid: int) -> bool:
@@ -89,3 +70,54 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state").job("default", "tiny")
+    with session(tmp_path) as process:
+        await_moment(process, "both nodes are up", lambda: both_are_up(folder), tmp_path / "session.log")
+        eventually("all their children are there", lambda: len(marked(str(tmp_path))) >= 8)
+        shims = children(process.pid)
+        assert len(shims) == 2
+        process.kill()
+        process.wait()
+        eventually("every process is gone", lambda: not marked(str(tmp_path)))
+        eventually("the shims are gone", lambda: not any(is_running(pid) for pid in shims))
+    assert folder.runner() is None
+
+
+@pytest.mark.parametrize(
+    ("moment", "stops"),
+    [
+        (lambda folder: folder.job() is not None, False),
+        (lambda folder: len(folder.pods()) == 2, False),
+        (both_are_up, False),
+        (lambda folder: state(folder) == "Running", False),
+        (lambda folder: state(folder) == "Suspended" and len(folder.pods()) == 2, True),
+    ],
+    ids=["recorded", "with pods", "up", "running", "suspending"],
+)
+async def test_a_run_killed_at_any_moment_is_resumed_at_no_cost(
+    tmp_path: Path, moment: Callable[[JobFolder], bool], stops: bool
+) -> None:
+    folder = StateFolder(tmp_path / "state").job("default", "tiny")
+    with session(tmp_path) as process:
+        if stops:
+            await_moment(process, "both nodes are up", lambda: both_are_up(folder), tmp_path / "session.log")
+            process.send_signal(signal.SIGINT)
+        await_moment(process, "the moment has come", lambda: moment(folder), tmp_path / "session.log")
+        process.kill()
+        process.wait()
+        eventually("every process is gone", lambda: not marked(str(tmp_path)))
+    before = folder.job()
+    assert before is not None
+
+    claim = tmp_path / "state/volumes/default/tiny-checkpoints"
+    claim.mkdir(parents=True, exist_ok=True)
+    (claim / "go").touch()
+    run = await Sessions(tmp_path / "state").finish(job(tmp_path))
+
+    began = (before.get("status") or {}).get("attempt", 0)
+    assert run.task.result()["metadata"]["uid"] == before["metadata"]["uid"]
+    assert (run.status["state"], run.status["attempt"], run.status["restarts"]) == ("Succeeded", began + 1, 0)
+    assert (f"Resumed: attempt {began + 1} begins" in run.said) == (began > 0)
