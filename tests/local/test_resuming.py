@@ -55,6 +55,20 @@ async def test_cancelling_a_run_kills_at_once_and_the_next_run_resumes(place: Pl
     assert (second.status["state"], second.status["attempt"], second.status["restarts"]) == ("Succeeded", 2, 0)
 
 
+async def test_a_stop_while_a_killed_run_is_being_settled_begins_no_attempt(place: Place) -> None:
+    job = a_local_job(UNTIL_TOLD, checkpoint=True)
+    first = place.begin(job)
+    await first.until("both nodes are up", lambda: first.status.get("state") == "Running")
+    first.task.cancel()
+    await asyncio.wait([first.task])
+
+    second = place.begin(job)
+    second.stop.set()
+    suspended = await second.result()
+    assert (suspended["status"]["state"], suspended["status"]["attempt"]) == ("Suspended", 1)
+    assert not any("Resumed" in line for line in second.said)
+
+
 async def test_time_without_a_runner_counts_against_no_deadline(place: Place) -> None:
     job = a_local_job(UNTIL_TOLD, checkpoint=True, activeDeadlineSeconds=1000)
     first = place.begin(job)

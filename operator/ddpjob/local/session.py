@@ -162,8 +162,9 @@ class Session:
             self._publish()
             if self._dated is not None and (is_true(self._job, "Suspended") or is_true(self._job, "Finished")):
                 self._dated = None
-                self._suspend(suspend)
-                if not suspend and not is_true(self._job, "Finished"):
+                stays = suspend or stop.is_set()
+                self._suspend(stays)
+                if not stays and not is_true(self._job, "Finished"):
                     self._say(start.resumed(self._job))
             elif stop.is_set() and self._dated is None:
                 self._suspend(True)
