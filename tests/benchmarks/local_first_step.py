@@ -95,9 +95,11 @@ def _events(process: subprocess.Popen[str], deadline: float) -> Iterator[dict[st
 
 
 def _first_step(folder: Path) -> float:
-    (path,) = folder.glob("volumes/*/*/metrics.jsonl")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return float(next(row["time"] for row in rows if row["event"] == "train"))
+    for path in folder.glob("volumes/*/*/metrics.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if times := [row["time"] for row in rows if row["event"] == "train"]:
+            return float(times[0])
+    raise SystemExit("the run ended before its first step; what it said stands above")
 
 
 def measure(repetitions: int) -> tuple[dict[str, dict[str, list[Start]]], int, int]:

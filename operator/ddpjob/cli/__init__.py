@@ -1,6 +1,6 @@
 """The command line: ``ddpjob run`` on this machine, and ``get``, ``logs`` and ``delete`` on what it left.
 
-    main ─▶ run ─▶ execute ─▶ local.session        jobfile, assign, data: from words and files to one DDPJob
+    main ─▶ run ─▶ execute ─▶ local.session        prepare: jobfile, assign, data: from words to one DDPJob
          ├▶ get                                    facts ─▶ live | plain | ndjson: what is shown while it runs
          ├▶ logs                                   ending, curve: what is shown when it is over
          └▶ delete

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddpjob.cli.places import Places
+from ddpjob.api import names
+from ddpjob.cli.places import Places, in_template
 from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
@@ -20,8 +21,8 @@ FETCH_SECONDS = 120.0  # 11 MB; whoever has less than 100 KB/s is better off wit
 def runs_ddptrain(job: Json) -> bool:
     """Whether the job's program is the trainer of this repository: by name, or as the entrypoint of its image."""
     spec = job["spec"]
-    containers = (((spec.get("template") or {}).get("spec")) or {}).get("containers") or ()
-    templates = next((c.get("command") for c in containers if (c or {}).get("name") == "trainer"), None)
+    containers = in_template(job, "containers")
+    templates = next((c.get("command") for c in containers if c.get("name") == names.TRAINER_CONTAINER), None)
     command = spec.get("command") or templates
     return not command or (len(command) == 1 and PurePosixPath(str(command[0])).name == "ddptrain")
 

@@ -11,6 +11,20 @@ from ddpjob.local.state import JobFolder, StateFolder
 Json = dict[str, Any]
 
 
+def in_template(job: Json, part: str) -> list[Json]:
+    """A list of the job's pod template. The API takes anything there; what is no object is left out."""
+    spec = (job["spec"].get("template") or {}).get("spec") or {}
+    found = spec.get(part)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def claim_of(volume: Json) -> str | None:
+    """The claim that a volume of a pod is, if it is one."""
+    source = volume.get("persistentVolumeClaim")
+    name = source.get("claimName") if isinstance(source, dict) else None
+    return name if isinstance(name, str) else None
+
+
 @dataclass(frozen=True)
 class Places:
     """Paths of one job. volumes: claim name to the directory that the user gave in its place."""
@@ -42,9 +56,7 @@ class Places:
 
     def claims(self) -> list[str]:
         """Every claim that the job mounts, in order of mention."""
-        template = ((self.job["spec"].get("template") or {}).get("spec")) or {}
-        sources = [(volume or {}).get("persistentVolumeClaim") or {} for volume in template.get("volumes") or ()]
-        found = [source.get("claimName") for source in sources]
+        found = [claim_of(volume) for volume in in_template(self.job, "volumes")]
         found += [(self.job["spec"].get(part) or {}).get("claimName") for part in ("checkpoint", "data")]
         return list(dict.fromkeys(name for name in [self.own_claim(), *found] if name))
 

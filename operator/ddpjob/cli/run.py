@@ -92,7 +92,8 @@ def run(
     Example:
       ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
     """
-    from ddpjob.cli.execute import Request, execute
+    from ddpjob.cli.execute import execute
+    from ddpjob.cli.prepare import Request
 
     words = [word for word in sys.argv[1:] if word != "--fresh"]
     return execute(
