@@ -47,17 +47,13 @@ def logs(
     """
     record = find(state_folder(state_dir), name, namespace)
     reader = _Reader(record, node, attempt, all_nodes, tail)
-    printed = reader.print_news()
-    if not follow:
-        reader.print_rest()
-        if not reader.logs:
-            raise _nothing(record, node, attempt)
-        return 0 if printed or reader.logs else 1
-    while record.runner() is not None:
-        time.sleep(_PAUSE)
+    while follow and record.runner() is not None:
         reader.print_news()
+        time.sleep(_PAUSE)
     reader.print_news()
     reader.print_rest()
+    if not reader.logs:
+        raise _nothing(record, node, attempt)
     return 0
 
 
@@ -73,25 +69,26 @@ class _Reader:
         self._all = all_nodes
         self._tail = tail
         self._shown_attempt = 0
+        self._several = False
         self.logs: dict[int, LogFile] = {}
 
-    def print_news(self) -> bool:
-        """Whether there was any."""
+    def print_news(self) -> None:
+        """Of the attempt that was shown until now first: it may have ended meanwhile."""
+        self._print_lines()
         self._look_around()
-        printed = False
-        for rank, log in sorted(self.logs.items()):
-            for line in log.lines():
-                self._print(rank, line)
-                printed = True
-        if printed:
-            sys.stdout.flush()
-        return printed
+        self._print_lines()
+        sys.stdout.flush()
 
     def print_rest(self) -> None:
         """Lines that never ended."""
         for rank, log in sorted(self.logs.items()):
             if rest := log.remainder():
                 self._print(rank, rest)
+
+    def _print_lines(self) -> None:
+        for rank, log in sorted(self.logs.items()):
+            for line in log.lines():
+                self._print(rank, line)
 
     def _look_around(self) -> None:
         """Open the logs of nodes that appeared."""
