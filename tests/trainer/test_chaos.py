@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,7 @@ import pytest
 from ddptrain.chaos import Plan, planned
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
-from tests.trainer.runs import ForkServer, assert_same_end
+from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 from tests.trainer.test_resume import command
 
 
@@ -36,6 +42,40 @@ def test_a_slow_rank_only_costs_time(
     run = ddptrain.run(*command(2, idx, slow, "--model", "mlp", "--chaos", "slow:1:25"))
     assert "chaos: slow in phase batch of step 25" in run.output()
     assert_same_end(whole, slow)
+
+
+@pytest.fixture
+def limited_memory() -> Iterator[Path]:
+    """A cgroup of its own with a memory limit in which two ranks fit, but no more."""
+    base = Path("/sys/fs/cgroup")
+    v1 = (base / "memory").is_dir()
+    folder = (base / "memory" if v1 else base) / f"ddptrain-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(1500 * 2**20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"cannot make a cgroup with a memory limit here: {error}")
+    try:
+        yield folder
+    finally:
+        wait_until(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup to be empty")
+        folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody_killed(
+    limited_memory: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "message"
+    argv = "launch --nproc-per-node 2 --data digits --epochs 1 --chaos oom:1:3"
+    done = subprocess.run(
+        ["sh", "-c", f'echo $$ > {limited_memory}/cgroup.procs && exec "{sys.executable}" -m ddptrain {argv}'],
+        timeout=300, check=False, env={"PATH": "/usr/bin:/bin", "DDPJOB_TERMINATION_LOG": str(log)},
+    )  # fmt: skip
+    message = json.loads(log.read_text())
+    assert (done.returncode, message["rank"], message["signal"]) == (137, 1, 9)
+    assert "the container's memory limit was reached" in message["message"]
 
 
 @pytest.mark.parametrize("text", ["kill", "kill:1", "melt:1:7", "kill:one:7", "kill:1:seven", "kill:-1:7"])

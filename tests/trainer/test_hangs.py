@@ -180,3 +180,19 @@ def test_breadcrumbs_tell_phase_step_and_collective_and_count_every_change() -> 
     assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)
     assert (after.collective, after.collectives) == ("", 1)
     assert after.changes > inside.changes
+
+
+def test_without_a_launcher_every_rank_that_still_can_ends_itself_and_says_what_it_waited_in(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    init = f"tcp://127.0.0.1:{free_port()}"
+    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", 2, "--chaos", "hang:1:4", "--init", init)
+    runs = [ddptrain.start(*argv, "--rank", rank, "--world-size", 2) for rank in (0, 1)]
+    assert runs[1].wait() == 76, runs[1].output()
+    blocked = runs[1].message()
+    assert (blocked["cause"], blocked["exception"]) == ("own", "Hang")
+    assert "in phase batch of step 4" in blocked["message"]
+    assert "train.py" in runs[1].output(), "its stacks are in its log"
+    waiting = runs[0].wait()
+    message = runs[0].message()
+    assert (waiting, message["cause"]) in ((76, "peer"), (77, "peer")), runs[0].output()

@@ -29,6 +29,11 @@ class Crumb:
     phase: str = "start"
     collective: str = ""
 
+    @property
+    def doing(self) -> str:
+        """In words: ``in all_reduce``, ``in phase save``."""
+        return f"in {self.collective}" if self.collective else f"in phase {self.phase}"
+
 
 def read(memory: bytes | memoryview) -> Crumb:
     """The crumb in ``memory``. It is written in one go but not atomically; a rank that hangs is not writing."""

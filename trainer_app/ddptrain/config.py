@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ddptrain.config_file import nearest, settings_of
 from ddptrain.errors import Mismatch, UsageError
 
 PREFIX = "DDPTRAIN_"
@@ -157,49 +156,19 @@ def resolve_with_origins(env: Mapping[str, str], flags: Mapping[str, Any]) -> tu
         if env.get(field.metadata["env"]):
             given.append((name, env[field.metadata["env"]], field.metadata["env"]))
     if path := flags.get("config") or env.get(FILE_VARIABLE):
-        given += _of_file(str(path), list(fields))
+        given += settings_of(str(path), list(fields))
     known = {PREFIX + name.upper(): name for name in fields}
     for key in sorted(k for k in env if k.startswith(PREFIX) and k != FILE_VARIABLE):
         if key not in known:
             raise UsageError(
                 f"unknown environment variable {key}",
-                hint=_nearest(key, list(known)),
+                hint=nearest(key, list(known)),
                 next_step=f"unset {key}; `ddptrain train --help` lists what there is",
             )
         given.append((known[key], env[key], key))
     given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
     values = {name: _checked(fields[name], value, origin) for name, value, origin in given}
     return _consistent(Config(**values)), {name: origin for name, _, origin in given}
-
-
-def _of_file(path: str, names: list[str]) -> list[tuple[str, Any, str]]:
-    """The settings of a YAML file: a mapping of field names, with dashes or underscores, to scalars."""
-    try:
-        import yaml
-
-        content = yaml.safe_load(Path(path).read_bytes())
-    except ImportError:
-        raise UsageError(
-            f"cannot read {path}: PyYAML is not installed", next_step="pip install PyYAML, or use flags"
-        ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"cannot read {path}: {reason}", next_step="correct --config") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
-    given = []
-    for key, value in content.items():
-        name, origin = str(key).replace("-", "_"), f"{path}: {key}"
-        if name not in names:
-            raise UsageError(
-                f"unknown setting {key} in {path}",
-                hint=_nearest(name, names),
-                next_step=f"correct {path}; `ddptrain config print` lists what there is",
-            )
-        if isinstance(value, (dict, list)) or value is None:
-            raise UsageError(f"{origin} is not one value", next_step=f"correct {path}")
-        given.append((name, value if isinstance(value, bool) else str(value), origin))
-    return given
 
 
 def _consistent(config: Config) -> Config:
@@ -217,11 +186,6 @@ def _consistent(config: Config) -> Config:
     return config
 
 
-def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return f"did you mean {close[0]}?" if close else ""
-
-
 def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
     """The value as the field's type, or a UsageError that names its origin."""
     kind: type[Any] = type(field.default)
@@ -233,7 +197,7 @@ def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
     if choices and parsed not in choices:
         raise UsageError(
             f"{origin}={value!r} is not one of {', '.join(choices)}",
-            hint=_nearest(str(value), list(choices)),
+            hint=nearest(str(value), list(choices)),
             next_step=f"correct {origin}",
         )
     if kind in (int, float) and not low <= parsed <= high:

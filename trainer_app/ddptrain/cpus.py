@@ -57,7 +57,7 @@ def keep_freed_memory() -> None:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for directory in _cgroup_directories(root):
+    for directory in cgroup_directories("cpu", root):
         try:
             quota, period = (directory / "cpu.max").read_text().split()
         except (OSError, ValueError):
@@ -70,18 +70,18 @@ def _quotas(root: Path) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def _cgroup_directories(root: Path) -> Iterator[Path]:
-    """This process's cgroup and all above it: a pod's limit may stand at the container or at the pod."""
+def cgroup_directories(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """This process's cgroup (v2 and v1) and all above it: a pod's limit may stand at the container or at the pod."""
     base = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    places = {base, base / "cpu", base / "cpu,cpuacct"}
+    places = {base, base / controller, base / "cpu,cpuacct"}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         mount = base if not controllers else base / controllers
-        if not controllers or "cpu" in controllers.split(","):
+        if not controllers or controller in controllers.split(","):
             here = Path(path.lstrip("/"))
             places |= {mount / part for part in (here, *here.parents)}
     yield from places

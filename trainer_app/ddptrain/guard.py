@@ -7,6 +7,7 @@ reads it. ``stop`` remains the polite way: the guard leaves, unsaved, only where
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from ddptrain.blackbox import DUMP_SIGNAL, BlackBox, answer_with_stacks, dump_flight_recorder
 from ddptrain.breadcrumbs import BEFORE_TRAINING, Breadcrumbs
+from ddptrain.errors import Hang, Stopped
 from ddptrain.stop import StopFlag
 
 _PATIENCE = 1.5  # seconds for the main thread to leave by itself where nothing could be saved anyway
@@ -30,16 +32,25 @@ class Guard:
     """Watches the signals of this process.
 
     Args:
-        leave: called once, from the guard's thread, with the seconds since the signal; it must end the process.
+        leave: called once, from the guard's thread, with what ends this rank; it must end the process.
         grace: seconds from the signal to SIGKILL.
         box: where dumps go; None without a launcher.
+        hang_timeout: seconds without a breadcrumb after which the rank ends itself; 0 where a launcher sees to it.
     """
 
     def __init__(
-        self, stop: StopFlag, crumbs: Breadcrumbs, grace: float, leave: Callable[[float], None], box: BlackBox | None
+        self,
+        stop: StopFlag,
+        crumbs: Breadcrumbs,
+        leave: Callable[[Stopped | Hang], None],
+        *,
+        grace: float,
+        box: BlackBox | None,
+        hang_timeout: float = 0.0,
     ) -> None:
         self._stop, self._crumbs, self._leave, self._box = stop, crumbs, leave, box
-        self._grace = grace
+        self._grace, self._hang_timeout = grace, hang_timeout
+        self._changes, self._still, self._looked = -1, 0.0, time.monotonic()
         self._last_word = threading.Lock()
         self._pipe, self._write = os.pipe()
 
@@ -60,7 +71,8 @@ class Guard:
         since: float | None = time.monotonic() if self._stop.requested else None
         while True:
             # A phase may change while we wait, and with it the moment to leave: look again soon.
-            ready, _, _ = select.select([self._pipe], [], [], None if since is None else 0.1)
+            pause = 0.1 if since is not None else self._interval
+            ready, _, _ = select.select([self._pipe], [], [], pause)
             if ready:
                 signals = os.read(self._pipe, 4096)
                 if since is None and (signal.SIGTERM in signals or signal.SIGINT in signals):
@@ -71,7 +83,34 @@ class Guard:
             if since is not None:
                 waited = time.monotonic() - since
                 if waited >= self._patience() and self.take_last_word():
-                    self._leave(waited)
+                    where = self._crumbs.last.doing
+                    self._leave(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
+            elif self._hangs() and self.take_last_word():
+                faulthandler.dump_traceback()
+                self._leave(self._hang())
+
+    @property
+    def _interval(self) -> float | None:
+        return min(1.0, self._hang_timeout / 10) if self._hang_timeout else None
+
+    def _hangs(self) -> bool:
+        if self._interval is None:
+            return False
+        now, changes = time.monotonic(), self._crumbs.last.changes
+        # As the launcher's watchdog: the time that this process itself was stopped counts against nobody.
+        elapsed, self._looked = min(now - self._looked, 2 * self._interval), now
+        self._still = 0.0 if changes != self._changes else self._still + elapsed
+        self._changes = changes
+        return self._still >= self._hang_timeout
+
+    def _hang(self) -> Hang:
+        crumb = self._crumbs.last
+        error = Hang(
+            f"no sign of life for {self._hang_timeout:g} s {crumb.doing} of step {crumb.step}",
+            hint="the peers that this rank waits for know more" if crumb.collective else "the stacks are above",
+        )
+        error.cause = "peer" if crumb.collective else "own"
+        return error
 
     def _patience(self) -> float:
         most = self._grace - margin_of(self._grace)

@@ -18,6 +18,7 @@ from ddptrain.config import Config
 from ddptrain.console import tagged
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import Stopped, UsageError
+from ddptrain.memory import oom_kills
 from ddptrain.network import free_port
 from ddptrain.node import Child, Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
@@ -85,7 +86,7 @@ def _live(
     config: Config, ranks: Ranks, options: Options, signals: tuple[int, list[int]], postmortem: Postmortem | None
 ) -> Report:
     """One life of the node's ranks."""
-    node = Node()
+    node, killed_for_memory = Node(), oom_kills()
     for local_rank in range(ranks.nproc_per_node):
         place = ranks.child(local_rank)
         node.children.append(children.start(config, place, how=options.how, job=options.job, log_dir=options.log_dir))
@@ -102,6 +103,11 @@ def _live(
     )
     supervisor.run()
     report = root_cause(node)
+    if report.get("signal") == signal.SIGKILL and oom_kills() > killed_for_memory:
+        report["message"] = (
+            f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "
+            f"next: raise it, or lower --batch-size or the ranks per node"
+        )
     if postmortem and report["code"] not in (0, 75, 80):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
             report = blame(report, other)

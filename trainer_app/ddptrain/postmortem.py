@@ -26,6 +26,7 @@ from ddptrain.termination import Report
 from ddptrain.why import Sighting
 
 FOLDER = "reports"
+_DUMPS = ("stacks.txt", "flight.json")
 _KEPT = 10  # attempts
 _PATIENCE = 1.5  # seconds for another node's report to appear
 
@@ -37,6 +38,7 @@ class Postmortem:
     folder: Path
     node_rank: int
     nnodes: int
+    ranks: range
 
     @classmethod
     def at(cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ) -> Postmortem | None:
@@ -45,12 +47,15 @@ class Postmortem:
         if not root:
             return None
         name = f"{env.get('DDPJOB_UID', '')[:5] or 'local'}-{env.get('DDPJOB_ATTEMPT') or '0'}"
-        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes)
+        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.of_node)
 
     def clear(self) -> None:
         """Forget what an earlier life of this node under the same name has left."""
         with contextlib.suppress(OSError):
             self._file(self.node_rank).unlink(missing_ok=True)
+            for rank in self.ranks:
+                for name in _DUMPS:
+                    (self.folder / f"rank-{rank}.{name}").unlink(missing_ok=True)
 
     def write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
         """Leave ``report`` and the dumps. Never raises."""
@@ -70,7 +75,7 @@ class Postmortem:
 
     def _write_dumps(self, child: Child) -> None:
         texts = child.box.texts() if child.box else ("", "")
-        for name, text in zip(("stacks.txt", "flight.json"), texts, strict=True):
+        for name, text in zip(_DUMPS, texts, strict=True):
             if text:
                 write_atomically(self.folder / f"rank-{child.rank}.{name}", text.encode(), durable=False)
 

@@ -41,6 +41,12 @@ class Ranks:
         """The node a rank lives on, ranks being dealt out node by node."""
         return rank // self.nproc_per_node
 
+    @property
+    def of_node(self) -> range:
+        """The ranks of this node."""
+        first = self.node_rank * self.nproc_per_node
+        return range(first, first + self.nproc_per_node)
+
     def child(self, local_rank: int) -> Ranks:
         """The place of this node's ``local_rank``-th process."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)

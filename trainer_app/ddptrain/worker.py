@@ -23,7 +23,7 @@ from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
 from ddptrain.device import resolve_device
-from ddptrain.errors import RanksError, Stopped, TrainerError, UsageError, classify
+from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, UsageError, classify
 from ddptrain.finite import dumps
 from ddptrain.guard import Guard
 from ddptrain.progress import Progress
@@ -62,13 +62,15 @@ class Worker:
             deliver: takes the report, once; perhaps from the guard's thread, which ends the process after it.
         """
 
-        def leave(waited: float) -> None:
-            phase = self._crumbs.last.collective or self._crumbs.last.phase
-            error = Stopped(f"stopped by a signal in phase {phase}, unsaved after {waited:.0f} s", saved=False)
+        def leave(error: Stopped | Hang) -> None:
             deliver(self._failure(error))
             os._exit(error.code)
 
-        guard = Guard(self._stop, self._crumbs, self._config.stop_grace, leave, self._box)
+        alone = self._box is None and self._ranks.world_size > 1 and sys.gettrace() is None  # no launcher, no debugger
+        guard = Guard(
+            self._stop, self._crumbs, leave, grace=self._config.stop_grace, box=self._box,
+            hang_timeout=self._config.hang_timeout if alone else 0.0,
+        )  # fmt: skip
         guard.start()
         try:
             report = self._preflight() if self._job == "preflight" else self._success(self._train())
