@@ -96,7 +96,7 @@ class LiveDisplay:
         if facts.total_steps or facts.phase or facts.step:
             parts += [_bar(facts), self._training(facts)]
         parts.append(_nodes(facts.nodes))
-        if facts.message and facts.state != "Failed":  # the ending says it, with what to do about it
+        if facts.message and facts.state not in ("Failed", "Suspended"):  # the ending says it, with what to do
             parts.append(Text(facts.message, style="yellow"))
         return Group(*parts)
 
