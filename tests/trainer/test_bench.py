@@ -36,7 +36,7 @@ def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkSe
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_the_plain_loop_is_timed_for_either_model(tmp_path: Path, model: str) -> None:
     dataset = load("idx", str(write_idx(tmp_path)))
-    timed = baselines.dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1)
+    timed = baselines.dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1, shift=1)
     assert timed["samplesPerSecond"] > 0
 
 

@@ -1,11 +1,12 @@
 """What ``bench`` compares with: training loops as tutorials write them, on the same data and the same threads.
 
-Nothing here is used in training. Both loops leave out what would slow them further in practice: decoding with PIL,
-augmentation, worker processes to start.
+Nothing here is used in training. Both leave out what would slow them further in practice: decoding with PIL, worker
+processes to start.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -17,33 +18,43 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ddptrain import models
 from ddptrain.batches import MEAN, STD, normalise
-from ddptrain.mnist import Dataset, Images
+from ddptrain.mnist import SIDE, Dataset, Images
 
 _PAUSE_IN_COUNTING = 10  # steps not counted: the first ones allocate and choose kernels
 
 
 class Samples(TorchDataset[tuple[torch.Tensor, int]]):
-    """One sample at a time, converted and normalised when asked for, as torchvision's transforms do."""
+    """One sample at a time, converted, normalised and shifted when asked for, as torchvision's transforms do.
 
-    def __init__(self, images: Images, labels: Images) -> None:
-        self._images, self._labels = torch.from_numpy(images.copy()), labels.tolist()
+    Args:
+        shift: most pixels of a random shift; 0 leaves that out.
+    """
+
+    def __init__(self, images: Images, labels: Images, *, shift: int = 0) -> None:
+        self._images, self._labels, self._shift = torch.from_numpy(images.copy()), labels.tolist(), shift
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """(1, 28, 28) float32 of zero mean and unit variance, and its class."""
-        image = self._images[index].unsqueeze(0).to(torch.float32).div(255)
-        return (image - MEAN) / STD, self._labels[index]
+        image = (self._images[index].unsqueeze(0).to(torch.float32).div(255) - MEAN) / STD
+        if self._shift:
+            top, left = random.randint(0, 2 * self._shift), random.randint(0, 2 * self._shift)  # noqa: S311
+            image = functional.pad(image, (self._shift,) * 4)[:, top : top + SIDE, left : left + SIDE]
+        return image, self._labels[index]
 
 
-def dataloader_loop(dataset: Dataset, *, model: str, batch: int, steps: int, threads: int) -> dict[str, Any]:
+def dataloader_loop(
+    dataset: Dataset, *, model: str, batch: int, steps: int, threads: int, shift: int
+) -> dict[str, Any]:
     """The product's network and optimizer in the plain loop: ``{"samplesPerSecond": …}`` over ``steps`` steps."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     net = models.plain(model)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.001)
-    loader = DataLoader(Samples(dataset.train_images, dataset.train_labels), batch_size=batch, shuffle=True)
+    samples = Samples(dataset.train_images, dataset.train_labels, shift=shift)
+    loader = DataLoader(samples, batch_size=batch, shuffle=True)
     done, started = 0, 0.0
     while done < steps:
         for images, labels in loader:

@@ -76,15 +76,16 @@ class GradientSync:
             (sum of the losses over the global batch, does any rank want to stop), the same on every rank.
         """
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
-        total = torch.zeros((), dtype=torch.float64, device=self._group.device)
+        earlier: list[torch.Tensor] = []
         for part in parts[:-1]:
             with self._unsynced():
                 loss_sum = self._loss_sum(batch.piece(part))
-                total += loss_sum.detach()
+                earlier.append(loss_sum.detach().double())
                 self._backward(loss_sum, batch.count)
         self._before_last()
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
-        self._numbers.send(total + loss_sum.detach(), stop)  # first, to travel while the backward pass computes
+        total = sum(earlier, start=loss_sum.detach().double())
+        self._numbers.send(total, stop)  # first, to travel while the backward pass computes
         with self._group.crumbs.waiting_in("all_reduce of gradients"):  # the backward pass overlaps it
             self._backward(loss_sum, batch.count)
             self._exchange()
