@@ -120,8 +120,12 @@ def test_a_launcher_with_a_budget_starts_its_ranks_again_and_they_resume(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     ddptrain.run(*command(2, idx, tmp_path / "whole"))
-    run = ddptrain.run(*command(2, idx, tmp_path / "cut", "--max-restarts", 1, "--chaos", "kill:1:11"))
-    assert "restart 1 of 1: rank 1 was killed by SIGKILL" in run.output()
+    more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json")
+    run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
+    said = [json.loads(line) for line in run.output().splitlines()]
+    own = [line["message"] for line in said if line["rank"] is None]
+    assert own
+    assert own[0].startswith("restart 1 of 1: rank 1 was killed by SIGKILL")
     assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 

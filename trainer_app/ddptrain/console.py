@@ -57,7 +57,7 @@ class Console:
             self._drawn = False
 
 
-def tagged(rank: int, text: str) -> str:
+def tagged(rank: int | None, text: str) -> str:
     """A line of output as JSON: when, which rank, what."""
     return dumps({"time": round(time.time(), 3), "rank": rank, "message": text})
 

@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
         report = _live(config, ranks, options, signals, postmortem)
         if report["code"] in _NOT_AGAIN or life == options.max_restarts:
             break
-        print(f"restart {life + 1} of {options.max_restarts}: {report['message']}", flush=True)
+        _teller(config)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
     return report
 
@@ -98,6 +99,7 @@ def _live(
         pending=signals[1],
         stop_grace=config.stop_grace,
         say=_say_json if config.log_format == "json" else _say_text,
+        tell=_teller(config),
         watchdog=watchdog,
         report=postmortem,
     )
@@ -111,7 +113,7 @@ def _live(
     if postmortem and report["code"] not in (0, 75, 80):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
             report = blame(report, other)
-            print(f"error: {report['message']}", flush=True)
+            _teller(config)(f"error: {report['message']}")
         postmortem.write(report, supervisor.sightings, [])
     for child in node.children:
         children.close(child)
@@ -172,6 +174,12 @@ def _catch_signals() -> tuple[int, list[int]]:
         signal.signal(number, lambda n, _frame: pending.append(n))
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     return wakeup, pending
+
+
+def _teller(config: Config) -> Callable[[str], None]:
+    """Prints a line of the launcher's own, which is no rank."""
+    as_json = config.log_format == "json"
+    return lambda text: print(tagged(None, text) if as_json else text, flush=True)
 
 
 def _say_text(child: Child, line: bytes) -> None:

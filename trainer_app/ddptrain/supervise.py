@@ -28,6 +28,7 @@ class Supervisor:
         pending: numbers of signals that came, appended by the handlers.
         wakeup: read end of the pipe that the signals' arrival makes readable.
         say: takes one line of a rank's output.
+        tell: takes one line of the launcher's own.
         watchdog: None where hangs are nobody's business.
         report: where a failure is written down as soon as it is known.
     """
@@ -41,11 +42,13 @@ class Supervisor:
         pending: list[int],
         stop_grace: float,
         say: Callable[[Child, bytes], None],
+        tell: Callable[[str], None],
         watchdog: Watchdog | None,
         report: postmortem.Postmortem | None,
     ) -> None:
         self._node, self._nnodes, self._wakeup, self._pending = node, nnodes, wakeup, pending
-        self._stop_grace, self._say, self._watchdog, self._postmortem = stop_grace, say, watchdog, report
+        self._stop_grace, self._say, self._tell = stop_grace, say, tell
+        self._watchdog, self._postmortem = watchdog, report
         self.sightings: list[Sighting] = []
 
     def run(self) -> None:
@@ -154,7 +157,7 @@ class Supervisor:
         if not self.sightings:
             return
         node.verdict = hang_report(self.sightings, timeout=watchdog.timeout, everybody=self._nnodes == 1)
-        print(f"error: {node.verdict['message']}", flush=True)
+        self._tell(f"error: {node.verdict['message']}")
         if self._postmortem:
             self._postmortem.write(node.verdict, self.sightings, node.children)
         if node.verdict["cause"] == "own":
