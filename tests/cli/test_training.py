@@ -54,6 +54,6 @@ def test_every_example_of_the_help_works_as_printed(ddpjob: Program) -> None:
     checkpoint = re.search(r"^  checkpoint +(\S+)", trained.out, re.MULTILINE)
     assert checkpoint and Path(checkpoint[1]).is_file()
     assert "mnist-cpu" in run("get").out
-    assert "n1 " in run("logs").out
+    assert "n0 " in run("logs").out
     assert "mnist-cpu deleted" in run("delete").out
     assert Path(checkpoint[1]).is_file()
