@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from ddptrain.cli import main
 from ddptrain.errors import DataError, UsageError
@@ -72,6 +76,17 @@ def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> N
 def test_without_a_directory_the_data_is_never_swapped_for_the_digits() -> None:
     with pytest.raises(UsageError, match="needs --data-dir"):
         load("mnist", "")
+
+
+def test_the_digits_are_read_without_importing_scikit_learn() -> None:
+    code = "import sys; from ddptrain.mnist import load; load('digits', ''); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
+    images, labels = load_digits(return_X_y=True)
+    data = load("digits", "")
+    assert sorted(np.concatenate([data.train_labels, data.test_labels])) == sorted(labels)
+    test = np.arange(len(labels)) % 5 == 4
+    assert (data.test_images[:, 3:26:3, 3:26:3] == (images[test].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)).all()
 
 
 def test_the_digits_have_mnists_shape_and_a_test_set_of_their_own() -> None:
