@@ -126,6 +126,17 @@ def test_a_full_volume_keeps_what_is_there_and_no_half_file(small_disk: Path) ->
     assert writer.save(3, b"z" * 300_000, {}).step == 3
 
 
+def test_a_save_that_fails_between_content_and_manifest_leaves_neither(small_disk: Path) -> None:
+    writer = start(small_disk, keep=5)
+    writer.save(1, b"x", {})
+    page = os.statvfs(small_disk).f_frsize
+    fill(small_disk, leave=20 * page)
+    with pytest.raises(VolumeError, match="No space left"):
+        writer.save(2, b"y" * (20 * page), {})
+    names = sorted(path.name for path in (small_disk / "run-000001").iterdir())
+    assert names == ["owner.json", "step-000000001.json", "step-000000001.pt"]
+
+
 def test_the_last_save_of_a_run_takes_the_room_of_older_checkpoints(small_disk: Path) -> None:
     writer = start(small_disk, keep=5)
     for step in (1, 2):

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from ddptrain import breadcrumbs
+from ddptrain.blackbox import BlackBox
 from ddptrain.breadcrumbs import Breadcrumbs, Crumb
+from ddptrain.node import Child
+from ddptrain.watchdog import Watchdog
 from ddptrain.why import Sighting, culprit, hang_report
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 from tests.trainer.test_launching import node
@@ -130,6 +133,20 @@ def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx
 def test_without_a_hang_timeout_nobody_is_ended(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start("launch", "--nproc-per-node", 2, "--hang-timeout", 0, *SMALL, "--data-dir", idx)
     assert run.wait() == 0, run.output()
+
+
+def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("ddptrain.watchdog.time.monotonic", lambda: now)
+    child = Child(0, os.getpid(), -1, -1, box=BlackBox.create(0))
+    watchdog = Watchdog(60, 0)
+    assert not watchdog.stalled([child])
+    now = 1000.0  # the container was paused
+    assert not watchdog.stalled([child])
+    for _ in range(70):
+        now += watchdog.interval
+        stalled = watchdog.stalled([child])
+    assert stalled
 
 
 def sighting(rank: int, **more: Any) -> Sighting:

@@ -81,6 +81,19 @@ def test_a_killed_rank_is_blamed_on_its_own_node_and_on_the_other(
     assert f"the cause: rank {victim} failed with code 137" in innocent["message"]
 
 
+def test_a_killed_rank_is_named_by_the_other_node_though_a_stopped_one_holds_up_the_end_of_its_own(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--chaos", "stop:2:5")
+    zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
+    wait_until(lambda: "chaos: stop" in one.output(), "rank 2 to be stopped, which holds up the end of its node")
+    os.kill(one.ranks()[1], signal.SIGKILL)
+    assert zero.wait() == 77, zero.output()
+    assert "the cause: rank 3 failed with code 137" in zero.message()["message"]
+    assert one.wait() == 137, one.output()
+
+
 def test_a_rank_that_never_comes_is_named_within_the_timeout(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
     env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=2")
