@@ -68,6 +68,15 @@ def test_a_volume_that_cannot_be_written_ends_with_73(ddptrain: ForkServer, idx:
     assert "not fit, code 73" in run.output()
 
 
+def test_ranks_started_by_hand_are_checked_as_well(ddptrain: ForkServer, idx: Path) -> None:
+    env = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    argv = ("preflight", "--data", "idx", "--data-dir", idx, "--json")
+    runs = [ddptrain.start(*argv, env=env | {"RANK": rank}) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [0, 0], runs[0].output()
+    assert found(runs[0])["worldSize"] == 2
+    assert runs[1].output() == ""
+
+
 def facts(rank: int, **odd: object) -> dict[str, Any]:
     names = (*MUST_AGREE, "isa", "threads", "device")
     return {**dict.fromkeys(names, "x"), "rank": rank, "host": f"host-{rank}", "dataError": None, **odd}

@@ -15,7 +15,7 @@ from typing import Any
 from ddptrain import __version__, model_verbs, run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
-from ddptrain.flags import add_config, add_place, add_verb
+from ddptrain.flags import add_config, add_node, add_place, add_rank_by_hand, add_verb
 from ddptrain.stop import StopFlag
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
@@ -73,10 +73,13 @@ def _preflight(arguments: dict[str, Any]) -> int:
 
     if "RANK" in os.environ:  # torchrun, or by hand
         from ddptrain import ranks
+        from ddptrain.cpus import calm_torch
+
+        calm_torch()
         from ddptrain.console import Console
         from ddptrain.worker import run_here
 
-        for name in (*_RANK_FLAGS, "log_dir", "how", "max_restarts"):
+        for name in (*_RANK_FLAGS, "log_dir"):
             arguments.pop(name)
         stop, place = StopFlag(), ranks.from_rank_environment(os.environ)
         stop.install()
@@ -169,16 +172,16 @@ def _parser() -> argparse.ArgumentParser:
     names = [f.name for f in dataclasses.fields(Config)]
 
     train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
-    _add_hand_flags(train)
+    add_rank_by_hand(train)
     add_config(train, names)
     launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch_here)
-    _add_rank_flags(launch)
+    add_node(launch)
     add_config(launch, names)
     preflight = _verb(
         verbs, "preflight", "check ranks, network, data and volume before a training; flags as of launch", _preflight
     )
     preflight.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    _add_rank_flags(preflight)
+    add_node(preflight, lives=False)
     add_config(preflight, names)
     evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
     add_place(evaluate)
@@ -205,34 +208,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     return add_verb(verbs, name, text, run, example=_EXAMPLES[name])
-
-
-def _add_hand_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("one rank by hand", "each also as environment variable of the same name")
-    group.add_argument("--init", metavar="URL", help="where ranks meet: env, tcp://HOST:PORT, file:///PATH (fresh)")
-    group.add_argument("--rank", metavar="N", help="which of the ranks this is, from 0")
-    group.add_argument("--world-size", metavar="N", help="how many ranks there are")
-    group.add_argument("--local-rank", metavar="N", help="which GPU of this machine it takes, from 0")
-
-
-def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("ranks", "each also as environment variable of the same name; flags win")
-    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
-    group.add_argument("--node-rank", metavar="N", help="this node, from 0 (default: 0)")
-    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
-    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
-    group.add_argument(
-        "--master-port", metavar="PORT", help="of rank 0's store (default: 29500; a free one with a single node)"
-    )
-    group.add_argument("--log-dir", default="", metavar="DIR", help="also keep each rank's output there")
-    group.add_argument(
-        "--how", choices=("prefork", "spawn", "torchrun"), default="prefork",
-        help="start ranks by fork after importing torch once, afresh, or by torchrun (default: prefork)",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-restarts", type=int, default=0, metavar="N",
-        help="start failed ranks again up to N times; only with a single node (default: 0)",
-    )  # fmt: skip
 
 
 def _leave_message(error: TrainerError) -> None:

@@ -49,3 +49,39 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """Which checkpoint, where it is not the newest valid one."""
     parser.add_argument("--run", dest="only_run", type=int, metavar="N", help="this run (default: the newest valid)")
     parser.add_argument("--step", type=int, metavar="N", help="this step")
+
+
+def add_rank_by_hand(parser: argparse.ArgumentParser) -> None:
+    """Which rank of how many this process is, and where they meet, as a person at a terminal says it."""
+    group = parser.add_argument_group("one rank by hand", "each also as environment variable of the same name")
+    group.add_argument("--init", metavar="URL", help="where ranks meet: env, tcp://HOST:PORT, file:///PATH (fresh)")
+    group.add_argument("--rank", metavar="N", help="which of the ranks this is, from 0")
+    group.add_argument("--world-size", metavar="N", help="how many ranks there are")
+    group.add_argument("--local-rank", metavar="N", help="which GPU of this machine it takes, from 0")
+
+
+def add_node(parser: argparse.ArgumentParser, *, lives: bool = True) -> None:
+    """Which node of how many this is, and how its ranks are started.
+
+    Args:
+        lives: with the flags that only a training has use for.
+    """
+    group = parser.add_argument_group("ranks", "each also as environment variable of the same name; flags win")
+    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
+    group.add_argument("--node-rank", metavar="N", help="this node, from 0 (default: 0)")
+    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
+    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
+    group.add_argument(
+        "--master-port", metavar="PORT", help="of rank 0's store (default: 29500; a free one with a single node)"
+    )
+    group.add_argument("--log-dir", default="", metavar="DIR", help="also keep each rank's output there")
+    if not lives:
+        return
+    group.add_argument(
+        "--how", choices=("prefork", "spawn", "torchrun"), default="prefork",
+        help="start ranks by fork after importing torch once, afresh, or by torchrun (default: prefork)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N",
+        help="start failed ranks again up to N times; only with a single node (default: 0)",
+    )  # fmt: skip
