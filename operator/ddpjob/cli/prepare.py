@@ -67,7 +67,7 @@ def prepare(request: Request) -> Prepared:
         raise LocalError(
             f"{request.source}: metadata.name is missing", "a job is known by its name", "give it a --name"
         )
-    file.job["spec"] = _stored(file.job)["spec"]
+    file.job["spec"] = render(file.job)[0]["spec"]
     folder = StateFolder(request.state_dir)
     bare = Places(file.job, folder)
     places = Places(file.job, folder, _volumes(request.volumes, bare))
@@ -75,21 +75,6 @@ def prepare(request: Request) -> Prepared:
         data.use_directory(places, request.data_dir)
     notes = [f"{len(file.ignored)} other documents are ignored: {', '.join(file.ignored)}"] if file.ignored else []
     return Prepared(file, places, notes, warnings=_lack_of_gpus(file.job))
-
-
-def _stored(job: Json) -> Json:
-    """The job as an API server would store it, where pods can be made of it.
-
-    A pod template is open to what this version does not know, so nobody but the renderer judges what is in it.
-    """
-    try:
-        return render(job)[0]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise LocalError(
-            f"no pods can be made from spec.template: {type(error).__name__}: {error}",
-            "something in it is not of the type that a pod has there, such as a text where a list should be",
-            "compare it with `kubectl explain pod.spec`",
-        ) from error
 
 
 def _volumes(given: Sequence[str], places: Places) -> Mapping[str, Path]:

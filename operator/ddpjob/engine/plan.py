@@ -19,6 +19,7 @@ from ddpjob.engine.events import notes
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.situation import Situation
 from ddpjob.engine.status import invalid_status, new_attempt, next_status
+from ddpjob.engine.template import template_faults
 
 
 def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
@@ -40,6 +41,8 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     situation = Situation(job, before, observed, now, settings)
     if situation.finished:
         return _after_the_end(situation)
+    if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
+        return _refuse(body, faults, now)
     decision = decide(situation)
     if decision.is_final_or_destructive and not observed.live:
         return Plan(needs_live=True)

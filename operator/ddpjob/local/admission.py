@@ -10,6 +10,7 @@ from ddpjob.cluster.base import ClusterError, Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
+from ddpjob.engine.template import template_faults
 from ddpjob.local.errors import LocalError
 
 _UID = "00000000-0000-4000-8000-000000000000"
@@ -30,6 +31,12 @@ def admitted(document: Json) -> Json:
         parse_spec(stored)
     except (ClusterError, ValidationError, ValueError) as error:
         raise _refusal(document, error) from error
+    if faults := template_faults(stored["spec"].get("template") or {}):
+        raise LocalError(
+            f"the DDPJob {_name(document)} is refused: {'; '.join(faults)}",
+            "no pod can be made from such a template",
+            "compare it with `kubectl explain pod.spec`",
+        )
     return stored
 
 
@@ -61,14 +68,17 @@ def render(job: Json) -> list[Json]:
 
 
 def _refusal(document: Json, error: Any) -> LocalError:
-    name = (document.get("metadata") or {}).get("name") or "(without a name)"
     if isinstance(error, ValidationError):
         lines = explain(error)
     else:
         causes = getattr(error, "details", {}).get("causes") or []
         lines = [f"{cause['field']}: {cause['message']}" for cause in causes] or [str(error)]
     return LocalError(
-        f"the DDPJob {name} is refused: {'; '.join(lines)}",
+        f"the DDPJob {_name(document)} is refused: {'; '.join(lines)}",
         "an API server would refuse it for the same reason",
         "correct the field; `kubectl explain ddpjob.spec` and docs/fields.md say what each may hold",
     )
+
+
+def _name(document: Json) -> str:
+    return str((document.get("metadata") or {}).get("name") or "(without a name)")
