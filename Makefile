@@ -10,12 +10,12 @@ FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
 # The same for MNIST's four files, which are downloaded otherwise.
 MNIST  := $(addprefix --data-dir ,$(wildcard ../shared/mnist))
 NAME   ?= ddpjob
-LAYERS ?= lint unit install apiserver trainer kind
+LAYERS ?= lint unit local install apiserver trainer kind
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kind demo-down test lint format generate constraints images kind-up kind-down bench clean \
-        test-lint test-unit test-install test-apiserver test-trainer test-kind contract
+.PHONY: help setup demo demo-kind demo-down test lint format generate constraints images kind-up kind-down bench bench-local clean \
+        test-lint test-unit test-local test-install test-apiserver test-trainer test-kind contract
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -41,7 +41,7 @@ demo-kind: setup  ## the same on a kind cluster, from nothing to accuracy and ch
 
 demo-down: kind-down  ## remove what demo-kind made
 
-test: setup  ## all test layers: lint, unit, install, apiserver, trainer, kind
+test: setup  ## all test layers: lint, unit, local, install, apiserver, trainer, kind
 	@$(PY) -m tests.layers $(LAYERS)
 
 lint: test-lint  ## ruff, mypy, import-linter, yamllint, helm lint
@@ -55,7 +55,10 @@ test-lint: setup
 	"$$($(PY) -m tests.kind binary helm)" lint --strict charts/ddpjob
 
 test-unit: setup  ## the pure core, in seconds
-	$(PYTEST) tests/api tests/engine tests/cluster tests/controller tests/local tests/cli tests/kind -m 'not apiserver and not kind'
+	$(PYTEST) tests/api tests/engine tests/cluster tests/controller tests/kind -m 'not apiserver and not kind'
+
+test-local: setup  ## whole jobs as processes of this machine, and the command line
+	$(PYTEST) tests/local tests/cli
 
 test-install: setup  ## chart, manifests, docs
 	$(PYTEST) tests/install -m 'not apiserver and not kind'
@@ -91,6 +94,9 @@ kind-up: setup  ## a kind cluster for development (NAME=ddpjob)
 
 kind-down: setup  ## remove that cluster
 	$(PY) -m tests.kind down --name $(NAME)
+
+bench-local: setup  ## from ddpjob run to the first training step
+	$(PY) -m tests.benchmarks.local_first_step
 
 bench: setup  ## apply → all pods, beside the floor of raw requests
 	$(PY) -m tests.benchmarks.apply_to_pods

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 LANES = 2
-LONGEST_FIRST = ("kind", "trainer", "apiserver", "unit", "install", "lint")
+LONGEST_FIRST = ("kind", "trainer", "apiserver", "local", "unit", "install", "lint")
 
 
 @dataclass(frozen=True)

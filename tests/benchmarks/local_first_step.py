@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
-    machine = describe_machine()
+    machine = describe_machine(kubernetes=False)
     measured, dropped, stayed = measure(options.repetitions)
     foot = (
         f"Medians of {options.repetitions} repetitions, cold and warm in turns. Cold: {dropped / 1e6:,.0f} MB of the "

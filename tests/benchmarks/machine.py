@@ -10,14 +10,15 @@ from pathlib import Path
 from tests.kind.toolchain import KUBERNETES_VERSION
 
 
-def describe_machine() -> str:
+def describe_machine(*, kubernetes: bool = True) -> str:
     """Processor, cores, kernel, versions, date and what else the machine is doing, in one line."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
+    cluster = f"Kubernetes {KUBERNETES_VERSION}, " if kubernetes else ""
     day = datetime.now(UTC).date().isoformat()
     return (
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "
-        f"Kubernetes {KUBERNETES_VERSION}, Python {python}, {day}, load average {os.getloadavg()[0]:.1f}"
+        f"{cluster}Python {python}, {day}, load average {os.getloadavg()[0]:.1f}"
     )
 
 
