@@ -52,5 +52,7 @@ def test_killed_runs_resume_to_the_undisturbed_weights(
         assert code == 137, f"{told}: {killed.output()}"
         message = killed.message()
         assert (message["rank"], message["signal"], message["cause"]) == (rank, 9, "own"), told
+        if step > 4 and place != "save":
+            assert message["checkpoint"]["run"] == 1, f"{told}: the last checkpoint is told even where rank 0 is gone"
         ddptrain.run(*command(world_size, idx, cut))
         assert_same_end(undisturbed[world_size], cut)

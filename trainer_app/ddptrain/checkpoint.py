@@ -55,6 +55,15 @@ def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
+def newest_place(root: Path) -> dict[str, int] | None:
+    """Run and step of the newest checkpoint by its name alone: for reports, which do not need its content."""
+    with contextlib.suppress(OSError):
+        for run in run_numbers(root):
+            for step, _ in manifests(root, run):
+                return {"run": run, "step": step}
+    return None
+
+
 def seal(manifest: Mapping[str, Any]) -> str:
     """SHA-256 over the manifest without its own seal: a flipped cursor is as bad as a flipped weight."""
     body = {key: value for key, value in manifest.items() if key != "seal"}

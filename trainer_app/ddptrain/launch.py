@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import children, termination
+from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
 from ddptrain.console import tagged
 from ddptrain.cpus import calm_torch
@@ -105,6 +106,8 @@ def _live(
     )
     supervisor.run()
     report = root_cause(node)
+    if report["code"] and not report.get("checkpoint") and config.checkpoint_dir:
+        report["checkpoint"] = newest_place(Path(config.checkpoint_dir))  # rank 0, which knows, could not tell
     if report.get("signal") == signal.SIGKILL and oom_kills() > killed_for_memory:
         report["message"] = (
             f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "
