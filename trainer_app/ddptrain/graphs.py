@@ -66,6 +66,10 @@ class Graphed(GradientSync):
         for parameter in self._parameters:
             parameter.grad = None
 
+    def close(self) -> None:
+        """As the base's."""
+        self._inner.close()
+
     def _record(self, piece: Piece) -> None:
         self._piece = Piece(piece.images.clone(), piece.labels.clone())
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

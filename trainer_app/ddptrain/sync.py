@@ -11,6 +11,7 @@ mean per rank, averaged again, is not.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,9 @@ class GradientSync:
         """Forget the gradients."""
         self.model.zero_grad()
 
+    def close(self) -> None:
+        """Let go of the process group, before it is destroyed."""
+
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16):
             return functional.cross_entropy(self._forward(piece.images), piece.labels, reduction="sum")
@@ -123,6 +127,17 @@ class Ddp(GradientSync):
         self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
         self._settle_buckets()
         self._forward = self._wrapped
+
+    def close(self) -> None:
+        """As the base's: DDP must not be the last that holds the process group.
+
+        Its destructor runs under the interpreter's lock and would join gloo's threads there, while one of them may
+        wait for that lock to drop its last tensor: a rank then hung for ever after its last step, one run in thirty on
+        a busy machine.
+        """
+        self._forward = self.model
+        del self._wrapped
+        gc.collect()  # it is part of cycles
 
     def _unsynced(self) -> contextlib.AbstractContextManager[None]:
         return self._wrapped.no_sync()

@@ -95,7 +95,9 @@ class Training:
             if self._config.step_delay:
                 self._group.pause(self._config.step_delay)
         assert evaluation is not None, "the last step ends an epoch"
-        return Result(result_of(evaluation), began.place, self._last_saved("finished"), already_finished=False)
+        place = self._last_saved("finished")
+        self._sync.close()
+        return Result(result_of(evaluation), began.place, place, already_finished=False)
 
     def _advance(self, step: int) -> bool:
         """One optimizer step on one global batch; True if any rank wants to stop."""
@@ -169,6 +171,7 @@ class Training:
         """All ranks are here at the same step; rank 0 has saved it if there is a place to save."""
         self._recorder.flush()
         place = self._last_saved("stopped")
+        self._sync.close()
         self._group.close()
         saved = place is not None and place["step"] == self.done
         reason = "the volume refused" if self._config.checkpoint_dir else "no --checkpoint-dir"

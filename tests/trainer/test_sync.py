@@ -1,0 +1,30 @@
+"""What the ways of synchronising leave behind."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddptrain import models, sync
+from ddptrain.config import Config
+from ddptrain.inspect_checkpoint import alone
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_ddp_lets_go_of_the_process_group_before_it_is_destroyed() -> None:
+    group = alone(torch.device("cpu"))
+    ddp = sync.Ddp(models.build(Config(), group.device), group, accum=1, bf16=False)
+    wrapped = weakref.ref(ddp._wrapped)
+    ddp.close()
+    assert wrapped() is None, "its destructor, run later, may wait for ever"
