@@ -65,8 +65,8 @@ def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
 
 def group_of(resource: Resource) -> str:
     """The API group; empty for the core group."""
-    group, slash, _ = resource.api_version.partition("/")
-    return group if slash else ""
+    group, *versions = resource.api_version.split("/")
+    return group if len(versions) == 1 else ""
 
 
 def details_of(resource: Resource, name: str, kind: str) -> Json:
@@ -144,7 +144,7 @@ def invalid_patch(reason: str) -> Invalid:
 
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str = "") -> Invalid:
-    """422 with every cause."""
+    """422 with every cause. ``resource``: of the kind that the object says it is."""
     kind = kind or resource.kind
     lines = [f"{cause.field}: {cause.message}" for cause in causes]
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"

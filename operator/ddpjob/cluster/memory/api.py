@@ -167,7 +167,9 @@ class ApiServer:
         (kind.prepare_status if of_status else kind.prepare_update)(new, old)
         causes = (kind.check_status if of_status else kind.check_update)(new, old)
         if causes:
-            raise answers.invalid(resource, name, causes, kind=new.get("kind", ""))
+            # A patch may have changed them, and the answer then names what it made of the object.
+            said = Resource(new.get("apiVersion", ""), new.get("kind", ""), resource.plural)
+            raise answers.invalid(said, name, causes)
         if new == old:
             return _copy(old)
         meta = new["metadata"]
