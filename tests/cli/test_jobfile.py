@@ -1,5 +1,6 @@
 """Which job a file, a stream or a script stands for."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ddpjob.local.errors import LocalError
 from tests.cli.program import ROOT, shell_job
 
 JOB = yaml.safe_dump(shell_job("mnist", "true"))
+JOB_INLINE = json.dumps(shell_job("mnist", "true"))
 MISTAKES = {
     "an empty file": ("", "exactly one DDPJob, not 0"),
     "two jobs": (JOB + "---\n" + JOB.replace("mnist", "other"), "exactly one DDPJob, not 2"),
@@ -20,6 +22,11 @@ MISTAKES = {
     "a tab": ("a:\n\tb: 1", "line 2, column 1"),
     "a key that stands twice": (JOB + "\nkind: DDPJob\n", '"kind" stands twice'),
     "a list": ("- a", "holds a list"),
+    "a number in a list of objects": (f"kind: List\nitems: [1, {JOB_INLINE}]", "holds a int"),
+    "metadata that is a list": (JOB + "---\nkind: Secret\nmetadata: [a]", "metadata of Secret is no mapping"),
+    "an anchor within itself": (JOB.replace("image: ", "args: &x [*x]\n  image: "), "Circular reference"),
+    "nesting without end": ("a: " + "[" * 5000, "recursion depth"),
+    "a number that is none": ("a: !!int b", "cannot be read: invalid literal"),
     "another version": (JOB.replace("v1alpha1", "v9"), "apiVersion ddpjob.dev/v9"),
     "no spec": ("apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: a}", "spec is missing"),
     "a misspelt field": (JOB.replace("image", "imgae"), 'spec has no field "imgae"'),

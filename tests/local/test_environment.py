@@ -195,3 +195,14 @@ def test_what_one_machine_needs_is_set_unless_the_job_says_otherwise() -> None:
 
 def test_the_gpus_of_a_container_are_told_to_cuda() -> None:
     assert completed(gpus=["2", "3"])["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [([1], "data is no mapping"), ({"a/b": "x"}, '"a/b"'), ({"..": "x"}, '".."'), ({"": "x"}, 'the key ""')],
+)
+def test_config_that_could_not_become_files_is_refused_as_an_api_server_does(data: Any, expected: str) -> None:
+    document = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": data}
+    with pytest.raises(LocalError) as raised:
+        Sources([document], "default")
+    assert expected in raised.value.error

@@ -1,5 +1,6 @@
 """From a file, standard input or a script to the one DDPJob that is to run."""
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -107,6 +108,13 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
 def _documents(text: str, source: str) -> list[Json]:
     try:
         loaded = [document for document in yaml.load_all(text, documents.Loader) if document is not None]
+        json.dumps(loaded, default=str, skipkeys=True)  # an anchor may lead back to itself, which no tree can hold
+    except (RecursionError, ValueError) as error:
+        raise LocalError(
+            f"{source} holds a value that cannot be read: {error}",
+            "an anchor (&) must not contain its own alias (*), and numbers and nesting have a limit",
+            "write the value out, text in quotes",
+        ) from error
     except yaml.YAMLError as error:
         raise LocalError(
             f"{source} is not valid YAML: {documents.problem(error)}",
@@ -115,15 +123,26 @@ def _documents(text: str, source: str) -> list[Json]:
         ) from error
     found: list[Json] = []
     for document in loaded:
-        if not isinstance(document, dict):
-            raise LocalError(
-                f"{source} holds a {type(document).__name__} where an object should be",
-                "every document begins with apiVersion and kind",
-                "manifests/examples has jobs to start from",
-            )
-        items = document.get("items")
-        found += items if document.get("kind") == "List" and isinstance(items, list) else [document]
+        items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+        found += [_object(item, source) for item in (items if isinstance(items, list) else [document])]
     return found
+
+
+def _object(document: Any, source: str) -> Json:
+    """Raises ``LocalError`` for what is no object of Kubernetes."""
+    if not isinstance(document, dict):
+        raise LocalError(
+            f"{source} holds a {type(document).__name__} where an object should be",
+            "every document begins with apiVersion and kind",
+            "manifests/examples has jobs to start from",
+        )
+    if not isinstance(document.get("metadata") or {}, dict):
+        raise LocalError(
+            f"{source}: metadata of {document.get('kind') or 'a document without kind'} is no mapping",
+            "it holds at least a name",
+            "metadata: {name: my-name}",
+        )
+    return document
 
 
 def _as_written(job: Json, source: str) -> Json:

@@ -5,10 +5,13 @@ They live in memory for the run alone; the state folder never holds them.
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 
 from ddpjob.cluster.base import Json
 from ddpjob.local.errors import LocalError
+
+_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 class ConfigError(Exception):
@@ -45,6 +48,8 @@ class Sources:
 
 
 def _data(document: Json, what: str) -> dict[str, bytes]:
+    for part in ("data", "binaryData", "stringData"):
+        _check_keys(document.get(part) or {}, f"{what}: {part}")
     is_secret = document.get("kind") == "Secret"
     data: dict[str, bytes] = {}
     try:
@@ -61,3 +66,16 @@ def _data(document: Json, what: str) -> dict[str, bytes]:
     for key, value in (document.get("stringData") or {}).items():
         data[key] = str(value).encode()
     return data
+
+
+def _check_keys(part: object, what: str) -> None:
+    """As an API server does: a key becomes the name of a file, so it must be one."""
+    if not isinstance(part, dict):
+        raise LocalError(f"{what} is no mapping", "it holds keys and their values", "write key: value")
+    for key in map(str, part):
+        if not _KEY.fullmatch(key) or key.startswith("..") or key == ".":
+            raise LocalError(
+                f'{what} has the key "{key}"',
+                "a key may hold letters, digits, -, _ and . only, and is neither . nor begins with ..",
+                "rename it; items in a volume give a file another path",
+            )
