@@ -179,6 +179,12 @@ def test_a_failure_ends_with_three_lines_and_the_culprits_last_words(tmp_path: P
     assert outcome.exit_code == 1
 
 
+def test_data_that_could_not_be_downloaded_leads_to_the_options_that_do_without(tmp_path: Path) -> None:
+    failure = FAILURE | {"exitCode": 66, "message": "no mirror delivered FILE; next: ddptrain data fetch"}
+    outcome = an_outcome(tmp_path, {"state": "Failed", "failures": [failure]})
+    assert "--digits-if-offline" in lines(outcome, 80)[2]
+
+
 def test_a_program_that_is_not_installed_is_told_apart(tmp_path: Path) -> None:
     outcome = an_outcome(tmp_path, {"state": "Failed", "failures": [FAILURE | {"reason": "StartError"}]})
     assert "installed here" in lines(outcome, 80)[2]

@@ -18,6 +18,7 @@ from ddpjob.local.errors import LocalError
 Json = dict[str, Any]
 _TAIL = 15  # lines of the culprit's log
 _MISMATCH = 78  # the trainer's exit code for checkpoints of another run, docs/trainer.md
+_NO_DATA = 66  # the trainer's exit code for data that cannot be had or read
 _LONGEST_ERROR = 400  # characters
 
 
@@ -175,6 +176,8 @@ def _hint(culprit: Json, finished: Json, message: str) -> str:
         return "images are not used in local mode: the program must be installed here and on PATH"
     if culprit.get("exitCode") == _MISMATCH or "belong to another configuration" in message:
         return "--fresh begins without the checkpoints of before, another --name beside them"
+    if culprit.get("exitCode") == _NO_DATA and "no mirror delivered" in message:
+        return "--data-dir DIR trains with files you have, --digits-if-offline on scikit-learn's digits"
     if culprit.get("signal") == signal.SIGKILL:
         return "SIGKILL is often the kernel's out-of-memory killer: try fewer processes, or a smaller batch"
     if culprit.get("signal") == signal.SIGBUS:

@@ -1,5 +1,6 @@
 """``ddpjob logs``: what the nodes of a job printed, also while it runs."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -116,8 +117,13 @@ class _Reader:
         prefix = ""
         if self._several:
             colour = _COLOURS[rank % len(_COLOURS)]
-            prefix = f"\x1b[{colour}mn{rank}\x1b[0m " if sys.stdout.isatty() else f"n{rank} "
+            prefix = f"\x1b[{colour}mn{rank}\x1b[0m " if _is_coloured() else f"n{rank} "
         print(prefix + printable_line(line))
+
+
+def _is_coloured() -> bool:
+    """https://no-color.org, as the table of ``ddpjob run`` keeps it."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
