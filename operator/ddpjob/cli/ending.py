@@ -11,7 +11,7 @@ from ddpjob.cli import curve, errors
 from ddpjob.cli.facts import condition
 from ddpjob.cli.logfile import last_lines
 from ddpjob.cli.places import Places
-from ddpjob.cli.printable import one_line, printable_line
+from ddpjob.cli.printable import one_line, printable_line, ranks_text
 from ddpjob.cli.times import short
 from ddpjob.local.errors import LocalError
 
@@ -110,7 +110,7 @@ def lines(outcome: Outcome, width: int) -> list[str]:
 
 def _succeeded(outcome: Outcome, width: int) -> list[str]:
     world = (outcome.status.get("world") or {}).get("worldSize")
-    ranks = f" on {world} rank{'s' if world != 1 else ''}" if world else ""
+    ranks = f" on {ranks_text(world)}" if world else ""
     result = f"{outcome.places.name} succeeded in {short(outcome.seconds)}{ranks}"
     if outcome.accuracy is not None:
         result += f": accuracy {100 * outcome.accuracy:.2f} % on the test set"

@@ -16,7 +16,7 @@ from ddpjob.cli.curve import sparkline
 from ddpjob.cli.display import accuracy_text, size_text, speed_text
 from ddpjob.cli.ending import Outcome
 from ddpjob.cli.facts import Facts, Node
-from ddpjob.cli.printable import one_line, printable_line
+from ddpjob.cli.printable import one_line, printable_line, ranks_text
 from ddpjob.cli.times import short, since
 
 _STYLES = {
@@ -101,7 +101,7 @@ class LiveDisplay:
         return Group(*parts)
 
     def _head(self, facts: Facts) -> Text:
-        ranks = f" = {facts.num_nodes * facts.nproc_per_node} ranks" if facts.nproc_per_node else ""
+        ranks = f" = {ranks_text(facts.num_nodes * facts.nproc_per_node)}" if facts.nproc_per_node else ""
         return Text.assemble(
             (facts.name, "bold"),
             "  ",

@@ -8,7 +8,7 @@ from ddpjob.cli import ending
 from ddpjob.cli.display import accuracy_text, speed_text
 from ddpjob.cli.ending import Outcome
 from ddpjob.cli.facts import Facts, Node
-from ddpjob.cli.printable import one_line, printable_line
+from ddpjob.cli.printable import one_line, printable_line, ranks_text
 from ddpjob.cli.times import short
 
 _ON_THE_WAY = ("Pending", "ContainerCreating", "PodInitializing")  # nothing that a line would help with
@@ -16,13 +16,10 @@ INTERVAL = 2.0  # seconds between lines that say only how far the training is
 
 
 class PlainDisplay:
-    """Writes lines. ``stream`` gets the course, ``results`` the ending."""
+    """Writes lines."""
 
-    def __init__(
-        self, stream: TextIO, results: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
-        self._results = results or stream
         self._clock = clock
         self._begin = clock()
         self._facts: Facts | None = None
@@ -58,7 +55,7 @@ class PlainDisplay:
         """The last facts, then the ending."""
         if self._facts and course(self._facts) != self._last_line:
             self._say(course(self._facts))
-        print("\n".join(ending.lines(outcome, width=80)), file=self._results, flush=True)
+        print("\n".join(ending.lines(outcome, width=80)), file=self._stream, flush=True)
 
     def _show_nodes(self, facts: Facts) -> None:
         for node in facts.nodes:
@@ -78,7 +75,7 @@ def course(facts: Facts) -> str:
     parts = [
         facts.state,
         f"nodes {facts.nodes_ready}",
-        f"{facts.num_nodes * facts.nproc_per_node} ranks" if facts.nproc_per_node else "",
+        ranks_text(facts.num_nodes * facts.nproc_per_node) if facts.nproc_per_node else "",
         f"attempt {facts.attempt}" if facts.attempt > 1 else "",
         f"restarts {facts.restarts} of at most {facts.max_restarts}" if facts.restarts else "",
         *progress_parts(facts),

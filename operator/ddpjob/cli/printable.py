@@ -37,3 +37,8 @@ def one_line(text: object) -> str:
 def _spelled(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def ranks_text(number: int) -> str:
+    """``4 ranks``, ``1 rank``."""
+    return f"{number} rank{'' if number == 1 else 's'}"
