@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import http.server
@@ -134,6 +135,30 @@ def test_a_download_that_moves_shows_signs_of_life(idx: Path, tmp_path: Path, fi
     with mirror(good(idx)) as (url, _):
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files, alive=lambda: alive.append(None))
     assert len(alive) >= 4
+
+
+def test_who_waits_for_anothers_download_shows_signs_of_life(
+    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
+) -> None:
+    other = (tmp_path / ".fetch.lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    signs: list[None] = []
+
+    def alive() -> None:
+        signs.append(None)
+        if len(signs) == 3:
+            other.close()
+
+    with mirror(good(idx)) as (url, asked):
+        fetch.fetch(str(tmp_path), mirrors=(url,), files=files, alive=alive)
+    assert len(asked) == 4
+
+
+def test_every_try_at_a_mirror_that_does_not_answer_shows_a_sign_of_life(tmp_path: Path) -> None:
+    signs: list[None] = []
+    with pytest.raises(DataError):
+        fetch.fetch(str(tmp_path), mirrors=("nowhere",), tries=3, pause=0.01, alive=lambda: signs.append(None))
+    assert len(signs) == 3
 
 
 def test_when_every_mirror_fails_each_ones_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:

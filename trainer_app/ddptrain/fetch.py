@@ -33,6 +33,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
 _CHUNK = 2**18
+_POLL = 0.1  # seconds
 
 
 def fetch(
@@ -50,7 +51,7 @@ def fetch(
     Args:
         mirrors: base URLs, tried in order.
         tries: how often each mirror is asked for a file.
-        alive: called now and then, while a download moves.
+        alive: called now and then, while a download moves, and while another process's does.
         pause: seconds before the second try at one mirror, doubled for the third.
     Raises:
         DataError: no mirror delivered a file; names what each one said.
@@ -59,7 +60,7 @@ def fetch(
     folder = Path(data_dir)
     if all(is_whole(folder, file) for file in files):
         return  # also where the volume is read-only, or knows no locks
-    with _only_writer(folder) as locked:
+    with _only_writer(folder, alive) as locked:
         for file in files:
             if is_whole(folder, file):
                 continue
@@ -83,7 +84,7 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[bool]:
+def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
     """Wait for the directory's lock; False where the file system has none."""
     try:
         if not folder.is_dir():
@@ -96,7 +97,9 @@ def _only_writer(folder: Path) -> Iterator[bool]:
         raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a signal handler that raises ends the wait
+            while not _taken(lock.fileno()):  # polled: a rank blocked in a lock shows no sign of life
+                alive()
+                time.sleep(_POLL)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise volume_error(error, path) from error
@@ -104,6 +107,14 @@ def _only_writer(folder: Path) -> Iterator[bool]:
             yield False
             return
         yield True
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _clear_leftovers(folder: Path, file: IdxFile) -> None:
@@ -128,6 +139,7 @@ def _download(
     for mirror in mirrors:
         url = mirror.rstrip("/") + f"/{file.name}.gz"
         for attempt in range(tries):
+            alive()  # also where no mirror ever answers: then the error must come, not a watchdog
             if attempt:
                 time.sleep(pause * 2 ** (attempt - 1))
             try:
