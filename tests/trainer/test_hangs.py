@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,37 @@ def test_across_two_nodes_both_name_the_stopped_rank(
     assert innocent["code"] in (76, 77)
     assert f"rank {victim}" in innocent["message"]
     assert "is stopped in" in innocent["message"]
+
+
+def test_a_rank_stopped_while_it_loads_the_data_is_named_to_the_node_that_polls_for_its_word(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    port = free_port()
+    # No directory in common: only the store can tell node 0, whose ranks wait for no connection that could break.
+    command = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "stop:3:0:data")
+    nodes = [ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1)]
+    wait_until(lambda: "chaos: stop" in nodes[1].output(), "rank 3 to be stopped")
+    since = time.monotonic()
+    innocent, guilty = (assert_out_in_time(run, since) for run in nodes)
+    assert (guilty["code"], guilty["cause"], guilty["rank"], guilty["phase"]) == (76, "own", 3, "data")
+    assert (innocent["code"], innocent["cause"]) == (77, "peer")
+    assert "rank 3 left: rank 3 (node 1) is stopped in phase data" in innocent["message"]
+
+
+def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
+    box = BlackBox.create(0)
+    for descriptor in (box.stacks, box.flight):
+        os.write(descriptor, b"of an earlier alarm")
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: it answers nothing
+    deaf = subprocess.Popen(["sleep", "600"])
+    signal.signal(signal.SIGUSR1, before)
+    try:
+        seen = Watchdog(0, 0).examine([Child(0, deaf.pid, -1, -1, box=box)])
+    finally:
+        deaf.kill()
+        deaf.wait()
+        box.close()
+    assert [(sighting.answered, sighting.where) for sighting in seen] == [(False, None)]
 
 
 def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:

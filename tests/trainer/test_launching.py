@@ -279,6 +279,14 @@ def test_an_unwritable_volume_ends_with_73(ddptrain: ForkServer, idx: Path, tmp_
     assert (run.message()["code"], run.message()["rank"]) == (73, 0)
 
 
+def test_a_log_directory_that_is_full_costs_the_log_but_not_the_run(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    run = ddptrain.run("launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx)
+    assert "[rank 0] finished" in run.output()
+
+
 def test_each_ranks_output_is_tagged_and_kept(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.run(
         "launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx / "absent", code=66

@@ -12,7 +12,7 @@ from ddptrain.cpus import available, threads_per_rank
 from ddptrain.device import resolve_device
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.ranks import check_gpus, from_node, from_rank_environment, needs_launch
-from ddptrain.worker import timeout_of
+from ddptrain.rendezvous import timeout_of
 
 
 def test_ranks_are_dealt_out_node_by_node() -> None:

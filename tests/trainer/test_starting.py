@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_until
+from tests.trainer.synthetic import write_idx
 from tests.trainer.test_launching import SMALL, node
 from tests.trainer.test_resume import command
 
@@ -140,6 +141,29 @@ def test_what_would_fail_again_is_not_restarted(ddptrain: ForkServer, idx: Path,
     argv = ("--optimizer", "sgd", "--lr", 900, "--max-restarts", 3)
     run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv, code=79)
     assert "restart 1 of" not in run.output()
+
+
+def test_a_node_that_was_told_to_stop_begins_no_new_life(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("--max-restarts", 1, "--stop-grace", 60, "--chaos", "hang:1:3")
+    run = ddptrain.start("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv)
+    wait_until(lambda: "chaos: hang" in run.output(), "rank 1 to block")
+    run.stop()
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    assert run.wait() == 137, run.output()
+    assert "restart 1 of 1" not in run.output()
+
+
+@pytest.mark.parametrize("odd", ["lr", "data"])
+def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_difference_named(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, odd: str
+) -> None:
+    init = f"tcp://127.0.0.1:{free_port()}"
+    flags = ("--lr", 0.5) if odd == "lr" else ("--data-dir", write_idx(tmp_path / "other", seed=1))
+    zero = ddptrain.start(*by_hand(idx, tmp_path, init, 0, 2))
+    one = ddptrain.start(*by_hand(idx, tmp_path, init, 1, 2), *flags)
+    assert (one.wait(), zero.wait()) == (78, 77), one.output() + zero.output()
+    said = "rank 1 was told otherwise than rank 0: " + ("lr 0.006 → 0.5" if odd == "lr" else "data ")
+    assert said in one.message()["message"]
 
 
 def test_a_budget_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:

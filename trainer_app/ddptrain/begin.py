@@ -20,6 +20,7 @@ from ddptrain.config import Config
 from ddptrain.errors import DataError
 from ddptrain.group import Group
 from ddptrain.recorder import Recorder
+from ddptrain.same_run import check_same_as_rank_zero
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def begin(
     """Claim a run and bring every rank's model and optimizer to its first step; collective.
 
     Raises:
-        Mismatch, VolumeError, DataError: see recorder, weights. WeightsDiffer: the ranks do not agree.
+        Mismatch, VolumeError, DataError: see recorder, same_run, weights. WeightsDiffer: the ranks do not agree.
     """
     group.crumbs.mark("resume")
     content = b""
@@ -74,9 +75,11 @@ def begin(
             "sha256": hashlib.sha256(content).hexdigest(),
             "complete": complete,
             "evaluation": manifest.get("evaluation"),
+            "facts": {name: recorder.facts[name] for name in ("config", "dataDigest")},
         }
 
     told = group.from_rank_zero("resume", on_rank_zero, config.collective_timeout)
+    check_same_as_rank_zero(told["facts"], recorder.facts, group.rank)
     beginning = Beginning(told["place"], told["complete"], told["evaluation"])
     if beginning.complete:
         return beginning

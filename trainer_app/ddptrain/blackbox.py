@@ -56,6 +56,12 @@ class BlackBox:
         stacks, flight = (os.pread(fd, _MOST, 0).decode(errors="replace") for fd in (self.stacks, self.flight))
         return stacks, flight
 
+    def forget(self) -> None:
+        """Drop earlier dumps: what is asked for anew must not be taken for answered. The position is shared, too."""
+        for descriptor in (self.stacks, self.flight):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+
     def close(self) -> None:
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from ddptrain.files import write_atomically
 from ddptrain.group import Group
 from ddptrain.inspect_checkpoint import data_of, model_of, open_checkpoint
 from ddptrain.ranks import Ranks
+from ddptrain.rendezvous import timeout_of
 from ddptrain.stop import StopFlag
-from ddptrain.worker import DEFAULT_RENDEZVOUS_TIMEOUT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def infer(config: Config, ranks: Ranks, stop: StopFlag, wanted: Wanted) -> int:
     """
     device = resolve_device(config, ranks)
     torch.set_num_threads(config.threads or threads_per_rank(ranks.nproc_per_node))
-    timeout = config.rendezvous_timeout or DEFAULT_RENDEZVOUS_TIMEOUT
+    timeout = config.rendezvous_timeout or timeout_of(os.environ.get("PET_RDZV_CONF", ""))
     group = groups.join(
         ranks,
         device,

@@ -6,6 +6,7 @@ Its last act is the termination message: the root cause, not the first peer that
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -76,8 +77,8 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
         if life:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life)
             ranks = with_port(ranks, "fixed" if options.fixed_port else None)
-        report = _live(config, ranks, options, signals, postmortem)
-        if report["code"] in _NOT_AGAIN or life == options.max_restarts:
+        report, node = _live(config, ranks, options, signals, postmortem)
+        if report["code"] in _NOT_AGAIN or node.stop_signal is not None or life == options.max_restarts:
             break
         _teller(config)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
@@ -86,8 +87,8 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
 
 def _live(
     config: Config, ranks: Ranks, options: Options, signals: tuple[int, list[int]], postmortem: Postmortem | None
-) -> Report:
-    """One life of the node's ranks."""
+) -> tuple[Report, Node]:
+    """One life of the node's ranks: its report, and what became of them."""
     node, killed_for_memory = Node(), oom_kills()
     for local_rank in range(ranks.nproc_per_node):
         place = ranks.child(local_rank)
@@ -113,6 +114,7 @@ def _live(
             f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "
             f"next: raise it, or lower --batch-size or the ranks per node"
         )
+    _tell_other_nodes(ranks, node, report)
     if postmortem and report["code"] not in (0, 75, 80):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
             report = blame(report, other)
@@ -120,7 +122,15 @@ def _live(
         postmortem.write(report, supervisor.sightings, [])
     for child in node.children:
         children.close(child)
-    return report
+    return report, node
+
+
+def _tell_other_nodes(ranks: Ranks, node: Node, report: Report) -> None:
+    """Speak for a rank that was killed, and could not say itself that it leaves."""
+    if ranks.nnodes > 1 and report.get("cause") == "own" and (report.get("signal") or node.verdict):
+        from ddptrain.rendezvous import announce_killed
+
+        announce_killed(ranks, int(report["rank"]), str(report["message"]))
 
 
 def preload() -> None:
@@ -187,12 +197,16 @@ def _teller(config: Config) -> Callable[[str], None]:
 
 def _say_text(child: Child, line: bytes) -> None:
     sys.stdout.buffer.write(b"[rank %d] %s\n" % (child.rank, line))
-    if child.log:
-        child.log.write(line + b"\n")
+    _keep(child, line + b"\n")
 
 
 def _say_json(child: Child, line: bytes) -> None:
     encoded = tagged(child.rank, line.decode(errors="replace")).encode() + b"\n"
     sys.stdout.buffer.write(encoded)
+    _keep(child, encoded)
+
+
+def _keep(child: Child, line: bytes) -> None:
     if child.log:
-        child.log.write(encoded)
+        with contextlib.suppress(OSError):  # a full --log-dir must not cost the training; the line was printed
+            child.log.write(line)

@@ -23,7 +23,7 @@ import torch
 from ddptrain.checkpoint import Saved
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.config import Config
-from ddptrain.errors import Mismatch, VolumeError
+from ddptrain.errors import VolumeError
 from ddptrain.evaluate import Evaluation
 from ddptrain.files import write_atomically
 from ddptrain.finite import dumps
@@ -32,12 +32,17 @@ from ddptrain.mnist import Dataset
 from ddptrain.numerics import changes, not_the_same_bits, numerics
 from ddptrain.order import Schedule
 from ddptrain.progress import Progress
+from ddptrain.same_run import check_same_run
 
 _FLUSH_INTERVAL = 1.0  # seconds; a reader that follows metrics.jsonl sees rows at this age
 
 
 class Recorder:
-    """Writes what happened. Only rank 0's does anything."""
+    """Writes what happened. Only rank 0's does anything.
+
+    Attributes:
+        facts: what every manifest says of this run.
+    """
 
     def __init__(
         self, config: Config, dataset: Dataset, schedule: Schedule, world_size: int, progress: Progress
@@ -51,7 +56,7 @@ class Recorder:
         self._log: MetricsLog | None = None
         self._flushed, self._failures = 0.0, 0
         self._say: Callable[[str], None] = print
-        self._facts = {
+        self.facts: dict[str, Any] = {
             "worldSize": world_size,
             "data": dataset.name,
             "dataDigest": dataset.digest,
@@ -74,12 +79,12 @@ class Recorder:
         self._say = say
         found = self._checkpoints.resume(say)
         if found:
-            check_same_run(found[0].manifest, self._facts, self._checkpoints.root)
-            changed = changes(found[0].manifest, self._facts)
+            check_same_run(found[0].manifest, self.facts, self._checkpoints.root)
+            changed = changes(found[0].manifest, self.facts)
             bitwise = self._config.sync == "bitwise"
             if changed and bitwise:
                 raise not_the_same_bits(changed)
-            if changed or (not bitwise and found[0].manifest.get("worldSize") != self._facts["worldSize"]):
+            if changed or (not bitwise and found[0].manifest.get("worldSize") != self.facts["worldSize"]):
                 say("resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit")
         return found
 
@@ -100,11 +105,11 @@ class Recorder:
             "start",
             {
                 "resumedFrom": resumed.place if resumed else None,
-                "worldSize": self._facts["worldSize"],
+                "worldSize": self.facts["worldSize"],
                 "attempt": who["attempt"],
                 "quarantined": self._checkpoints.quarantined,
                 "totalSteps": self._schedule.total_steps,
-                "data": self._facts["data"],
+                "data": self.facts["data"],
                 "time": time.time(),
             },
         )
@@ -147,7 +152,7 @@ class Recorder:
         buffer = io.BytesIO()
         torch.save(state(), buffer)
         facts = {
-            **self._facts,
+            **self.facts,
             "cursor": asdict(self._schedule.cursor(step)),
             "evaluation": result_of(evaluation) if evaluation else None,
             "complete": complete,
@@ -210,26 +215,3 @@ def result_of(evaluation: Evaluation) -> dict[str, Any]:
         "correct": evaluation.correct,
         "samples": evaluation.samples,
     }
-
-
-def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
-    """Refuse to continue another run's weights.
-
-    Raises:
-        Mismatch: naming the settings that differ, or the data.
-    """
-    theirs, ours = Config.identity_of(manifest), facts["config"]
-    if theirs != ours:
-        differ = [f"{k} {theirs[k]!r} → {v!r}" for k, v in ours.items() if theirs[k] != v]
-        raise Mismatch(
-            f"the checkpoints in {root} belong to another configuration: {', '.join(differ)}",
-            hint="resuming would mix two trainings",
-            next_step="use the old settings, or a new --checkpoint-dir",
-        )
-    if manifest["dataDigest"] != facts["dataDigest"]:
-        raise Mismatch(
-            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
-            f"now {facts['dataDigest'][:16]}…",
-            hint="another volume is mounted as data directory",
-            next_step="mount the data of before, or use a new --checkpoint-dir",
-        )

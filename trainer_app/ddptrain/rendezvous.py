@@ -1,25 +1,30 @@
 """Where the ranks meet: the TCP store at MASTER_ADDR:MASTER_PORT, who has signed in, and who is missing.
 
-Used by ``group`` alone. Whatever may wait long waits by polling, so that SIGTERM and a peer's death are noticed.
+Used by ``group``, and by ``launch`` to speak for a rank that was killed. Whatever may wait long waits by polling, so
+that SIGTERM and a peer's death are noticed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
 from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
 
+DEFAULT_TIMEOUT = 600.0  # seconds
 _READING = 5.0  # seconds
+_TELLING = 2.0  # seconds
 LEFT = "left"  # key under which a failing rank says that it is not coming
 
 
@@ -85,6 +90,19 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, 
                 next_step="choose another MASTER_PORT",
             ) from error
         raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
+
+
+def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str] = os.environ) -> None:
+    """For the launcher: say of a rank that was killed what it cannot say itself. Never raises.
+
+    Ranks of other nodes that poll the store, waiting for its data or its word, have no connection that breaks.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        # The store itself would retry for its whole timeout where rank 0 is gone, and hold up the restart.
+        socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_TELLING).close()
+        patience = timedelta(seconds=_TELLING)
+        store = TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=patience)
+        PrefixStore(job_key(env), store).set(LEFT, json.dumps({"rank": rank, "reason": reason[:500]}))
 
 
 def _file_store(ranks: Ranks) -> Store:
@@ -189,3 +207,12 @@ def _named(missing: Iterable[int], ranks: Ranks) -> str:
     names = [f"rank {r} (node {ranks.node_of(r)})" for r in missing[:8]]
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return ", ".join(names) + more
+
+
+def timeout_of(rendezvous_conf: str) -> float:
+    """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
+    for part in rendezvous_conf.split(","):
+        key, _, value = part.partition("=")
+        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdigit():
+            return float(value)
+    return DEFAULT_TIMEOUT

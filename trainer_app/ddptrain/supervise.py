@@ -84,8 +84,9 @@ class Supervisor:
 
     @property
     def _watching(self) -> bool:
-        """Ranks that were told to stop, or whose peer has failed, have a deadline of their own."""
-        return self._watchdog is not None and self._node.deadline is None and self._node.verdict is None
+        """Ranks that were told to stop, or whose peer has failed, have a deadline; killed ones have an explanation."""
+        explained = self._node.verdict is not None or any(child.killed_by_us for child in self._node.children)
+        return self._watchdog is not None and self._node.deadline is None and not explained
 
     def _read(self, child: Child, descriptor: int, *, last: bool = False) -> bool:
         """Take what the pipe holds; False at its end (with ``last``, also when it is empty)."""

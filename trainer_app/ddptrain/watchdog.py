@@ -60,6 +60,8 @@ class Watchdog:
         states = {child.rank: process_state(child.pid) for child in living}
         crumbs = {child.rank: child.box.crumb() for child in living if child.box}
         for child in living:
+            assert child.box is not None
+            child.box.forget()  # of a false alarm
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, DUMP_SIGNAL)
         able = [child for child in living if states[child.rank] not in _STOPPED]

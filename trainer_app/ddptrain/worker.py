@@ -28,10 +28,9 @@ from ddptrain.finite import dumps
 from ddptrain.guard import Guard
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
+from ddptrain.rendezvous import DEFAULT_TIMEOUT, timeout_of
 from ddptrain.stop import StopFlag
 from ddptrain.train import Result, Training
-
-DEFAULT_RENDEZVOUS_TIMEOUT = 600.0
 
 
 class Worker:
@@ -53,7 +52,7 @@ class Worker:
         self._crumbs = Breadcrumbs(box.memory() if box else None, chaos.planned(config, ranks.rank, env))
         self._job, self._box = job, box
         self._group: group.Group | None = None
-        self._timeout, self._on = DEFAULT_RENDEZVOUS_TIMEOUT, ""
+        self._timeout, self._on = DEFAULT_TIMEOUT, ""
 
     def run(self, deliver: Callable[[termination.Report], None]) -> int:
         """Train; never raises. Returns the exit code.
@@ -219,7 +218,13 @@ def run_here(
         termination.write(report, termination.destination(), shared=ranks.world_size > 1)
         tell(report)
 
-    return Worker(config, ranks, console, stop, job=job).run(deliver)
+    code = Worker(config, ranks, console, stop, job=job).run(deliver)
+    if code and ranks.world_size > 1:
+        # The group was left in the middle of something: its destructor could wait for peers that never come.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def run_forked(assignment: Assignment, console: Console) -> int:
@@ -234,12 +239,3 @@ def run_forked(assignment: Assignment, console: Console) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
     worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
     return worker.run(deliver)
-
-
-def timeout_of(rendezvous_conf: str) -> float:
-    """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
-    for part in rendezvous_conf.split(","):
-        key, _, value = part.partition("=")
-        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdigit():
-            return float(value)
-    return DEFAULT_RENDEZVOUS_TIMEOUT
