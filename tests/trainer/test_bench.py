@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain import baselines
-from ddptrain.bench import tables
+from ddptrain.bench_table import tables
 from ddptrain.mnist import load
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import baselines, mnist
+from ddptrain.bench_table import tables
 from ddptrain.cpus import available, threads_per_rank
 from ddptrain.finite import dumps
 from ddptrain.metrics import FILE_NAME, effective_rows
@@ -182,50 +183,6 @@ def bench(plan: Plan, *, as_json: bool = False) -> int:
         results = Bench(plan, Trials(folder), folder).run()
     print(dumps(results) if as_json else tables(results))
     return 0
-
-
-def tables(results: dict[str, Any]) -> str:
-    """Markdown, as docs/benchmarks.md holds it."""
-    lines = []
-    if "accuracy" in results:
-        lines += [
-            "| ranks | seeds | accuracy: mean (worst) | warm: median (slowest) | CPU time | cold "
-            "| samples/s per rank | scaling |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for r in results["accuracy"]:
-            warm = r["warmSeconds"]
-            lines.append(
-                f"| {r['worldSize']} | {r['seeds']} | {r['mean']:.2%} ({r['worst']:.2%}) "
-                f"| {warm['median']:.1f} s ({warm['slowest']:.1f} s) "
-                f"| {r['cpuSeconds']['median']:.1f} s | {r['coldSeconds']:.1f} s "
-                f"| {r['samplesPerSecondPerRank']:,.0f} | {r['scaling']:.2f} |"
-            )
-        lines.append("")
-    if "throughput" in results:
-        lines += [
-            "| model | samples/s | DataLoader loop | times | the loop without augmentation | times |",
-            "|---|---:|---:|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {r['model']} | {r['samplesPerSecond']:,.0f} | {r['dataLoaderLoop']:,.0f} | **{r['times']:.1f}** "
-            f"| {r['loopWithoutAugmentation']:,.0f} | {r['timesWithoutAugmentation']:.1f} |"
-            for r in results["throughput"]
-        ]
-        lines.append("")
-    if "tutorial" in results:
-        r = results["tutorial"]
-        reached = f"{r['theirs']['seconds']:.1f} s, {r['theirs']['epochs']} epochs"
-        lines += [
-            f"| to {r['target']:.0%} | ours | tutorial-style | times |",
-            "|---|---:|---:|---:|",
-            f"| seconds | {r['ours']['seconds']:.1f} s, 1 epoch ({r['ours']['accuracy']:.2%}) "
-            f"| {reached if r['theirs']['reached'] else 'not within ' + reached} | {r['times']:.1f} |",
-            "",
-        ]
-    machine = results["machine"]
-    load = f"load {machine['loadBefore']:.1f} before, {machine['loadAfter']:.1f} after"
-    return "\n".join([*lines, f"{machine['cpus']:g} CPUs ({machine['processor']}), {load}."])
 
 
 def _speed(path: Path, batch: int) -> float:
