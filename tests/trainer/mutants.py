@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from ddptrain import batches, evaluate, models, order, sync
 from ddptrain.config import Config
@@ -84,6 +85,17 @@ def rank_1_draws_other_weights() -> None:
     models.build = build
 
 
+def broadcast_garbled_on_rank_1() -> None:
+    """A network, or a driver, that changes what it carries."""
+    original = dist.broadcast
+
+    def garbled(tensor: torch.Tensor, src: int) -> None:
+        original(tensor, src=src)
+        tensor += os.environ.get("RANK") == "1"
+
+    dist.broadcast = garbled
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -93,5 +105,6 @@ MUTANTS: dict[str, Callable[[], None]] = {
         padding_counted_in_training,
         padding_counted_in_evaluation,
         rank_1_draws_other_weights,
+        broadcast_garbled_on_rank_1,
     )
 }

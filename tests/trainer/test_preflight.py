@@ -50,6 +50,12 @@ def test_a_node_that_was_told_another_seed_is_named_on_both_nodes(ddptrain: Fork
     assert '"checks"' not in runs[1].output(), "the table is printed once, by node 0"
 
 
+def test_a_collective_that_answers_wrongly_on_one_rank_is_named(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("preflight", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--json")
+    run = ddptrain.run(*argv, code=71, mutant="broadcast_garbled_on_rank_1")
+    assert check(run, "collectives")["detail"] == "rank 1: broadcast"
+
+
 def test_data_that_one_rank_cannot_read_is_said_of_that_rank(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
     runs = [
