@@ -92,7 +92,7 @@ class Config:
         300.0, "seconds a collective may take before the rank that waits in it gives up", low=1, high=86_400
     )
     hang_timeout: float = _field(
-        120.0, "seconds without any sign of life from a rank before the launcher ends the node; 0 = never", low=0,
+        120.0, "seconds without any sign of life from a rank before its node is ended; 0 = never", low=0,
         high=86_400,
     )  # fmt: skip
     stop_grace: float = _field(25.0, "seconds from SIGTERM to SIGKILL; below the pod's", low=0.1, high=86_400)
