@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,14 @@ from tests.controlplane import control_plane as running_control_plane
 from tests.kind.toolchain import ToolchainError, binary
 
 _numbers = itertools.count(1)
+
+# Run in the background or under nohup, we would ignore these signals and so would every program that a test starts, for
+# ignoring is inherited. What a handler catches is back at its default in a new program.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session")
