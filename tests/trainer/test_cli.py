@@ -72,7 +72,14 @@ def test_every_help_shows_an_example_that_works_as_printed(
         "config",
         "why",
     ]
-    for verb in ([], *([verb] for verb in verbs), ["data", "fetch"], ["data", "verify"], *(["ckpt", *v] for v in CKPT)):
+    for verb in (
+        [],
+        *([verb] for verb in verbs),
+        ["data", "fetch"],
+        ["data", "verify"],
+        ["config", "print"],
+        *(["ckpt", *v] for v in CKPT),
+    ):
         with pytest.raises(SystemExit):
             main([*verb, "--help"])
         found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
@@ -94,6 +101,7 @@ def test_every_help_shows_an_example_that_works_as_printed(
         (["train"], {"DDPTRAIN_EPOCS": "3"}, 2, "did you mean DDPTRAIN_EPOCHS?"),
         (["launch", "--nproc-per-node", "2", "--backend", "nccl"], {"CUDA_VISIBLE_DEVICES": ""}, 71, "0 GPU(s)"),
         (["train", "--batch-size", "many"], {}, 2, "--batch-size='many'"),
+        (["launch", "--how", "torchrun", "--max-restarts", "2"], {}, 2, "--how torchrun knows neither"),
         (["launch", "--log-dir", "/dev/null/logs"], {}, 2, "--log-dir /dev/null/logs cannot be made"),
     ],
 )  # fmt: skip

@@ -98,6 +98,13 @@ def spawned() -> NoReturn:
     _become_rank(Assignment(config, ranks, told["job"], told["reports"], box), told["parent"], 1)
 
 
+def die_with(parent: int) -> None:
+    """In a child: be killed as soon as ``parent`` ends, also if it ended before this line."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
 def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
     """In the child: shed the launcher, do the job, leave without running the parent's exit handlers."""
     code, ranks = 1, assignment.ranks
@@ -106,10 +113,7 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A group of its own: Ctrl-C at a terminal reaches the launcher alone, which passes it on once.
         os.setpgid(0, 0)
-        # Die with the launcher, also if it died before this line.
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(128 + signal.SIGKILL)
+        die_with(parent)
         terminal = terminal_of()
         if terminal is not None:
             terminal = os.fdopen(os.dup(terminal.fileno()), "w")

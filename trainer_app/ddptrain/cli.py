@@ -110,10 +110,10 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")
     place = launch.with_port(place, port)
-    if how == "torchrun":
-        command = launch.as_torchrun(place, _spelled(arguments))
-        os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
+    if how == "torchrun":
+        command = launch.as_torchrun(place, _spelled(arguments), options)
+        os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
     return launch.launch(config, place, stop, options)
 
 

@@ -151,8 +151,18 @@ def with_port(ranks: Ranks, env_port: str | None) -> Ranks:
     return replace(ranks, master_port=free_port())
 
 
-def as_torchrun(ranks: Ranks, arguments: list[str]) -> list[str]:
-    """The torchrun command that starts the same ranks, for comparison: it has no watchdog and no report of ours."""
+def as_torchrun(ranks: Ranks, arguments: list[str], options: Options) -> list[str]:
+    """The torchrun command that starts the same ranks, for comparison: it has no watchdog and no report of ours.
+
+    Raises:
+        UsageError: something was asked for that only our own launcher does.
+    """
+    if options.max_restarts or options.log_dir:
+        raise UsageError(
+            "--how torchrun knows neither --max-restarts nor --log-dir",
+            hint="these are of our own launcher",
+            next_step="leave them out, or use --how spawn",
+        )
     return [
         sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks.nnodes}", f"--node-rank={ranks.node_rank}",
         f"--nproc-per-node={ranks.nproc_per_node}", f"--master-addr={ranks.master_addr}",

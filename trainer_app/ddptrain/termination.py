@@ -24,6 +24,37 @@ DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]
 
 
+def success(
+    evaluation: Mapping[str, Any],
+    *,
+    rank: int,
+    before: bool,
+    checkpoint: Mapping[str, int] | None,
+    resumed_from: Mapping[str, int] | None,
+    progress: Mapping[str, Any],
+) -> Report:
+    """The report of a rank whose training is finished.
+
+    Args:
+        before: it was finished before this start.
+    """
+    what, accuracy = "already finished" if before else "finished", evaluation["accuracy"]
+    return {
+        "schema": 1, "outcome": "already finished" if before else "succeeded", "code": 0, "rank": rank,
+        "message": f"{what}: test accuracy {accuracy:.4f}", "accuracy": accuracy, "loss": evaluation["loss"],
+        "checkpoint": checkpoint, "resumedFrom": resumed_from, "progress": progress,
+    }  # fmt: skip
+
+
+def preflighted(found: Report, *, rank: int, node: int) -> Report:
+    """The report of a rank that has only checked whether a training could begin; ``found`` is the verdict."""
+    bad = [f"{check['check']}: {check['detail']}" for check in found["checks"] if check["verdict"] == "failed"]
+    return {
+        "schema": 1, "outcome": "failed" if bad else "succeeded", "code": found["code"], "cause": "own", "rank": rank,
+        "node": node, "message": "; ".join(bad) or "fit for training", "preflight": found,
+    }  # fmt: skip
+
+
 def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, Any]) -> Report:
     """The report of a rank that ends with ``error``."""
     typed = classify(error)

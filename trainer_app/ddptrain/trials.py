@@ -6,10 +6,8 @@ forks must run no tensor operation before it has forked for the last time.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -18,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddptrain.children import die_with
 from ddptrain.errors import TrainerError
 from ddptrain.launch import preload
 from ddptrain.metrics import FILE_NAME, effective_rows
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 # What would change a trial behind its command's back.
 _FOREIGN = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
@@ -134,9 +131,7 @@ class Trials:
     def _become(self, work: Callable[[], int], log: Path, parent: int) -> NoReturn:
         code = 1
         try:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(128 + signal.SIGKILL)
+            die_with(parent)
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)

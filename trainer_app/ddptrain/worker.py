@@ -116,17 +116,7 @@ class Worker:
         self._begin("preflight")
         found = preflight(self._config, members, self._load_data)
         members.close()
-        bad = [f"{check['check']}: {check['detail']}" for check in found["checks"] if check["verdict"] == "failed"]
-        outcome = "failed" if bad else "succeeded"
-        what = {"outcome": outcome, "code": found["code"], "message": "; ".join(bad) or "fit for training"}
-        return {
-            "schema": 1,
-            **what,
-            "rank": self._ranks.rank,
-            "node": self._ranks.node_rank,
-            "cause": "own",
-            "preflight": found,
-        }
+        return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
 
     def _train(self) -> Result:
         config = self._config
@@ -177,18 +167,14 @@ class Worker:
             else ""
         )
         self._console.say(f"{what}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{kept}")
-        return {
-            "schema": 1,
-            "outcome": "already finished" if result.already_finished else "succeeded",
-            "code": 0,
-            "rank": self._ranks.rank,
-            "message": f"{what}: test accuracy {accuracy:.4f}",
-            "accuracy": accuracy,
-            "loss": result.evaluation["loss"],
-            "checkpoint": place,
-            "resumedFrom": result.resumed_from,
-            "progress": self._progress.snapshot(),
-        }
+        return termination.success(
+            result.evaluation,
+            rank=self._ranks.rank,
+            before=result.already_finished,
+            checkpoint=place,
+            resumed_from=result.resumed_from,
+            progress=self._progress.snapshot(),
+        )
 
     def _failure(self, error: BaseException) -> termination.Report:
         typed = classify(error)
