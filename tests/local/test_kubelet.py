@@ -135,11 +135,11 @@ async def test_long_last_words_are_cut_as_a_kubelet_cuts_them(bench: Bench) -> N
 
 
 async def test_init_containers_run_one_after_the_other_before_the_trainer(bench: Bench) -> None:
-    inits = [a_container(name, f"echo {name} >> /work/order") for name in ("first", "second")]
-    mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+    inits = [a_container(name, f"echo {name} >> /scratch/order") for name in ("first", "second")]
+    mount = {"volumeMounts": [{"name": "work", "mountPath": "/scratch"}]}
     status = await bench.run(
         a_pod(
-            a_container(script="cat /work/order") | mount,
+            a_container(script="cat /scratch/order") | mount,
             initContainers=[init | mount for init in inits],
             volumes=[{"name": "work", "emptyDir": {}}],
         )
@@ -169,9 +169,9 @@ async def test_a_sidecar_runs_beside_the_trainer_and_ends_after_it(bench: Bench)
 
 
 async def test_a_sidecar_of_a_deleted_pod_outlives_the_trainer(bench: Bench) -> None:
-    mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
-    side = "trap 'ls /work; exit 0' TERM; echo up; while :; do sleep 0.01; done"
-    main = "trap 'touch /work/saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+    mount = {"volumeMounts": [{"name": "work", "mountPath": "/scratch"}]}
+    side = "trap 'ls /scratch; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+    main = "trap 'touch /scratch/saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"
     name = bench.create(
         a_pod(
             a_container(script=main) | mount,
