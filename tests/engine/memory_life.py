@@ -115,12 +115,7 @@ class Operator:
 
     async def _feed(self, cluster: MemoryCluster, resource: names.Resource) -> None:
         async for event in cluster.watch(resource):
-            obj = event["object"]
-            meta = obj["metadata"]
-            if event["type"] == "DELETED":
-                self._cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
-            else:
-                self._cache.put(resource, obj)
+            self._cache.take(resource, event)
 
 
 async def kill_all_tasks() -> None:

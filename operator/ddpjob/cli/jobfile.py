@@ -39,10 +39,6 @@ class JobFile:
     def name(self) -> str:
         return str(self.job["metadata"]["name"])
 
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"].get("namespace") or "default")
-
 
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     """The job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.

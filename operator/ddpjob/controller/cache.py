@@ -64,6 +64,15 @@ class Cache:
         states = Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
         return {state: float(number) for state, number in states.items()}
 
+    def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
+        """Take in a watch event: ``type`` and ``object``, as the API server sends it."""
+        obj = event["object"]
+        if event["type"] == "DELETED":
+            meta = obj["metadata"]
+            self.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+        else:
+            self.put(resource, obj)
+
     def put(self, resource: Resource, obj: Json) -> bool:
         """Take in an object unless what is known is newer; returns whether that changed anything."""
         obj["metadata"].pop("managedFields", None)  # half of a pod's size, and nobody here asks for it

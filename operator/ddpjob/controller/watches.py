@@ -127,12 +127,7 @@ def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kop
 
     def feed(resource: Resource) -> Callable[..., Any]:
         async def take(event: Any, **_: Any) -> None:
-            obj = event["object"]
-            meta = obj["metadata"]
-            if event["type"] == "DELETED":
-                cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
-            else:
-                cache.put(resource, obj)
+            cache.take(resource, event)
 
         return take
 

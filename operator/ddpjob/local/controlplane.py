@@ -103,12 +103,7 @@ class ControlPlane:
 
     async def _feed(self, resource: names.Resource) -> None:
         async for event in self._cluster.watch(resource):
-            obj = event["object"]
-            meta = obj["metadata"]
-            if event["type"] == "DELETED":
-                self._cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
-            else:
-                self._cache.put(resource, obj)
+            self._cache.take(resource, event)
 
 
 def _keep_the_job(call: Call) -> Fault | None:
