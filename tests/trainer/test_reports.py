@@ -158,6 +158,11 @@ def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
     assert "SIGKILL" in cause["message"]
 
 
+def test_a_rank_killed_by_a_signal_without_a_name_is_reported_by_its_number() -> None:
+    cause = root_cause(Node([ended(0, 0, 1.0, signal_number=35, told=False)]))
+    assert (cause["code"], cause["signal"], cause["message"]) == (163, 35, "rank 0 was killed by signal 35")
+
+
 NCCL = (
     b"[rank1]:[E1121 10:00:00 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog "
     b"thread terminated with exception: NCCL error: remote process exited or there was a network error",

@@ -84,13 +84,20 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
 
 def killed(signal_number: int, *, rank: int) -> Report:
     """The report that a rank killed by a signal could not write."""
-    name = signal.Signals(signal_number).name
     hint = "; often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else ""
     return {
         "schema": 1, "outcome": "failed", "code": 128 + signal_number, "cause": "own",
         "rank": rank, "step": None, "phase": None, "signal": signal_number, "exception": None,
-        "message": f"rank {rank} was killed by {name}{hint}", "where": None, "checkpoint": None,
+        "message": f"rank {rank} was killed by {_named(signal_number)}{hint}", "where": None, "checkpoint": None,
     }  # fmt: skip
+
+
+def _named(signal_number: int) -> str:
+    """``SIGKILL``, or ``signal 35``: most real-time signals have no name."""
+    try:
+        return signal.Signals(signal_number).name
+    except ValueError:
+        return f"signal {signal_number}"
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
