@@ -1,6 +1,7 @@
 """The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
 
-``cli`` builds its flags from these fields; ``checkpoint`` refuses to resume when a field marked as identity changed.
+``config_field`` declares and checks one, ``config_file`` reads the file. ``cli`` builds its flags from these fields;
+``checkpoint`` refuses to resume when a field marked as identity changed.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddptrain.config_field import checked, setting
 from ddptrain.config_file import nearest, settings_of
 from ddptrain.errors import Mismatch, UsageError
 
@@ -22,87 +23,74 @@ DATASETS = ("mnist", "digits", "idx")
 MODELS = ("cnn", "mlp")
 
 
-def _field(
-    default: Any,
-    text: str,
-    *,
-    identity: bool = False,
-    choices: tuple[str, ...] = (),
-    low: float = -math.inf,
-    high: float = math.inf,
-    env: str = "",
-) -> Any:
-    """A field with what the flag parser and the checks need to know of it."""
-    metadata = {"help": text, "identity": identity, "choices": choices, "low": low, "high": high, "env": env}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True)
 class Config:
     """Everything a run can be told. Fields with ``identity`` decide the weights; the others only how they are made."""
 
-    data: str = _field(
+    data: str = setting(
         "mnist",
         "dataset: mnist, digits (bundled with scikit-learn), idx (any IDX files)",
         identity=True,
         choices=DATASETS,
     )
-    model: str = _field("cnn", "network", identity=True, choices=MODELS)
-    epochs: int = _field(2, "passes over the training set", identity=True, low=1, high=100_000)
-    batch_size: int = _field(
+    model: str = setting("cnn", "network", identity=True, choices=MODELS)
+    epochs: int = setting(2, "passes over the training set", identity=True, low=1, high=100_000)
+    batch_size: int = setting(
         0, "GLOBAL batch, shared by all ranks; 0 means 256, for digits 32", identity=True, low=0, high=1_000_000
     )
-    optimizer: str = _field("adamw", "adamw, or sgd with momentum", identity=True, choices=("adamw", "sgd"))
-    lr: float = _field(0.006, "peak learning rate of the one-cycle schedule", identity=True, low=0, high=1_000)
-    weight_decay: float = _field(0.01, "decoupled weight decay (adamw), L2 (sgd)", identity=True, low=0, high=10)
-    shift: int = _field(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
-    seed: int = _field(0, "of weights, order and augmentation", identity=True, low=0, high=2**62)
-    dtype: str = _field("float32", "of weights and arithmetic", identity=True, choices=("float32", "float64"))
-    bf16: bool = _field(False, "bfloat16 autocast (CUDA only)", identity=True)
-    cuda_graph: bool = _field(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
-    sync: str = _field(
+    optimizer: str = setting("adamw", "adamw, or sgd with momentum", identity=True, choices=("adamw", "sgd"))
+    lr: float = setting(0.006, "peak learning rate of the one-cycle schedule", identity=True, low=0, high=1_000)
+    weight_decay: float = setting(0.01, "decoupled weight decay (adamw), L2 (sgd)", identity=True, low=0, high=10)
+    shift: int = setting(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
+    seed: int = setting(0, "of weights, order and augmentation", identity=True, low=0, high=2**62)
+    dtype: str = setting("float32", "of weights and arithmetic", identity=True, choices=("float32", "float64"))
+    bf16: bool = setting(False, "bfloat16 autocast (CUDA only)", identity=True)
+    cuda_graph: bool = setting(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
+    sync: str = setting(
         "ddp",
         "how gradients meet: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = own "
         "overlapping buffers, bitwise = the same bits at any world size",
         identity=True,
         choices=("ddp", "manual", "bucketed", "bitwise"),
     )
-    init_from: str = _field(
+    init_from: str = setting(
         "", "begin with these weights: a checkpoint, an exported state_dict, or a checkpoint directory", identity=True
     )
-    zero: bool = _field(False, "ZeRO stage 1: spread the optimizer's state over the ranks; the same weights")
-    accum: int = _field(1, "cut each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
-    data_dir: str = _field("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
-    download: bool = _field(False, "fetch missing MNIST files into --data-dir first")
-    checkpoint_dir: str = _field(
+    zero: bool = setting(False, "ZeRO stage 1: spread the optimizer's state over the ranks; the same weights")
+    accum: int = setting(1, "cut each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
+    data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
+    download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
+    checkpoint_dir: str = setting(
         "", "where checkpoints, metrics.jsonl and progress.json go; none without it", env="DDPJOB_CHECKPOINT_DIR"
     )
-    checkpoint_every: int = _field(
+    checkpoint_every: int = setting(
         50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
     )
-    keep: int = _field(3, "newest checkpoints to keep", low=1, high=10**6)
-    keep_best: bool = _field(True, "besides these, keep the checkpoint of the highest test accuracy")
-    device: str = _field("auto", "auto takes CUDA where there is one", choices=("auto", "cpu", "cuda"))
-    backend: str = _field("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
-    threads: int = _field(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
-    rendezvous_timeout: float = _field(
+    keep: int = setting(3, "newest checkpoints to keep", low=1, high=10**6)
+    keep_best: bool = setting(True, "besides these, keep the checkpoint of the highest test accuracy")
+    device: str = setting("auto", "auto takes CUDA where there is one", choices=("auto", "cpu", "cuda"))
+    backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
+    threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
+    rendezvous_timeout: float = setting(
         0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600", low=0, high=86_400
     )
-    collective_timeout: float = _field(
+    collective_timeout: float = setting(
         300.0, "seconds a collective may take before the rank that waits in it gives up", low=1, high=86_400
     )
-    hang_timeout: float = _field(
+    hang_timeout: float = setting(
         120.0, "seconds without any sign of life from a rank before its node is ended; 0 = never", low=0,
         high=86_400,
     )  # fmt: skip
-    stop_grace: float = _field(25.0, "seconds from SIGTERM to SIGKILL; below the pod's", low=0.1, high=86_400)
-    log_format: str = _field("text", "of what is printed", choices=("text", "json"))
-    chaos: str = _field("", "debugging aid: crash, kill, hang, stop, slow, oom or diskfull as ACTION:RANK:STEP[:PHASE]")
-    stop_after: int = _field(
+    stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; below the pod's", low=0.1, high=86_400)
+    log_format: str = setting("text", "of what is printed", choices=("text", "json"))
+    chaos: str = setting(
+        "", "debugging aid: crash, kill, hang, stop, slow, oom or diskfull as ACTION:RANK:STEP[:PHASE]"
+    )
+    stop_after: int = setting(
         0, "debugging aid: leave as after SIGTERM once this step is done; 0 = never", low=0, high=10**12
     )
-    audit: str = _field("", "directory where every rank writes down which samples it used at which step")
-    step_delay: float = _field(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
+    audit: str = setting("", "directory where every rank writes down which samples it used at which step")
+    step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
     def global_batch(self) -> int:
@@ -167,7 +155,7 @@ def resolve_with_origins(env: Mapping[str, str], flags: Mapping[str, Any]) -> tu
             )
         given.append((known[key], env[key], key))
     given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
-    values = {name: _checked(fields[name], value, origin) for name, value, origin in given}
+    values = {name: checked(fields[name], value, origin) for name, value, origin in given}
     return _consistent(Config(**values)), {name: origin for name, _, origin in given}
 
 
@@ -184,31 +172,3 @@ def _consistent(config: Config) -> Config:
             next_step="leave --accum out",
         )
     return config
-
-
-def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
-    """The value as the field's type, or a UsageError that names its origin."""
-    kind: type[Any] = type(field.default)
-    try:
-        parsed = _boolean(value) if kind is bool else kind(value)
-    except (ValueError, OverflowError):
-        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
-    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
-    if choices and parsed not in choices:
-        raise UsageError(
-            f"{origin}={value!r} is not one of {', '.join(choices)}",
-            hint=nearest(str(value), list(choices)),
-            next_step=f"correct {origin}",
-        )
-    if kind in (int, float) and not low <= parsed <= high:
-        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
-    return parsed
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if str(value).lower() not in words:
-        raise ValueError(value)
-    return words[str(value).lower()]
