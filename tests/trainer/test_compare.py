@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.compare import worlds_of
+from ddptrain.choices import worlds_of
 from ddptrain.errors import UsageError
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 

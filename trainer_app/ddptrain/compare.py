@@ -17,7 +17,7 @@ from ddptrain import mnist
 from ddptrain.errors import UsageError
 from ddptrain.finite import dumps
 from ddptrain.order import Schedule
-from ddptrain.proofs import Proof, equal_bits, equal_first_gradients, equal_losses, samples_used_once
+from ddptrain.proofs import Proof, equal_bits, equal_first_gradients, equal_losses, samples_used_once, table
 from ddptrain.trials import Trial, Trials
 
 BATCH = 37  # divides nothing, and leaves a last batch that is smaller still
@@ -157,39 +157,6 @@ def compare(plan: Plan, *, as_json: bool = False, keep: str = "") -> int:
         print(table(proofs))
         print(f"\n{len(proofs) - len(failed)} of {len(proofs)} hold" + (f"; {len(failed)} FAIL" if failed else ""))
     return 1 if failed else 0
-
-
-def table(proofs: Sequence[Proof]) -> str:
-    """Aligned columns, one line per proof."""
-    rows = [("what", "of", "must be", "measured", "")]
-    rows += [(p.what, p.subject, p.limit, p.measured, "holds" if p.holds else "FAILS") for p in proofs]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
-
-
-def worlds_of(text: str) -> tuple[int, ...]:
-    """``1,2,4`` as numbers, sorted, 1 among them.
-
-    Raises:
-        UsageError: not a list of numbers of ranks.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and 1 <= int(part) <= 64 for part in parts):
-        raise UsageError(f"--worlds {text!r} is not a list of numbers of ranks", next_step="give --worlds 1,2,4")
-    return tuple(sorted({1, *map(int, parts)}))
-
-
-def chosen(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """A comma-separated choice of ``known``.
-
-    Raises:
-        UsageError: something else is among it.
-    """
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    strangers = [part for part in parts if part not in known]
-    if strangers or not parts:
-        raise UsageError(f"{flag} {text!r}: known are {', '.join(known)}", next_step=f"correct {flag}")
-    return parts
 
 
 def _later(judge: Callable[..., Proof], *what: object) -> Judge:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import ranks
+from ddptrain.choices import chosen, worlds_of
 from ddptrain.config import resolve
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import UsageError
@@ -114,9 +115,9 @@ def _compare(arguments: dict[str, Any]) -> int:
     from ddptrain import compare
 
     plan = compare.Plan(
-        worlds=compare.worlds_of(arguments["worlds"]),
-        checks=compare.chosen("--checks", arguments["checks"] or ",".join(compare.CHECKS), compare.CHECKS),
-        ways=compare.chosen("--ways", arguments["ways"] or ",".join(compare.WAYS), compare.WAYS),
+        worlds=worlds_of(arguments["worlds"]),
+        checks=chosen("--checks", arguments["checks"] or ",".join(compare.CHECKS), compare.CHECKS),
+        ways=chosen("--ways", arguments["ways"] or ",".join(compare.WAYS), compare.WAYS),
         data=arguments["data"] or "digits",
         data_dir=arguments["data_dir"] or "",
         model=arguments["model"] or "cnn",
@@ -128,7 +129,6 @@ def _compare(arguments: dict[str, Any]) -> int:
 def _bench(arguments: dict[str, Any]) -> int:
     calm_torch()
     from ddptrain import bench
-    from ddptrain.compare import chosen, worlds_of
 
     plan = bench.Plan(
         data=arguments["data"] or "mnist",

@@ -1,13 +1,13 @@
 """What must hold of trials that differ only in the number of ranks: measured values against limits.
 
-Pure reading: ``compare`` has run the trials, and prints what these functions return.
+Pure reading: ``compare`` has run the trials, and prints the table of what these functions return.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,14 @@ def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_sampl
         "; ".join(faults) or f"each of {schedule.samples} + {test_samples} once in {schedule.epochs} epochs",
         not faults,
     )
+
+
+def table(proofs: Sequence[Proof]) -> str:
+    """Aligned columns, one line per proof."""
+    rows = [("what", "of", "must be", "measured", "")]
+    rows += [(p.what, p.subject, p.limit, p.measured, "holds" if p.holds else "FAILS") for p in proofs]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
 
 
 def _misused(indices: Iterable[int], samples: int) -> int:
