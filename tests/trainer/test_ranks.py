@@ -11,7 +11,8 @@ from ddptrain.config import Config
 from ddptrain.cpus import available, threads_per_rank
 from ddptrain.device import resolve_device
 from ddptrain.errors import RanksError, TrainerError
-from ddptrain.ranks import check_gpus, from_node, from_rank_environment, needs_launch
+from ddptrain.gpus import check_gpus
+from ddptrain.ranks import from_node, from_rank_environment, needs_launch
 from ddptrain.rendezvous import timeout_of
 
 

@@ -16,6 +16,7 @@ from ddptrain import __version__, model_verbs, run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
 from ddptrain.flags import add_config, add_node, add_place, add_rank_by_hand, add_verb
+from ddptrain.gpus import check_gpus
 from ddptrain.stop import StopFlag
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
@@ -52,7 +53,7 @@ def _train(arguments: dict[str, Any]) -> int:
     stop.install()
     config = _resolved(arguments)
     place = ranks.by_hand(os.environ, **given)
-    ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
+    check_gpus(config.backend, config.device, place.nproc_per_node)
     from ddptrain.cpus import calm_torch
 
     calm_torch()
@@ -107,7 +108,7 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     max_restarts = arguments.pop("max_restarts", 0)
     config = _resolved(arguments)
     place = ranks.from_node(os.environ, **given)
-    ranks.check_gpus(config.backend, config.device, place.nproc_per_node)
+    check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")
     place = launch.with_port(place, port)
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))

@@ -6,13 +6,10 @@ Words as in torchrun: node_rank × nproc_per_node + local_rank = rank.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ddptrain.errors import RanksError, UsageError
+from ddptrain.errors import UsageError
 
 DEFAULT_PORT = 29500
 MAX_RANKS = 4096 * 64
@@ -63,7 +60,7 @@ def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
     Args:
         given: values from flags, named like the fields; None means not given.
     Raises:
-        UsageError, RanksError: an impossible value, naming the variable.
+        UsageError: an impossible value, naming the variable.
     """
 
     def number(field: str, default: int, low: int, high: int) -> int:
@@ -165,28 +162,6 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
         master_addr=env.get("MASTER_ADDR") or "127.0.0.1",
         master_port=_integer(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
     )
-
-
-def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str, str] = os.environ) -> None:
-    """Refuse NCCL with more local ranks than GPUs, by counting device files: no CUDA context, no torch.
-
-    Raises:
-        RanksError: NCCL or CUDA was asked for by name and the GPUs seen are too few.
-    """
-    if backend != "nccl" and device != "cuda":
-        return
-    if Path("/dev/dxg").exists():  # WSL shows no per-card files; torch will count
-        return
-    present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        present = min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
-    if nproc_per_node > present:
-        raise RanksError(
-            f"{nproc_per_node} rank(s) on this node want a GPU each, but {present} GPU(s) are here",
-            hint="NCCL allows one rank per GPU",
-            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu",
-        )
 
 
 def _integer(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
