@@ -1,6 +1,6 @@
 """One rank's membership among all: the process group, rank 0 going first, and all agreeing before they go on.
 
-``worker`` joins; ``sync``, ``evaluate`` and ``train`` use the group. How the ranks find each other is ``rendezvous``.
+``worker`` joins, ``train`` and what it calls use it. Ranks reach each other by ``store`` and meet by ``rendezvous``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.errors import PeerLost, RanksError
 from ddptrain.network import route_interface
 from ddptrain.ranks import Ranks
-from ddptrain.rendezvous import LEFT, connect, job_key, meet, wait_for_key
+from ddptrain.rendezvous import meet
 from ddptrain.stop import StopFlag
+from ddptrain.store import LEFT, connect, job_key, wait_for_key
 
 T = TypeVar("T")
 _LAST_WORDS = 0.3  # seconds that a failing rank 0 keeps the store up, for the others to read why

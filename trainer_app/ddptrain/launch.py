@@ -128,7 +128,7 @@ def _live(
 def _tell_other_nodes(ranks: Ranks, node: Node, report: Report) -> None:
     """Speak for a rank that was killed, and could not say itself that it leaves."""
     if ranks.nnodes > 1 and report.get("cause") == "own" and (report.get("signal") or node.verdict):
-        from ddptrain.rendezvous import announce_killed
+        from ddptrain.store import announce_killed
 
         announce_killed(ranks, int(report["rank"]), str(report["message"]))
 

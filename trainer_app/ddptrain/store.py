@@ -1,0 +1,136 @@
+"""The store through which ranks reach each other: hosted by rank 0 at MASTER_ADDR:MASTER_PORT, or a file.
+
+``rendezvous`` has the ranks meet in it, ``group`` exchanges data and last words over it, and ``launch`` speaks there
+for a rank that was killed. Whatever may wait long waits by polling, so that SIGTERM and a peer's death are noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from ddptrain.breadcrumbs import Breadcrumbs
+from ddptrain.errors import PeerLost, RendezvousError
+from ddptrain.ranks import Ranks
+from ddptrain.stop import StopFlag
+
+LEFT = "left"  # key under which a failing rank says that it is not coming
+_TELLING = 2.0  # seconds
+
+
+def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, env: Mapping[str, str]) -> Store:
+    """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
+    if ranks.init_file:
+        return _file_store(ranks)
+    hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not hosts:
+        _await_port(ranks, deadline, stop, crumbs)
+    try:
+        return TCPStore(
+            # The host listens on every address; its own DNS name may be the last to resolve.
+            "localhost" if hosts else ranks.master_addr,
+            ranks.master_port,
+            is_master=hosts,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0][:300]
+        if hosts:
+            raise RendezvousError(
+                f"rank 0 cannot listen on port {ranks.master_port}: {reason}",
+                hint="another process has the port, perhaps an earlier run that still ends",
+                next_step="choose another MASTER_PORT",
+            ) from error
+        raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
+
+
+def _file_store(ranks: Ranks) -> Store:
+    """A file as meeting place: on one machine, or on a volume that all share and that knows locks."""
+    try:
+        Path(ranks.init_file).touch()  # the store itself would wait, without a word, for a directory that is not there
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot meet at file://{ranks.init_file}: {error.strerror}",
+            next_step="name a file that every rank can write, fresh for every start",
+        ) from error
+    return FileStore(ranks.init_file, ranks.world_size)
+
+
+def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
+    """Until the store's host accepts connections. Its name may not resolve yet: a pod's appears with its address."""
+    pause, last = 0.05, "nothing tried"
+    while True:
+        stop.leave_if_requested("rendezvous")
+        crumbs.touch()
+        try:
+            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
+                return
+        except OSError as error:
+            last = str(error)
+        if time.monotonic() > deadline:
+            raise RendezvousError(
+                f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer ({last})",
+                hint="the node of rank 0 has not started, or a network policy or firewall is between",
+                next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
+            )
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)
+
+
+def job_key(env: Mapping[str, str]) -> str:
+    """Keeps two jobs that meet at one port, or two lives of one job, from reading each other's keys."""
+    parts = (
+        env.get(k, "") for k in ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    )
+    return "ddptrain/" + "/".join(parts)
+
+
+def wait_for_key(
+    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, crumbs: Breadcrumbs
+) -> bytes:
+    """The key's value as soon as it is set.
+
+    Args:
+        stop: leave on a signal; None at the end of a run, where all ranks leave together anyway.
+
+    Raises:
+        PeerLost: a rank announced that it leaves, or the store's host is gone.
+        RendezvousError: ``deadline`` (of time.monotonic) passed.
+        Stopped: a signal came.
+    """
+    pause = 0.002
+    while not store.check([key]):
+        crumbs.touch()
+        if store.check([LEFT]):
+            left = json.loads(store.get(LEFT))
+            raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
+        if time.monotonic() > deadline:
+            raise RendezvousError(f"waited in vain for {what}", hint="that rank is stopped, slow or gone")
+        if stop is not None:
+            stop.leave_if_requested(f"waiting for {what}")
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    value: bytes = store.get(key)
+    return value
+
+
+def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str] = os.environ) -> None:
+    """For the launcher: say of a rank that was killed what it cannot say itself. Never raises.
+
+    Ranks of other nodes that poll the store, waiting for its data or its word, have no connection that breaks.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        # The store itself would retry for its whole timeout where rank 0 is gone, and hold up the restart.
+        socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_TELLING).close()
+        patience = timedelta(seconds=_TELLING)
+        store = TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=patience)
+        PrefixStore(job_key(env), store).set(LEFT, json.dumps({"rank": rank, "reason": reason[:500]}))
