@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddptrain import models, sync
+from ddptrain import models
 from ddptrain.config import Config
+from ddptrain.ddp import Ddp
 from ddptrain.inspect_checkpoint import alone
 
 
@@ -24,7 +25,7 @@ def process_group() -> Iterator[None]:
 @pytest.mark.usefixtures("process_group")
 def test_ddp_lets_go_of_the_process_group_before_it_is_destroyed() -> None:
     group = alone(torch.device("cpu"))
-    ddp = sync.Ddp(models.build(Config(), group.device), group, accum=1, bf16=False)
+    ddp = Ddp(models.build(Config(), group.device), group, accum=1, bf16=False)
     wrapped = weakref.ref(ddp._wrapped)
     ddp.close()
     assert wrapped() is None, "its destructor, run later, may wait for ever"

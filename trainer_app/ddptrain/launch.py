@@ -140,7 +140,7 @@ def preload() -> None:
     modules.
     """
     calm_torch()
-    for module in ("torch._dynamo", "ddptrain.worker"):
+    for module in ("torch._dynamo", "ddptrain.worker", "ddptrain.ddp"):
         importlib.import_module(module)
 
 

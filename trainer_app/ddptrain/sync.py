@@ -1,7 +1,7 @@
 """How the gradients of the ranks' shares become the gradient of the global batch, on every rank.
 
-Four ways, one result: ``ddp`` and ``manual`` here, ``bucketed`` and ``bitwise`` in modules of their own. ``train``
-builds one of them and calls ``step`` for each global batch.
+Four ways, one result: ``manual`` here, ``ddp``, ``bucketed`` and ``bitwise`` in modules of their own. ``train`` builds
+one of them and calls ``step`` for each global batch.
 
 A rank's loss is the sum over its samples times ``averaged over / global count``. Whatever the sizes of the shares, the
 average (or, with ``averaged over`` 1, the sum) of these gradients is the gradient of the global batch's mean loss; a
@@ -11,7 +11,6 @@ mean per rank, averaged again, is not.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.batches import GlobalBatch, Piece
 from ddptrain.order import micro_shards
@@ -117,44 +115,6 @@ class GradientSync:
         """Nothing to exchange, or done by now."""
 
 
-class Ddp(GradientSync):
-    """DistributedDataParallel, which averages while the backward pass still runs."""
-
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16)
-        self.averaged_over = group.world_size
-        device_ids = [group.device.index] if group.device.type == "cuda" else None
-        self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-        self._settle_buckets()
-        self._forward = self._wrapped
-
-    def close(self) -> None:
-        """As the base's: DDP must not be the last that holds the process group.
-
-        Its destructor runs under the interpreter's lock and would join gloo's threads there, while one of them may
-        wait for that lock to drop its last tensor: a rank then hung for ever after its last step, one run in thirty on
-        a busy machine.
-        """
-        self._forward = self.model
-        del self._wrapped
-        gc.collect()  # it is part of cycles
-
-    def _unsynced(self) -> contextlib.AbstractContextManager[None]:
-        return self._wrapped.no_sync()
-
-    def _settle_buckets(self) -> None:
-        """A throw-away backward pass, so that every real step sums in one and the same order.
-
-        DDP lays its buckets out anew after the first backward pass, and the place of a gradient in a bucket decides
-        the order in which a ring adds it up. A resumed run would otherwise take its first step in another layout than
-        the undisturbed one. The layout is rebuilt at the next forward pass, before any real gradient exists.
-        """
-        dtype = next(self.model.parameters()).dtype
-        blank = torch.zeros(1, 1, 28, 28, dtype=dtype, device=self._group.device)
-        self._wrapped(blank).sum().mul(0.0).backward()
-        self._wrapped.zero_grad()
-
-
 class Manual(GradientSync):
     """One all-reduce per parameter after the backward pass: DDP's result without its overlap, in ten lines."""
 
@@ -206,5 +166,8 @@ def _way(config: Config, model: nn.Module, group: Group) -> GradientSync:
         from ddptrain.bucketed import Bucketed
 
         return Bucketed(model, group, accum=config.accum, bf16=config.bf16)
-    way = Manual if config.sync == "manual" else Ddp
-    return way(model, group, accum=config.accum, bf16=config.bf16)
+    if config.sync == "manual":
+        return Manual(model, group, accum=config.accum, bf16=config.bf16)
+    from ddptrain.ddp import Ddp
+
+    return Ddp(model, group, accum=config.accum, bf16=config.bf16)
