@@ -113,16 +113,11 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     place = launch.with_port(place, port)
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
     if how == "torchrun":
-        command = launch.as_torchrun(place, _spelled(arguments), options)
+        from ddptrain import torchrun
+
+        command = torchrun.command(place, arguments, options)
         os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
     return launch.launch(config, place, stop, options)
-
-
-def _spelled(arguments: dict[str, Any]) -> list[str]:
-    """The flags that say what ``arguments`` hold."""
-    flags = {name.replace("_", "-"): value for name, value in arguments.items() if value is not None}
-    switches = [f"--{name}" if value else f"--no-{name}" for name, value in flags.items() if isinstance(value, bool)]
-    return switches + [f"--{name}={value}" for name, value in flags.items() if not isinstance(value, bool)]
 
 
 def _resolved(arguments: dict[str, Any]) -> Config:

@@ -1,37 +1,33 @@
 """The node's launcher: import torch once, start the node's ranks, watch them, and say how the node ended.
 
 Its last act is the termination message: the root cause, not the first peer that noticed. ``children`` starts a rank,
-``supervise`` watches, ``node`` judges.
+``supervise`` watches, ``relay`` prints what the ranks say, ``node`` judges.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import children, termination
 from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
-from ddptrain.console import tagged
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import Stopped, UsageError
 from ddptrain.memory import oom_kills
 from ddptrain.network import free_port
-from ddptrain.node import Child, Node, root_cause
+from ddptrain.node import Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
 from ddptrain.ranks import Ranks
+from ddptrain.relay import own_printer, rank_printer
 from ddptrain.stop import StopFlag
 from ddptrain.supervise import Supervisor
 from ddptrain.termination import Report
 from ddptrain.watchdog import Watchdog
 
-HOW = ("prefork", "spawn", "torchrun")
 _NOT_AGAIN = (0, 2, 71, 75, 78, 79, 80)  # codes that a second life would end with as well, or that are no failure
 
 
@@ -80,7 +76,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
         report, node = _live(config, ranks, options, signals, postmortem)
         if report["code"] in _NOT_AGAIN or node.stop_signal is not None or life == options.max_restarts:
             break
-        _teller(config)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
+        own_printer(config.log_format)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
     return report
 
@@ -100,8 +96,8 @@ def _live(
         wakeup=signals[0],
         pending=signals[1],
         stop_grace=config.stop_grace,
-        say=_say_json if config.log_format == "json" else _say_text,
-        tell=_teller(config),
+        say=rank_printer(config.log_format),
+        tell=own_printer(config.log_format),
         watchdog=watchdog,
         report=postmortem,
     )
@@ -118,7 +114,7 @@ def _live(
     if postmortem and report["code"] not in (0, 75, 80):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
             report = blame(report, other)
-            _teller(config)(f"error: {report['message']}")
+            own_printer(config.log_format)(f"error: {report['message']}")
         postmortem.write(report, supervisor.sightings, [])
     for child in node.children:
         children.close(child)
@@ -151,25 +147,6 @@ def with_port(ranks: Ranks, env_port: str | None) -> Ranks:
     return replace(ranks, master_port=free_port())
 
 
-def as_torchrun(ranks: Ranks, arguments: list[str], options: Options) -> list[str]:
-    """The torchrun command that starts the same ranks, for comparison: it has no watchdog and no report of ours.
-
-    Raises:
-        UsageError: something was asked for that only our own launcher does.
-    """
-    if options.max_restarts or options.log_dir:
-        raise UsageError(
-            "--how torchrun knows neither --max-restarts nor --log-dir",
-            hint="these are of our own launcher",
-            next_step="leave them out, or use --how spawn",
-        )
-    return [
-        sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks.nnodes}", f"--node-rank={ranks.node_rank}",
-        f"--nproc-per-node={ranks.nproc_per_node}", f"--master-addr={ranks.master_addr}",
-        f"--master-port={ranks.master_port}", "--max-restarts=0", "-m", "ddptrain", "train", *arguments,
-    ]  # fmt: skip
-
-
 def _check(ranks: Ranks, options: Options) -> None:
     if options.max_restarts and ranks.nnodes > 1:
         raise UsageError(
@@ -197,26 +174,3 @@ def _catch_signals() -> tuple[int, list[int]]:
         signal.signal(number, lambda n, _frame: pending.append(n))
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     return wakeup, pending
-
-
-def _teller(config: Config) -> Callable[[str], None]:
-    """Prints a line of the launcher's own, which is no rank."""
-    as_json = config.log_format == "json"
-    return lambda text: print(tagged(None, text) if as_json else text, flush=True)
-
-
-def _say_text(child: Child, line: bytes) -> None:
-    sys.stdout.buffer.write(b"[rank %d] %s\n" % (child.rank, line))
-    _keep(child, line + b"\n")
-
-
-def _say_json(child: Child, line: bytes) -> None:
-    encoded = tagged(child.rank, line.decode(errors="replace")).encode() + b"\n"
-    sys.stdout.buffer.write(encoded)
-    _keep(child, encoded)
-
-
-def _keep(child: Child, line: bytes) -> None:
-    if child.log:
-        with contextlib.suppress(OSError):  # a full --log-dir must not cost the training; the line was printed
-            child.log.write(line)
