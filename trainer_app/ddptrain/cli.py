@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddptrain import __version__, model_verbs, run_verbs
+from ddptrain import __version__, data_verbs, model_verbs, run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
 from ddptrain.flags import add_config, add_node, add_place, add_rank_by_hand, add_verb
@@ -26,9 +26,6 @@ _EXAMPLES = {
     "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
     "preflight": "ddptrain preflight --nproc-per-node 2 --data digits --checkpoint-dir /tmp/ddptrain-checkpoints",
     "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
-    "data": "ddptrain data verify --data-dir ./data",
-    "fetch": "ddptrain data fetch --data-dir ./data",
-    "verify": "ddptrain data verify --data-dir ./data",
 }
 
 
@@ -139,23 +136,6 @@ def _evaluate(arguments: dict[str, Any]) -> int:
     return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
 
 
-def _fetch(arguments: dict[str, Any]) -> int:
-    from ddptrain import fetch
-
-    stop = StopFlag()
-    stop.install()
-    with stop.interruptible("data"):
-        tries = arguments["tries"] if arguments["tries"] is not None else fetch.TRIES
-        fetch.fetch(arguments["data_dir"], mirrors=arguments["url"] or fetch.MIRRORS, tries=max(1, tries))
-    return _verify(arguments)
-
-
-def _verify(arguments: dict[str, Any]) -> int:
-    from ddptrain.verify import verify
-
-    return verify(arguments["data_dir"])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddptrain",
@@ -184,21 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     model_verbs.add_to(verbs)
     run_verbs.add_to(verbs)
-    data = _verb(verbs, "data", "fetch or verify the MNIST files", None)
-    data_verbs = data.add_subparsers(metavar="VERB", required=True)
-    for name, text, run in (("fetch", "download what is missing", _fetch), ("verify", "check the files", _verify)):
-        verb = _verb(data_verbs, name, text, run)
-        default = os.environ.get("DDPJOB_DATA_DIR")
-        verb.add_argument(
-            "--data-dir",
-            default=default,
-            required=not default,
-            metavar="DIR",
-            help="of the four files [DDPJOB_DATA_DIR]",
-        )
-        if name == "fetch":
-            verb.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
-            verb.add_argument("--tries", type=int, metavar="N", help="how often to ask each mirror (default: 3)")
+    data_verbs.add_to(verbs)
     return parser
 
 

@@ -1,6 +1,6 @@
 """How verbs and their flags are declared: every one with an example, every setting of ``Config`` with one spelling.
 
-Used by ``cli`` and ``model_verbs``; imports no torch.
+Used by ``cli`` and the modules of verbs that it adds; imports no torch.
 """
 
 from __future__ import annotations
