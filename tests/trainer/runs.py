@@ -109,7 +109,11 @@ class ForkServer:
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, itertools.count()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.forkserver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.trainer.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder)},  # where runs that save nothing leave their metrics
         )
         self._pids: list[Run] = []
         assert self._readline() == "ready"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
 from ddptrain.metrics import MetricsLog, effective_rows
+from tests.trainer.runs import ForkServer
 
 
 def write(
@@ -90,3 +94,15 @@ def test_what_is_not_a_number_becomes_null_and_every_row_stays_json(tmp_path: Pa
     log.flush(durable=True)
     row = json.loads(path.read_text(), parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
     assert (row["loss"], row["lr"]) == (None, None)
+
+
+@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
+def test_where_nothing_is_saved_the_metrics_are_and_it_is_said_where(
+    ddptrain: ForkServer, idx: Path, verb: tuple[object, ...]
+) -> None:
+    argv = (*verb, "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
+    run = ddptrain.run(*argv)
+    [path] = map(Path, re.findall("metrics: (.+)", run.output()))
+    assert [row["step"] for row in effective_rows(path, "train")] == list(range(1, 19))
+    assert effective_rows(path, "eval")[-1]["accuracy"] == run.message()["accuracy"]
+    assert json.loads((path.parent / "progress.json").read_text())["step"] == 18

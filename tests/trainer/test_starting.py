@@ -153,17 +153,25 @@ def test_a_node_that_was_told_to_stop_begins_no_new_life(ddptrain: ForkServer, i
     assert "restart 1 of 1" not in run.output()
 
 
-@pytest.mark.parametrize("odd", ["lr", "data"])
+@pytest.mark.parametrize(
+    ("told", "difference"),
+    [
+        (([], ["--lr", 0.5]), "lr 0.006 → 0.5"),
+        (([], ["--data-dir", "OTHER"]), "data "),
+        (([], ["--zero"]), "zero False → True"),
+        ((["--zero"], ["--checkpoint-every", 3]), "checkpoint_every 50 → 3"),
+    ],
+)
 def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_difference_named(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, odd: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, told: tuple[list[object], list[object]], difference: str
 ) -> None:
     init = f"tcp://127.0.0.1:{free_port()}"
-    flags = ("--lr", 0.5) if odd == "lr" else ("--data-dir", write_idx(tmp_path / "other", seed=1))
-    zero = ddptrain.start(*by_hand(idx, tmp_path, init, 0, 2))
-    one = ddptrain.start(*by_hand(idx, tmp_path, init, 1, 2), *flags)
+    (alike, odd), other = told, write_idx(tmp_path / "other", seed=1)
+    zero = ddptrain.start(*by_hand(idx, tmp_path, init, 0, 2), *alike)
+    flags = [other if flag == "OTHER" else flag for flag in odd]
+    one = ddptrain.start(*by_hand(idx, tmp_path, init, 1, 2), *alike, *flags)
     assert (one.wait(), zero.wait()) == (78, 77), one.output() + zero.output()
-    said = "rank 1 was told otherwise than rank 0: " + ("lr 0.006 → 0.5" if odd == "lr" else "data ")
-    assert said in one.message()["message"]
+    assert f"rank 1 was told otherwise than rank 0: {difference}" in one.message()["message"]
 
 
 def test_a_budget_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:

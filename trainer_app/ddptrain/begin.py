@@ -58,6 +58,7 @@ def begin(
     """
     group.crumbs.mark("resume")
     content = b""
+    facts = {"config": _alike(config), "dataDigest": recorder.facts["dataDigest"]}
 
     def on_rank_zero() -> dict[str, Any]:
         nonlocal content
@@ -75,11 +76,11 @@ def begin(
             "sha256": hashlib.sha256(content).hexdigest(),
             "complete": complete,
             "evaluation": manifest.get("evaluation"),
-            "facts": {name: recorder.facts[name] for name in ("config", "dataDigest")},
+            "facts": facts,
         }
 
     told = group.from_rank_zero("resume", on_rank_zero, config.collective_timeout)
-    check_same_as_rank_zero(told["facts"], recorder.facts, group.rank)
+    check_same_as_rank_zero(told["facts"], facts, group.rank)
     beginning = Beginning(told["place"], told["complete"], told["evaluation"])
     if beginning.complete:
         return beginning
@@ -97,6 +98,14 @@ def begin(
         say(f"begins with the weights of {config.init_from}, SHA-256 {told['sha256'][:16]}…")
     weights.assert_alike(model, group)
     return beginning
+
+
+def _alike(config: Config) -> dict[str, Any]:
+    """What every rank must have been told alike: what decides the weights, and which collectives there will be."""
+    values = config.identity() | {"zero": config.zero}
+    if config.zero:  # before each save the optimizer's state is gathered
+        values |= {"checkpoint_dir": bool(config.checkpoint_dir), "checkpoint_every": config.checkpoint_every}
+    return values
 
 
 def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, content: bytes, device: torch.device) -> None:
