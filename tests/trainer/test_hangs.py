@@ -245,3 +245,12 @@ def test_without_a_launcher_every_rank_that_still_can_ends_itself_and_says_what_
     waiting = runs[0].wait()
     message = runs[0].message()
     assert (waiting, message["cause"]) in ((76, "peer"), (77, "peer")), runs[0].output()
+
+
+def test_a_process_that_trains_alone_watches_itself(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.start("train", *SMALL, "--data-dir", idx, "--hang-timeout", 2, "--chaos", "hang:0:4")
+    assert run.wait() == 76, run.output()
+    message = run.message()
+    assert (message["rank"], message["cause"], message["exception"]) == (0, "own", "Hang")
+    assert "in phase batch of step 4" in message["message"]
+    assert "train.py" in run.output(), "its stacks are in its log"

@@ -127,7 +127,7 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
             "MASTER_ADDR": ranks.master_addr,
             "MASTER_PORT": str(ranks.master_port),
         }
-        from ddptrain.worker import run_forked
+        from ddptrain.entry import run_forked
 
         code = run_forked(assignment, Console(ranks.rank, terminal))
     finally:

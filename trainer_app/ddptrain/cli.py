@@ -55,7 +55,7 @@ def _train(arguments: dict[str, Any]) -> int:
 
     calm_torch()
     from ddptrain.console import Console, terminal_of
-    from ddptrain.worker import run_here
+    from ddptrain.entry import run_here
 
     return run_here(config, place, Console(place.rank, terminal_of(), as_json=config.log_format == "json"), stop)
 
@@ -75,7 +75,7 @@ def _preflight(arguments: dict[str, Any]) -> int:
 
         calm_torch()
         from ddptrain.console import Console
-        from ddptrain.worker import run_here
+        from ddptrain.entry import run_here
 
         for name in (*_RANK_FLAGS, "log_dir"):
             arguments.pop(name)

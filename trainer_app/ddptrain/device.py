@@ -1,8 +1,11 @@
-"""Which device a rank computes on: its own GPU, where there are any, else the CPU."""
+"""Which device a rank computes on, its own GPU where there are any; and which backend its collectives go through."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 
 from ddptrain.config import Config
 from ddptrain.errors import RanksError
@@ -40,3 +43,20 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """``auto`` made concrete, and an honest refusal of what this build or machine lacks.
+
+    Raises:
+        RanksError: the backend is missing, or does not fit the device.
+    """
+    chosen: Any = backend if backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    if chosen == "nccl" and device.type != "cuda":
+        raise RanksError(
+            "backend nccl needs CUDA devices", next_step="use --backend gloo, or --device cuda on a GPU node"
+        )
+    if not getattr(dist, f"is_{chosen}_available")():
+        hint = "MPI is only in builds of PyTorch from source, on a machine with MPI" if chosen == "mpi" else ""
+        raise RanksError(f"this PyTorch build has no {chosen}", hint=hint, next_step="use --backend gloo")
+    return str(chosen)

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ddptrain.breadcrumbs import Breadcrumbs
-from ddptrain.errors import PeerLost, RanksError
+from ddptrain.errors import PeerLost
 from ddptrain.network import route_interface
 from ddptrain.ranks import Ranks
 from ddptrain.rendezvous import meet
@@ -184,20 +184,3 @@ def _init(ranks: Ranks, device: torch.device, backend: str, store: Store, collec
         timeout=timedelta(seconds=collective_timeout),
         device_id=device if backend == "nccl" else None,
     )
-
-
-def resolve_backend(backend: str, device: torch.device) -> str:
-    """``auto`` made concrete, and an honest refusal of what this build or machine lacks.
-
-    Raises:
-        RanksError: the backend is missing, or does not fit the device.
-    """
-    chosen: Any = backend if backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
-    if chosen == "nccl" and device.type != "cuda":
-        raise RanksError(
-            "backend nccl needs CUDA devices", next_step="use --backend gloo, or --device cuda on a GPU node"
-        )
-    if not getattr(dist, f"is_{chosen}_available")():
-        hint = "MPI is only in builds of PyTorch from source, on a machine with MPI" if chosen == "mpi" else ""
-        raise RanksError(f"this PyTorch build has no {chosen}", hint=hint, next_step="use --backend gloo")
-    return str(chosen)

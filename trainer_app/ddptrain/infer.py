@@ -21,7 +21,7 @@ from ddptrain import group as groups
 from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
-from ddptrain.device import resolve_device
+from ddptrain.device import resolve_backend, resolve_device
 from ddptrain.errors import volume_error
 from ddptrain.evaluate import assert_once, forward_chunks
 from ddptrain.files import write_atomically
@@ -54,7 +54,7 @@ def infer(config: Config, ranks: Ranks, stop: StopFlag, wanted: Wanted) -> int:
     group = groups.join(
         ranks,
         device,
-        groups.resolve_backend(config.backend, device),
+        resolve_backend(config.backend, device),
         rendezvous_timeout=timeout,
         collective_timeout=config.collective_timeout,
         stop=stop,

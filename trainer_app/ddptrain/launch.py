@@ -136,7 +136,7 @@ def preload() -> None:
     modules.
     """
     calm_torch()
-    for module in ("torch._dynamo", "ddptrain.worker", "ddptrain.ddp"):
+    for module in ("torch._dynamo", "ddptrain.entry", "ddptrain.ddp"):
         importlib.import_module(module)
 
 

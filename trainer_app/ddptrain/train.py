@@ -1,7 +1,6 @@
 """The training loop. Collective: every rank runs the same lines in the same order.
 
-Called by ``worker`` with the group and the data in hand; ``begin`` says where to start, ``sync`` and ``evaluate``
-exchange, ``recorder`` writes.
+``worker`` calls it with group and data in hand; ``begin`` says where to start, ``sync`` and ``evaluate`` exchange.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from ddptrain.order import Schedule
 from ddptrain.progress import Progress
 from ddptrain.recorder import Recorder, result_of
 from ddptrain.stop import StopFlag
+from ddptrain.telling import Telling
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ class Training:
             graphs.check(config, group)
         self.schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
         self._recorder = Recorder(config, dataset, self.schedule, group.world_size, progress)
+        self._tell = Telling(self._recorder, console, self.schedule)
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None
         self._model = models.build(config, group.device)
         self._optimizer = optim.build(config, self._model, world_size=group.world_size)
-        self._rate = 0.0  # samples per second, smoothed
         self.done = 0
         group.crumbs.mark("setup")
-        progress.update(phase="setup", totalEpochs=config.epochs, totalSteps=self.schedule.total_steps)
 
     def run(self) -> Result:
         """Train to the end.
@@ -76,7 +75,9 @@ class Training:
             optimizer=self._optimizer,
             say=self._console.say,
         )
-        self._tell_beginning(began.place, began.evaluation)
+        if began.place:
+            self.done = began.step
+            self._tell.resumed(began.place, began.evaluation)
         if began.complete:
             assert began.evaluation is not None, "the last step ends an epoch"
             return Result(began.evaluation, began.place, began.place, already_finished=True)
@@ -115,26 +116,11 @@ class Training:
             self._optimizer.step()
         self._sync.clear()
         self.done = step + 1
-        self._tell(loss, rate, batch.count / (time.perf_counter() - started))
+        self._tell.step(self.done, loss=loss, rate=rate, samples=batch.count, seconds=time.perf_counter() - started)
         return stopping
 
     def _rate_of(self, step: int) -> float:
         return optim.learning_rate(self._config.lr, step, self.schedule.total_steps)
-
-    def _tell_beginning(self, place: dict[str, int] | None, evaluation: dict[str, Any] | None) -> None:
-        if place:
-            self.done = place["step"]
-            self._recorder.progress.update(
-                step=self.done, epoch=self.done // self.schedule.steps_per_epoch, checkpoint=place,
-                accuracy=(evaluation or {}).get("accuracy"), resumedFrom=place,
-            )  # fmt: skip
-
-    def _tell(self, loss: float, rate: float, samples_per_second: float) -> None:
-        self._rate = samples_per_second if self._rate == 0 else 0.9 * self._rate + 0.1 * samples_per_second
-        self._recorder.step(self.done, loss=loss, rate=rate, samples_per_second=self._rate)
-        epoch = self.schedule.cursor(self.done - 1).epoch + 1
-        text = f"epoch {epoch}/{self._config.epochs} · loss {loss:.4f} · {self._rate:,.0f} samples/s"
-        self._console.step(self.done, self.schedule.total_steps, text)
 
     def _evaluate(self) -> Evaluation:
         self._group.crumbs.mark("evaluate")
@@ -146,11 +132,7 @@ class Training:
         result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group, on_use)
         if not math.isfinite(result.loss):  # before anything is saved: these weights are worth nothing to a later start
             raise self._not_finite(f"test loss is {result.loss} after step {self.done}", result.loss, self.done - 1)
-        self._recorder.evaluation(self.done, result)
-        epoch = self.done // self.schedule.steps_per_epoch
-        self._console.say(
-            f"epoch {epoch}/{self._config.epochs}: test accuracy {result.accuracy:.4f}, loss {result.loss:.4f}"
-        )
+        self._tell.evaluation(self.done, result)
         return result
 
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:

@@ -1,13 +1,11 @@
 """One rank's life: threads, progress port, group, data, training; every end of it becomes a report and an exit code.
 
-``cli`` runs it in this very process (alone, under torchrun, or by hand), ``launch`` in each forked child. The first
-module that imports torch.
+``entry`` runs it, in this very process or in a child of the launcher.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -18,13 +16,11 @@ import torch
 from ddptrain import bitwise, chaos, fetch, group, mnist, termination
 from ddptrain.blackbox import BlackBox
 from ddptrain.breadcrumbs import Breadcrumbs
-from ddptrain.children import Assignment
 from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
-from ddptrain.device import resolve_device
+from ddptrain.device import resolve_backend, resolve_device
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, UsageError, classify
-from ddptrain.finite import dumps
 from ddptrain.guard import Guard
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
@@ -65,7 +61,7 @@ class Worker:
             deliver(self._failure(error))
             os._exit(error.code)
 
-        alone = self._box is None and self._ranks.world_size > 1 and sys.gettrace() is None  # no launcher, no debugger
+        alone = self._box is None and sys.gettrace() is None  # no launcher above, no debugger inside
         guard = Guard(
             self._stop, self._crumbs, leave, grace=self._config.stop_grace, box=self._box,
             hang_timeout=self._config.hang_timeout if alone else 0.0,
@@ -87,7 +83,7 @@ class Worker:
         config, ranks = self._config, self._ranks
         self._stop.leave_if_requested("start")  # one may have come while torch was imported
         device = resolve_device(config, ranks)
-        backend = group.resolve_backend(config.backend, device)
+        backend = resolve_backend(config.backend, device)
         keep_freed_memory()
         fixed = bitwise.THREADS if config.sync == "bitwise" else 0
         torch.set_num_threads(config.threads or fixed or threads_per_rank(ranks.nproc_per_node, self._env))
@@ -183,45 +179,3 @@ class Worker:
         else:
             traceback.print_exception(error)
         return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
-
-
-def run_here(
-    config: Config,
-    ranks: Ranks,
-    console: Console,
-    stop: StopFlag,
-    *,
-    job: str = "train",
-    tell: Callable[[termination.Report], None] = lambda report: None,
-) -> int:
-    """Do the job in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code.
-
-    Args:
-        tell: also takes the report.
-    """
-
-    def deliver(report: termination.Report) -> None:
-        termination.write(report, termination.destination(), shared=ranks.world_size > 1)
-        tell(report)
-
-    code = Worker(config, ranks, console, stop, job=job).run(deliver)
-    if code and ranks.world_size > 1:
-        # The group was left in the middle of something: its destructor could wait for peers that never come.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
-
-
-def run_forked(assignment: Assignment, console: Console) -> int:
-    """Do the job in a child of the launcher, which reads the report from a pipe. Returns the exit code."""
-
-    def deliver(report: termination.Report) -> None:
-        with os.fdopen(assignment.reports, "wb") as pipe:
-            pipe.write(dumps(report).encode())
-
-    stop = StopFlag()
-    stop.install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
-    worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
-    return worker.run(deliver)
