@@ -61,7 +61,9 @@ class Config:
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = setting(
-        "", "where checkpoints, metrics.jsonl and progress.json go; none without it", env="DDPJOB_CHECKPOINT_DIR"
+        "",
+        "where checkpoints, metrics.jsonl and progress.json go; nothing is saved without it",
+        env="DDPJOB_CHECKPOINT_DIR",
     )
     checkpoint_every: int = setting(
         50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
