@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -11,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain import __version__
-from ddptrain.cli import main
-from ddptrain.mnist import load
-from tests.trainer.pngs import encode
-from tests.trainer.runs import ForkServer
 
-CKPT: list[list[str]] = [[], ["ls"], ["verify"], ["rollback"]]
 DDPTRAIN = [sys.executable, "-m", "ddptrain"]
 
 
@@ -51,44 +45,6 @@ def test_help_is_quick() -> None:
 
 def test_version_is_printed() -> None:
     assert fresh("--version")[0] == f"ddptrain {__version__}\n"
-
-
-def test_every_help_shows_an_example_that_works_as_printed(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    examples = []
-    (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
-    verbs = [
-        "train",
-        "launch",
-        "eval",
-        "infer",
-        "predict",
-        "export",
-        "compare",
-        "bench",
-        "data",
-        "preflight",
-        "config",
-        "why",
-    ]
-    for verb in (
-        [],
-        *([verb] for verb in verbs),
-        ["data", "fetch"],
-        ["data", "verify"],
-        ["config", "print"],
-        *(["ckpt", *v] for v in CKPT),
-    ):
-        with pytest.raises(SystemExit):
-            main([*verb, "--help"])
-        found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
-        assert found, verb
-        examples.append(found[1].replace("/tmp/", f"{tmp_path}/").split())
-    for argv in examples:
-        wanted = 66 if argv[0] in ("data", "why") else 0  # there is no network, no data, no failure here
-        if argv[:2] != ["data", "fetch"]:
-            ddptrain.run(*argv, code=wanted)
 
 
 @pytest.mark.parametrize(

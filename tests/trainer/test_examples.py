@@ -1,0 +1,62 @@
+"""Every ``--help`` shows an example, and the example works as printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddptrain.cli import main
+from ddptrain.mnist import load
+from tests.trainer.pngs import encode
+from tests.trainer.runs import ForkServer
+from tests.trainer.test_mnist import REAL, needs_mnist
+
+VERBS = (
+    "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "compare", "bench", "config",
+    "config print", "ckpt", "ckpt ls", "ckpt verify", "ckpt rollback",
+)  # fmt: skip
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "openssl"))),
+    reason="a network of its own needs root, unshare, ip and openssl",
+)
+
+
+def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The words after ``ddptrain`` of the example in the verb's help."""
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
+    assert found, verb
+    return found[1].split()
+
+
+def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
+    for verb in VERBS:
+        ddptrain.run(*(word.replace("/tmp/", f"{tmp_path}/") for word in example(verb, capsys)))
+
+
+def test_the_example_of_why_explains_a_failure(
+    ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("/tmp/", f"{tmp_path}/") for word in example("why", capsys)]
+    flags = ("--nproc-per-node", 2, "--data", "digits", "--checkpoint-dir", words[-1], "--chaos", "crash:1:3")
+    ddptrain.run("launch", *flags, code=1)
+    assert "rank 1 is to blame" in ddptrain.run(*words).output()
+
+
+@needs_mnist
+@needs_namespaces
+def test_the_examples_of_data_fetch_mnist_and_verify_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inside = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.trainer.internet", str(REAL), str(tmp_path)]
+    for verb in ("data fetch", "data verify", "data"):
+        command = [sys.executable, "-m", "ddptrain", *example(verb, capsys)]
+        done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert load("mnist", str(tmp_path / "data")).digest == load("mnist", str(REAL)).digest
