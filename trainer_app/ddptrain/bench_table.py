@@ -25,12 +25,12 @@ def tables(results: dict[str, Any]) -> str:
         lines.append("")
     if "throughput" in results:
         lines += [
-            "| model | samples/s | DataLoader loop | times | the loop without augmentation | times |",
-            "|---|---:|---:|---:|---:|---:|",
+            "| model | augmentation | samples/s | DataLoader loop | times |",
+            "|---|---|---:|---:|---:|",
         ]
         lines += [
-            f"| {r['model']} | {r['samplesPerSecond']:,.0f} | {r['dataLoaderLoop']:,.0f} | **{r['times']:.1f}** "
-            f"| {r['loopWithoutAugmentation']:,.0f} | {r['timesWithoutAugmentation']:.1f} |"
+            f"| {r['model']} | {'±' + str(r['shift']) + ' pixel' if r['shift'] else 'none'} "
+            f"| {r['samplesPerSecond']:,.0f} | {r['dataLoaderLoop']:,.0f} | **{r['times']:.1f}** |"
             for r in results["throughput"]
         ]
         lines.append("")

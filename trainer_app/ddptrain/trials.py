@@ -25,6 +25,8 @@ from ddptrain.metrics import FILE_NAME, effective_rows
 _FOREIGN = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
 
+_UNCOUNTED = 20  # first steps of a run that its samples per second leave out
+
 
 class TrialFailed(TrainerError):  # noqa: N818
     """A trial ended otherwise than it should."""
@@ -146,3 +148,14 @@ class Trials:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def speed(path: Path, batch: int) -> float:
+    """Samples per second between two steps of a run, what lies between steps included.
+
+    The first epoch alone: at its end lies an evaluation.
+    """
+    rows = [row for row in effective_rows(path, "train") if row["epoch"] == 0]
+    counted = rows[min(_UNCOUNTED, len(rows) // 2) :]
+    seconds = float(counted[-1]["time"] - counted[0]["time"])
+    return (len(counted) - 1) * batch / max(seconds, 0.001)  # the rows' times have milliseconds
