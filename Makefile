@@ -10,12 +10,12 @@ FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
 # The same for MNIST's four files, which are downloaded otherwise.
 MNIST  := $(addprefix --data-dir ,$(wildcard ../shared/mnist))
 NAME   ?= ddpjob
-LAYERS ?= lint unit local install apiserver trainer kind
+LAYERS ?= lint unit local install apiserver trainer resilience kind
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kind demo-down test lint format generate constraints images kind-up kind-down bench bench-local clean \
-        test-lint test-unit test-local test-install test-apiserver test-trainer test-kind contract
+        test-lint test-unit test-local test-install test-apiserver test-trainer test-resilience test-kind contract
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -41,7 +41,7 @@ demo-kind: setup  ## the same on a kind cluster, from nothing to accuracy and ch
 
 demo-down: kind-down  ## remove what demo-kind made
 
-test: setup  ## all test layers: lint, unit, local, install, apiserver, trainer, kind
+test: setup  ## all test layers: lint, unit, local, install, apiserver, trainer, resilience, kind
 	@$(PY) -m tests.layers $(LAYERS)
 
 lint: test-lint  ## ruff, mypy, import-linter, yamllint, helm lint
@@ -69,8 +69,11 @@ test-apiserver: setup  ## operator against a real kube-apiserver and etcd
 contract: setup  ## of test-apiserver, the in-memory cluster against a real one by random requests
 	$(PYTEST) tests/cluster/contract
 
-test-trainer: setup  ## trainer with gloo at world sizes 1, 2, 4
-	$(PYTEST) tests/trainer
+test-trainer: setup  ## trainer with gloo at world sizes 1, 2, 3, 4, 7: what it computes
+	$(PYTEST) tests/trainer --ignore tests/trainer/resilience
+
+test-resilience: setup  ## the trainer under kills, hangs, signals and power cuts
+	$(PYTEST) tests/trainer/resilience
 
 test-kind: setup  ## everything on a real kind cluster
 	$(PYTEST) tests/e2e -m kind

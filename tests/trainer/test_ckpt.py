@@ -13,9 +13,9 @@ from ddptrain.checkpoint import newest_valid
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.cli import main
 from ddptrain.errors import DataError
+from tests.trainer.resilience.test_hangs import sighting
+from tests.trainer.resilience.test_resume import command
 from tests.trainer.runs import ForkServer, assert_same_end
-from tests.trainer.test_hangs import sighting
-from tests.trainer.test_resume import command
 
 
 @pytest.fixture

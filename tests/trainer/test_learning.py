@@ -20,14 +20,13 @@ def test_two_epochs_of_the_digits_reach_85_percent(ddptrain: ForkServer, tmp_pat
 
 
 @needs_mnist
-def test_two_epochs_of_mnist_reach_98_5_percent_and_a_second_process_agrees(
+def test_an_epoch_of_mnist_reaches_98_5_percent_and_a_second_process_agrees(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
-    command = ("launch", "--nproc-per-node", 2, "--data-dir", REAL, "--epochs", 2, "--checkpoint-dir", tmp_path)
+    command = ("launch", "--nproc-per-node", 2, "--data-dir", REAL, "--epochs", 1, "--checkpoint-dir", tmp_path)
     message = ddptrain.run(*command).message()
     assert message["accuracy"] >= 0.985
-    evaluations = effective_rows(tmp_path / "metrics.jsonl", "eval")
-    assert [row["epoch"] for row in evaluations] == [1, 2]
-    assert evaluations[-1]["accuracy"] == message["accuracy"]
+    [evaluation] = effective_rows(tmp_path / "metrics.jsonl", "eval")
+    assert evaluation["accuracy"] == message["accuracy"]
     judged = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", REAL)
     assert json.loads(judged.output().splitlines()[-1])["accuracy"] == message["accuracy"]

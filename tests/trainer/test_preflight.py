@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddptrain.preflight import MUST_AGREE, agreement
+from tests.trainer.resilience.test_launching import node
 from tests.trainer.runs import ForkServer, Run, free_port
-from tests.trainer.test_launching import node
 
 
 def found(run: Run) -> dict[str, Any]:

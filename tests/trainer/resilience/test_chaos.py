@@ -16,8 +16,8 @@ import pytest
 from ddptrain.chaos import Plan, planned
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
+from tests.trainer.resilience.test_resume import command
 from tests.trainer.runs import ForkServer, assert_same_end, wait_until
-from tests.trainer.test_resume import command
 
 
 def test_a_crash_ends_with_the_exception_and_the_next_life_with_the_undisturbed_weights(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.resilience.test_resume import STEPS, command
 from tests.trainer.runs import ForkServer, assert_same_end
-from tests.trainer.test_resume import STEPS, command
 
 KILLS = int(os.environ.get("DDPTRAIN_TEST_KILLS", "0"))
 PLACES = ("batch", "step", "all_reduce of gradients", "evaluate", "save")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.trainer.resilience.test_launching import SMALL, node
+from tests.trainer.resilience.test_resume import command
 from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_until
 from tests.trainer.synthetic import write_idx
-from tests.trainer.test_launching import SMALL, node
-from tests.trainer.test_resume import command
 
 
 def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:

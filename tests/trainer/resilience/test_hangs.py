@@ -18,8 +18,8 @@ from ddptrain.breadcrumbs import Breadcrumbs, Crumb
 from ddptrain.node import Child
 from ddptrain.watchdog import Watchdog
 from ddptrain.why import Sighting, culprit, hang_report
+from tests.trainer.resilience.test_launching import node
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
-from tests.trainer.test_launching import node
 
 SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3)
 GRADIENTS = "all_reduce of gradients"
@@ -157,7 +157,7 @@ def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
 def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
         "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
-        "--epochs", 2, "--step-delay", 3,
+        "--epochs", 1, "--step-delay", 3,
     )  # fmt: skip
     assert run.wait() == 0, run.output()
 

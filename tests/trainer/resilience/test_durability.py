@@ -17,9 +17,9 @@ import pytest
 from ddptrain.checkpoint import fault, newest_valid
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.errors import VolumeError
+from tests.trainer.resilience.test_resume import command
+from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 from tests.trainer.runs import ForkServer, assert_same_end, losses
-from tests.trainer.test_resume import command
-from tests.trainer.volume import LoggedVolume, crashes, put
 
 
 def content_of(run: int, step: int) -> bytes:
