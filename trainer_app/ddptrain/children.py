@@ -22,6 +22,7 @@ from ddptrain.config import Config
 from ddptrain.console import Console, terminal_of
 from ddptrain.node import Child
 from ddptrain.ranks import Ranks
+from ddptrain.streams import forgive
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _PR_SET_PDEATHSIG = 1
@@ -94,6 +95,7 @@ def _spawn(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[b
 def spawned() -> NoReturn:
     """What a fresh interpreter runs: become the rank that its argument describes."""
     told = json.loads(sys.argv[1])
+    forgive()
     config, ranks, box = Config(**told["config"]), Ranks(**told["ranks"]), BlackBox(**told["box"])
     _become_rank(Assignment(config, ranks, told["job"], told["reports"], box), told["parent"], 1)
 

@@ -18,6 +18,7 @@ from ddptrain.errors import TrainerError
 from ddptrain.flags import add_config, add_node, add_place, add_rank_by_hand, add_verb
 from ddptrain.gpus import check_gpus
 from ddptrain.stop import StopFlag
+from ddptrain.streams import forgive, printable
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 _EXAMPLES = {
@@ -31,6 +32,7 @@ _EXAMPLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code of trainer-interface's table."""
+    printable(sys.stdout, sys.stderr)
     arguments = vars(_parser().parse_args(argv))
     try:
         return int(arguments.pop("run")(arguments))
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: dict[str, Any]) -> int:
     from ddptrain import ranks
 
+    forgive()
     given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
     if not any(given.values()) and ranks.needs_launch(os.environ):
         return int(_launch(arguments)["code"])
@@ -92,6 +95,7 @@ def _preflight(arguments: dict[str, Any]) -> int:
 
 
 def _launch_here(arguments: dict[str, Any]) -> int:
+    forgive()
     return int(_launch(arguments)["code"])
 
 

@@ -1,0 +1,67 @@
+"""What cannot be printed ends no training: a reader that has gone, a full disk, closed streams, a narrow encoding."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import PATIENCE
+
+DDPTRAIN = (sys.executable, "-m", "ddptrain")
+LAUNCH = ("launch", "--nproc-per-node", "2")
+
+
+def without_reader(command: list[str], **options: Any) -> int:
+    """The exit code of ``command``, whose stdout nobody reads any more when it starts."""
+    read, write = os.pipe()
+    process = subprocess.Popen(command, stdout=write, stderr=subprocess.DEVNULL, **options)
+    os.close(write)
+    os.close(read)
+    return process.wait(PATIENCE)
+
+
+def onto_a_full_disk(command: list[str], **options: Any) -> int:
+    """The exit code of ``command``, all of whose output is refused."""
+    with Path("/dev/full").open("wb") as full:
+        return subprocess.run(
+            command, stdout=full, stderr=full, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL, **options
+        ).returncode
+
+
+def with_all_streams_closed(command: list[str], **options: Any) -> int:
+    """The exit code of ``command``, whose first three descriptors are free for any file."""
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    return subprocess.run(shell, timeout=PATIENCE, check=False, **options).returncode
+
+
+@pytest.mark.parametrize(
+    ("verb", "start"),
+    [(("train",), onto_a_full_disk), (LAUNCH, without_reader), ((*LAUNCH, "--how", "spawn"), with_all_streams_closed)],
+)
+def test_a_training_whose_output_goes_nowhere_finishes_and_saves(
+    idx: Path, tmp_path: Path, verb: tuple[str, ...], start: Any
+) -> None:
+    settings = ("--data", "idx", "--data-dir", str(idx), "--epochs", "2", "--checkpoint-dir", str(tmp_path))
+    assert start([*DDPTRAIN, *verb, *settings], env={"OMP_NUM_THREADS": "1"}) == 0
+    assert json.loads((tmp_path / "progress.json").read_bytes())["phase"] == "done"
+
+
+def test_characters_that_the_output_cannot_show_are_escaped(idx: Path, tmp_path: Path) -> None:
+    narrow = {"PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)}
+
+    def said(*argv: str) -> bytes:
+        command = [*DDPTRAIN, *argv]
+        return subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE, check=True, env=narrow).stdout
+
+    assert rb"NNODES \xd7 NPROC_PER_NODE" in said("train", "--help")
+    assert rb"step 2/2 \xb7 epoch 1/1" in said(*LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1")
+
+
+def test_a_verb_that_only_prints_fails_where_it_cannot() -> None:
+    assert onto_a_full_disk([*DDPTRAIN, "config", "print"]) != 0
