@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddptrain.evaluate import chunks_of
-from ddptrain.order import Schedule, epoch_order, shard, shift_of
+from ddptrain.order import Schedule, epoch_order, micro_shards, shard, shift_of
 
 SIZES = st.integers(1, 2000)
 
@@ -74,3 +74,14 @@ def test_evaluation_sees_every_sample_once_whatever_the_world_size(samples: int,
         [np.arange(first, end) for rank in range(world_size) for first, end in chunks_of(samples, rank, world_size)]
     )
     assert sorted(seen) == list(range(samples))
+
+
+@given(count=st.integers(0, 500), world_size=st.integers(1, 8), accum=st.integers(1, 2000))
+def test_micro_batches_partition_a_ranks_part_and_are_never_empty_but_for_a_rank_without_samples(
+    count: int, world_size: int, accum: int
+) -> None:
+    for rank in range(world_size):
+        part = shard(count, rank, world_size)
+        pieces = micro_shards(count, rank, world_size, accum)
+        assert [i for piece in pieces for i in range(piece.start, piece.stop)] == list(range(part.start, part.stop))
+        assert len(pieces) == max(1, min(accum, part.stop - part.start))

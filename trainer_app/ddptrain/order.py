@@ -73,9 +73,15 @@ def shard(count: int, rank: int, world_size: int) -> slice:
 
 
 def micro_shards(count: int, rank: int, world_size: int, accum: int) -> list[slice]:
-    """``rank``'s part of ``count`` items, cut into ``accum`` micro-batches in the same way; some may be empty."""
+    """``rank``'s part of ``count`` items, cut into ``accum`` micro-batches in the same way.
+
+    A part of fewer items is cut into as many as it has: empty micro-batches would cost time and change nothing. Only a
+    rank without any items has an empty one, for its place in the exchange.
+    """
     part = shard(count, rank, world_size)
-    cuts = [shard(part.stop - part.start, index, accum) for index in range(accum)]
+    size = part.stop - part.start
+    pieces = max(1, min(accum, size))
+    cuts = [shard(size, index, pieces) for index in range(pieces)]
     return [slice(part.start + cut.start, part.start + cut.stop) for cut in cuts]
 
 
