@@ -33,6 +33,29 @@ def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkSe
     assert f"{results['accuracy'][0]['mean']:.2%}" in shown
 
 
+def test_what_is_measured_may_come_from_a_file_and_the_environment(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bench.yaml").write_text("data: idx\nbatch-size: 50\n")
+    env = {"DDPJOB_DATA_DIR": idx, "DDPTRAIN_BATCH_SIZE": 37}
+    argv = ("bench", "--config", tmp_path / "bench.yaml", "--seeds", 1, "--worlds", 1, "--parts", "accuracy", "--json")
+    results = json.loads(ddptrain.run(*argv, env=env).output().splitlines()[-1])
+    assert results["of"] == {"data": "idx", "globalBatch": 37}
+
+
+def test_a_cold_run_that_fails_is_told_with_the_end_of_its_output(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "ddptrain"  # what is forked has imported the package already
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise SystemExit('no interpreter starts this')")
+    argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--parts", "accuracy")
+    told = ddptrain.run(*argv, env={"PYTHONPATH": tmp_path}, code=1).output()
+    assert "error: `ddptrain train --data idx" in told
+    assert "ended with 1, not 0:\nno interpreter starts this\n" in told
+    assert "Traceback" not in told
+
+
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_the_plain_loop_is_timed_for_either_model(tmp_path: Path, model: str) -> None:
     dataset = load("idx", str(write_idx(tmp_path)))

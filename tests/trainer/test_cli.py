@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain import __version__
+from ddptrain.cli import main
 
 DDPTRAIN = [sys.executable, "-m", "ddptrain"]
 
@@ -72,6 +73,36 @@ def test_what_cannot_be_is_refused_at_once_in_three_lines(
     assert len(lines) <= 3
     assert seconds < 3
     assert said.partition("=")[0] in (tmp_path / "log").read_text() or "mean" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bench --seeds 0", "argument --seeds: 0 is below 1"),
+        ("compare --steps -5", "argument --steps: -5 is below 1"),
+        ("compare --steps 1000000000", "argument --steps: 1000000000 is above 100000"),
+        ("infer --out f --run 0", "argument --run: 0 is below 1"),
+        ("eval --step -1", "argument --step: -1 is below 0"),
+        ("ckpt rollback --step 1.5", "argument --step: '1.5' is not a whole number"),
+        ("data fetch --data-dir d --tries 0", "argument --tries: 0 is below 1"),
+        ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused_with_its_bound(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(command.split())
+    assert left.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+
+
+def test_the_help_of_a_verb_tells_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, default in (("compare", "digits"), ("bench", "mnist")):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"idx (any IDX files) (default: {default})" in told
 
 
 def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:

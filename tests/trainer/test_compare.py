@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddptrain.choices import worlds_of
+from ddptrain.checkpoint import newest_valid
 from ddptrain.errors import UsageError
+from ddptrain.flags import worlds_of
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 
 
@@ -82,7 +83,20 @@ def test_a_sample_judged_twice_stops_the_run(ddptrain: ForkServer, idx: Path) ->
     assert "70 of 70 samples were not evaluated exactly once" in run.output()
 
 
-@pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000"])
+def test_what_is_compared_may_come_from_a_file_and_the_environment_and_is_the_digits_otherwise(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "compare.yaml").write_text("data: idx\nmodel: cnn\n")
+    env = {"DDPJOB_DATA_DIR": idx, "DDPTRAIN_MODEL": "mlp"}
+    for folder, flags, data in (("told", ("--config", tmp_path / "compare.yaml"), "idx"), ("untold", (), "digits")):
+        kept = tmp_path / folder
+        ddptrain.run("compare", "--worlds", 1, "--checks", "gradients", "--keep", kept, *flags, env=env)
+        found = newest_valid(kept / "gradients-1" / "checkpoints", lambda path, reason: None)
+        assert found is not None
+        assert (found[0].manifest["config"]["data"], found[0].manifest["config"]["model"]) == (data, "mlp")
+
+
+@pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000", "²"])
 def test_a_list_of_worlds_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--worlds"):
         worlds_of(text)

@@ -1,7 +1,8 @@
 """The ``bench`` verb: time to accuracy over seeds and numbers of ranks, and speed beside plain loops.
 
-Every figure is of a whole command as a user starts it. *Cold* is a fresh interpreter; *warm* is forked from a process
-that has imported torch, as a launcher forks its ranks; both include reading the data, and every evaluation.
+Every figure is of a whole command as a user starts it. *Cold* is a fresh interpreter, run once per number of ranks;
+*warm* is forked from a process that has imported torch, as a launcher forks its ranks, and run once per seed. Both
+include reading the data, and every evaluation. ``trials`` runs them, ``bench_table`` prints.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ import functools
 import itertools
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +65,7 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         """All figures, JSON-able."""
+        self.results["of"] = {"data": self.plan.data, "globalBatch": self.plan.batch}
         self.results["machine"] = {"cpus": available(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
         parts = {"accuracy": self._accuracy, "throughput": self._throughput, "tutorial": self._tutorial}
         for part in self.plan.parts:
@@ -161,11 +161,7 @@ class Bench:
     def _cold(self, world: int) -> float:
         """Seconds of the same command in a fresh interpreter."""
         _say(f"running cold-{world} …")
-        command = [sys.executable, "-m", "ddptrain", *map(str, self._command(world))]
-        command += ["--checkpoint-dir", str(self.folder / f"cold-{world}")]
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, timeout=3600, env=self.trials.env)
-        return time.perf_counter() - started
+        return self.trials.run_cold([*self._command(world), "--checkpoint-dir", self.folder / f"cold-{world}"])
 
     def _command(self, world: int) -> list[object]:
         verb: list[object] = ["train"] if world == 1 else ["launch", "--nproc-per-node", world]

@@ -1,4 +1,4 @@
-"""How the figures of ``bench`` look: Markdown tables, as docs/benchmarks.md holds them."""
+"""How the figures of ``bench`` look, which alone calls it: Markdown tables, as docs/benchmarks.md holds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def tables(results: dict[str, Any]) -> str:
     lines = []
     if "accuracy" in results:
         lines += [
-            "| ranks | seeds | accuracy: mean (worst) | warm: median (slowest) | CPU time | cold "
+            "| ranks | seeds | accuracy: mean (worst) | warm: median (slowest) | CPU time | cold (one run) "
             "| samples/s per rank | scaling |",
             "|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]

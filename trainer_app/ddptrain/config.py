@@ -126,19 +126,22 @@ class Config:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-def resolve(env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:
     """Merge defaults, the configuration file, environment and flags.
 
     Args:
         env: the process environment; unknown DDPTRAIN_* keys are refused, others ignored.
         flags: field name to value, and ``config`` to the path of a YAML file; None means not given.
+        defaults: field name to a verb's own default, where it differs from the schema's.
     Raises:
         UsageError: unknown key or a value out of range, naming where it came from.
     """
-    return resolve_with_origins(env, flags)[0]
+    return resolve_with_origins(env, flags, defaults=defaults)[0]
 
 
-def resolve_with_origins(env: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Config, dict[str, str]]:
+def resolve_with_origins(
+    env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
+) -> tuple[Config, dict[str, str]]:
     """As ``resolve``; and for each field that is not at its default, where its value came from."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
     given: list[tuple[str, Any, str]] = []  # (field, value, origin), the later the stronger
@@ -157,7 +160,7 @@ def resolve_with_origins(env: Mapping[str, str], flags: Mapping[str, Any]) -> tu
             )
         given.append((known[key], env[key], key))
     given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
-    values = {name: checked(fields[name], value, origin) for name, value, origin in given}
+    values = dict(defaults or {}) | {name: checked(fields[name], value, origin) for name, value, origin in given}
     return _consistent(Config(**values)), {name: origin for name, _, origin in given}
 
 

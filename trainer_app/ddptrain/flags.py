@@ -1,16 +1,21 @@
 """How verbs and their flags are declared: every one with an example, every setting of ``Config`` with one spelling.
 
-Used by ``cli`` and the modules of verbs that it adds; imports no torch.
+Used by ``cli`` and the modules of verbs that it adds; imports no torch. What flags beside the settings hold is checked
+here too, a number by ``whole``, several values by ``worlds_of`` and ``chosen``: a mistake is refused before the first
+run.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddptrain.config import Config
+from ddptrain.errors import UsageError
+
+_MOST = 10**12  # of anything that is counted: steps, runs
 
 
 def add_verb(verbs: Any, name: str, text: str, run: Any, *, example: str) -> argparse.ArgumentParser:
@@ -28,8 +33,55 @@ def add_verb(verbs: Any, name: str, text: str, run: Any, *, example: str) -> arg
     return parser
 
 
-def add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """A flag per field. Values are checked by ``resolve``, so that flags and environment obey one rule."""
+def whole(low: int, high: int = _MOST) -> Callable[[str], int]:
+    """A flag's type: a whole number from ``low`` to ``high``, both included."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= high:
+            bounds = f"below {low}" if value < low else f"above {high}"
+            raise argparse.ArgumentTypeError(f"{text} is {bounds}")
+        return value
+
+    return number
+
+
+def worlds_of(text: str) -> tuple[int, ...]:
+    """``1,2,4`` as numbers, sorted, 1 among them.
+
+    Raises:
+        UsageError: not a list of numbers of ranks.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 4 and 1 <= int(part) <= 64 for part in parts):
+        raise UsageError(f"--worlds {text!r} is not a list of numbers of ranks", next_step="give --worlds 1,2,4")
+    return tuple(sorted({1, *map(int, parts)}))
+
+
+def chosen(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """A comma-separated choice of ``known``.
+
+    Raises:
+        UsageError: something else is among it.
+    """
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    strangers = [part for part in parts if part not in known]
+    if strangers or not parts:
+        raise UsageError(f"{flag} {text!r}: known are {', '.join(known)}", next_step=f"correct {flag}")
+    return parts
+
+
+def add_config(
+    parser: argparse.ArgumentParser, names: Sequence[str], *, defaults: Mapping[str, Any] | None = None
+) -> None:
+    """A flag per field. Values are checked by ``resolve``, so that flags and environment obey one rule.
+
+    Args:
+        defaults: those of this verb that differ, as ``resolve`` is given them.
+    """
     group = parser.add_argument_group("settings", "each also as environment variable DDPTRAIN_<NAME>; flags win")
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
     for field in dataclasses.fields(Config):
@@ -41,14 +93,17 @@ def add_config(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
             continue
         choices = "|".join(field.metadata["choices"])
         origin = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
-        shown = f" (default: {field.default})" if field.default != "" else ""
+        default = (defaults or {}).get(field.name, field.default)
+        shown = f" (default: {default})" if default != "" else ""
         group.add_argument(flag, metavar=choices or field.name.upper(), help=text + origin + shown)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Which checkpoint, where it is not the newest valid one."""
-    parser.add_argument("--run", dest="only_run", type=int, metavar="N", help="this run (default: the newest valid)")
-    parser.add_argument("--step", type=int, metavar="N", help="this step")
+    parser.add_argument(
+        "--run", dest="only_run", type=whole(1), metavar="N", help="this run (default: the newest valid)"
+    )
+    parser.add_argument("--step", type=whole(0), metavar="N", help="this step")
 
 
 def add_rank_by_hand(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +137,6 @@ def add_node(parser: argparse.ArgumentParser, *, lives: bool = True) -> None:
         help="start ranks by fork after importing torch once, afresh, or by torchrun (default: prefork)",
     )  # fmt: skip
     group.add_argument(
-        "--max-restarts", type=int, default=0, metavar="N",
+        "--max-restarts", type=whole(0), default=0, metavar="N",
         help="start failed ranks again up to N times; only with a single node (default: 0)",
     )  # fmt: skip

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import ranks
-from ddptrain.choices import chosen, worlds_of
 from ddptrain.config import resolve
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import UsageError
-from ddptrain.flags import add_config, add_place, add_verb
+from ddptrain.flags import add_config, add_place, add_verb, chosen, whole, worlds_of
 from ddptrain.stop import StopFlag
+
+_COMPARED = {"data": "digits"}  # defaults of ``compare`` that differ: it proves as much with the set that all have
 
 
 def add_to(verbs: Any) -> None:
@@ -85,12 +86,15 @@ def _infer(arguments: dict[str, Any]) -> int:
             next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
         )
     calm_torch()
-    from ddptrain.infer import Wanted, infer
+    from ddptrain.console import Console
+    from ddptrain.entry import run_here
+    from ddptrain.infer import Wanted
 
     wanted = Wanted(
         Path(arguments.pop("out")), arguments.pop("split"), arguments.pop("only_run"), arguments.pop("step")
     )
-    return infer(resolve(os.environ, arguments), ranks.from_rank_environment(os.environ), stop, wanted)
+    config, place = resolve(os.environ, arguments), ranks.from_rank_environment(os.environ)
+    return run_here(config, place, Console(place.rank, None), stop, job="infer", wanted=wanted)
 
 
 def _predict(arguments: dict[str, Any]) -> int:
@@ -114,35 +118,42 @@ def _compare(arguments: dict[str, Any]) -> int:
     calm_torch()
     from ddptrain import compare
 
+    worlds, checks, ways = (arguments.pop(name) for name in ("worlds", "checks", "ways"))
+    steps, as_json, keep = (arguments.pop(name) for name in ("steps", "json", "keep"))
+    config = resolve(os.environ, arguments, defaults=_COMPARED)
     plan = compare.Plan(
-        worlds=worlds_of(arguments["worlds"]),
-        checks=chosen("--checks", arguments["checks"] or ",".join(compare.CHECKS), compare.CHECKS),
-        ways=chosen("--ways", arguments["ways"] or ",".join(compare.WAYS), compare.WAYS),
-        data=arguments["data"] or "digits",
-        data_dir=arguments["data_dir"] or "",
-        model=arguments["model"] or "cnn",
-        steps=arguments["steps"],
+        worlds=worlds_of(worlds),
+        checks=chosen("--checks", checks or ",".join(compare.CHECKS), compare.CHECKS),
+        ways=chosen("--ways", ways or ",".join(compare.WAYS), compare.WAYS),
+        data=config.data,
+        data_dir=config.data_dir,
+        model=config.model,
+        steps=steps,
     )
-    return compare.compare(plan, as_json=arguments["json"], keep=arguments["keep"])
+    return compare.compare(plan, as_json=as_json, keep=keep)
 
 
 def _bench(arguments: dict[str, Any]) -> int:
     calm_torch()
     from ddptrain import bench
 
+    seeds, worlds, parts, as_json = (arguments.pop(name) for name in ("seeds", "worlds", "parts", "json"))
+    config = resolve(os.environ, arguments)
     plan = bench.Plan(
-        data=arguments["data"] or "mnist",
-        data_dir=arguments["data_dir"] or os.environ.get("DDPJOB_DATA_DIR", ""),
-        seeds=arguments["seeds"],
-        worlds=worlds_of(arguments["worlds"]),
-        parts=chosen("--parts", arguments["parts"] or ",".join(bench.PARTS), bench.PARTS),
-        batch=resolve({}, {"data": arguments["data"], "batch_size": arguments["batch_size"]}).global_batch,
+        data=config.data,
+        data_dir=config.data_dir,
+        seeds=seeds,
+        worlds=worlds_of(worlds),
+        parts=chosen("--parts", parts or ",".join(bench.PARTS), bench.PARTS),
+        batch=config.global_batch,
     )
-    return bench.bench(plan, as_json=arguments["json"])
+    return bench.bench(plan, as_json=as_json)
 
 
 def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs per number of ranks (default: 5)")
+    parser.add_argument(
+        "--seeds", type=whole(1, 1000), default=5, metavar="N", help="runs per number of ranks (default: 5)"
+    )
     parser.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
     parser.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
@@ -153,7 +164,9 @@ def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worlds", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
     parser.add_argument("--checks", metavar="A,B", help="losses,gradients,bits,resume (default: all)")
     parser.add_argument("--ways", metavar="A,B", help="ddp,manual,bucketed,accum,zero (default: all)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="at least, in whole epochs (default: 100)")
+    parser.add_argument(
+        "--steps", type=whole(1, 100_000), default=100, metavar="N", help="at least, in whole epochs (default: 100)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--keep", default="", metavar="DIR", help="leave every run's directory there")
-    add_config(parser, ["data", "data_dir", "model"])
+    add_config(parser, ["data", "data_dir", "model"], defaults=_COMPARED)

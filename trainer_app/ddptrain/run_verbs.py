@@ -13,7 +13,7 @@ from typing import Any
 from ddptrain.config import Config, resolve, resolve_with_origins
 from ddptrain.errors import UsageError
 from ddptrain.finite import dumps
-from ddptrain.flags import add_config, add_verb
+from ddptrain.flags import add_config, add_verb, whole
 
 _PLACE = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
@@ -51,8 +51,8 @@ def _add_ckpt(verbs: Any) -> None:
         ckpt_verbs, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one",
         _rollback, example=f"ddptrain ckpt rollback --step 50 {_PLACE}",
     )  # fmt: skip
-    back.add_argument("--run", dest="only_run", type=int, metavar="N", help="of this run (default: the newest)")
-    back.add_argument("--step", type=int, metavar="N", help="this step")
+    back.add_argument("--run", dest="only_run", type=whole(1), metavar="N", help="of this run (default: the newest)")
+    back.add_argument("--step", type=whole(0), metavar="N", help="this step")
     add_config(back, ["checkpoint_dir"])
 
 

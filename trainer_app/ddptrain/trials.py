@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +26,8 @@ from ddptrain.metrics import FILE_NAME, effective_rows
 _FOREIGN = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
 
+_TAIL = 12  # lines of its output that tell why a trial failed
+_LONGEST = 3600  # seconds; a trial that hangs must fail
 _UNCOUNTED = 20  # first steps of a run that its samples per second leave out
 
 
@@ -92,12 +95,26 @@ class Trials:
 
         got, cost = self._fork(command, folder)
         if got != code:
-            tail = "\n".join((folder / "log").read_text(errors="replace").splitlines()[-12:])
-            raise TrialFailed(
-                f"`ddptrain {' '.join(map(str, argv))}` ended with {got}, not {code}:\n{tail}",
-                next_step="run that command by itself",
-            )
+            raise _failed(argv, f"ended with {got}, not {code}", (folder / "log").read_text(errors="replace"))
         return cost
+
+    def run_cold(self, argv: Sequence[object]) -> float:
+        """Seconds of one command of ``ddptrain`` in a fresh interpreter, which has everything to import.
+
+        Raises:
+            TrialFailed: it failed, or did not end within the hour; the end of its output is quoted.
+        """
+        command, started = [sys.executable, "-m", "ddptrain", *map(str, argv)], time.perf_counter()
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LONGEST, env=self.env, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.output or b"").decode(errors="replace")
+            raise _failed(argv, f"did not end within {_LONGEST} s", said) from error
+        if done.returncode != 0:
+            raise _failed(argv, f"ended with {done.returncode}, not 0", done.stdout.decode(errors="replace"))
+        return time.perf_counter() - started
 
     def call(self, work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
         """What ``work`` returns, a JSON-able dict, from a process of its own.
@@ -112,8 +129,7 @@ class Trials:
             return 0
 
         if self._fork(child, folder)[0] != 0:
-            tail = "\n".join((folder / "log").read_text(errors="replace").splitlines()[-12:])
-            raise TrialFailed(f"{name} failed:\n{tail}")
+            raise TrialFailed(f"{name} failed:\n{_tail((folder / 'log').read_text(errors='replace'))}")
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return result
 
@@ -148,6 +164,16 @@ class Trials:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+def _failed(argv: Sequence[object], how: str, output: str) -> TrialFailed:
+    return TrialFailed(
+        f"`ddptrain {' '.join(map(str, argv))}` {how}:\n{_tail(output)}", next_step="run that command by itself"
+    )
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-_TAIL:])
 
 
 def speed(path: Path, batch: int) -> float:
