@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,49 @@ def test_verify_names_the_damaged_one_and_ends_with_66(saved: Path, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if "content does not match its digest" in line] == ["20"]
     assert sorted(saved.rglob("*")) == before, "to look is not to touch"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "null",
+        '"x"',
+        '{"evaluation": 3, "bytes": "x"}',
+        '{"time": "x"}',
+        '{"time": 1e300, "bytes": 1e300}',
+        '{"evaluation": {"accuracy": "x"}}',
+    ],
+)
+def test_a_manifest_that_is_no_manifest_is_listed_and_named_by_verify(
+    saved: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (saved / "run-000002" / "step-000000020.json").write_text(content)
+    assert main(["ckpt", "ls", "--checkpoint-dir", str(saved)]) == 0
+    assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 66
+    assert "manifest is not readable" in capsys.readouterr().out
+
+
+def test_a_file_or_a_folder_that_bears_the_name_of_the_other_is_passed_over(saved: Path) -> None:
+    (saved / "run-000007").touch()
+    (saved / "run-000002" / "step-000000099.json").mkdir()
+    assert [row["step"] for row in ckpt.listing(saved, verify=True) if row["verdict"] == "ok"] == [25, 20, 15, 10]
+    writer = Checkpoints(saved, keep=9)
+    found = writer.resume(lambda _: None)
+    assert found is not None
+    assert found[0].place == {"run": 2, "step": 25}
+    assert writer.claim({}) == 8
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("verify",), ("rollback", "--step", "20")])
+def test_a_volume_that_fails_to_read_is_said_with_the_place(
+    saved: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
+) -> None:
+    shutil.rmtree(saved / "run-000002")
+    (saved / "run-000002").symlink_to("run-000002")  # read by nobody, whoever they are: root may read all else
+    assert main(["ckpt", *verb, "--checkpoint-dir", str(saved)]) == 66
+    assert f"cannot read {saved}/run-000002" in capsys.readouterr().err
 
 
 def test_rollback_makes_the_next_start_resume_from_the_one_named_and_deletes_nothing(saved: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ddptrain import mnist
+from ddptrain import mnist, weights
+from ddptrain.errors import DataError
+from ddptrain.files import write_result
 from tests.trainer.runs import ForkServer, Run, free_port
 from tests.trainer.synthetic import write_idx
 
@@ -94,3 +98,32 @@ def test_an_exported_state_dict_is_one_that_any_program_loads(
     state = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 5, 5)
     assert all(value.is_contiguous() and np.isfinite(value.numpy()).all() for value in state.values())
+
+
+def saved_by_torch(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"root:x:0:0:root:/root:/bin/bash\n", saved_by_torch({"a": torch.zeros(2)})[:700], saved_by_torch([1]),
+     saved_by_torch({1: torch.zeros(2)})],
+)  # fmt: skip
+def test_a_file_that_holds_no_weights_is_refused_whatever_is_in_it(content: bytes) -> None:
+    with pytest.raises(DataError, match="weights"):
+        weights.parse(content)
+
+
+def test_a_result_replaces_neither_a_pipe_nor_a_link_by_a_file(tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_result(pipe, b"answers")
+    assert os.read(reader, 99) == b"answers"
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(target)
+    write_result(link, b"answers")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"answers")

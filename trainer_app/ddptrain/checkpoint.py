@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import Mismatch
+from ddptrain.errors import DataError, Mismatch
 from ddptrain.finite import dumps
 
 FORMAT = 1
@@ -50,9 +50,22 @@ def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
     folder = root / f"run-{run:06d}"
     try:
         found = [(int(m[1]), path) for path in folder.iterdir() if (m := _MANIFEST.match(path.name))]
-    except FileNotFoundError:
-        return []  # a start that could not claim it has taken it back
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # a start that could not claim it has taken it back; a file of that name holds nothing
     return sorted(found, reverse=True)
+
+
+@contextlib.contextmanager
+def reading(root: Path) -> Iterator[None]:
+    """For who only looks: inside, a volume that cannot be read is a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot read {error.filename or root}: {error.strerror or error}",
+            hint="it belongs to another user, or the volume fails",
+            next_step="check owner and mode of the directory and of all in it",
+        ) from error
 
 
 def newest_place(root: Path) -> dict[str, int] | None:
@@ -82,7 +95,7 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
         manifest = json.loads(manifest_path.read_bytes())
         if manifest["seal"] != seal(manifest):
             return "manifest does not match its own digest", {}, b""
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IsADirectoryError):
         return "manifest is not readable", {}, b""
     if manifest["format"] != FORMAT:
         raise Mismatch(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint import fault, manifests, newest_valid, run_numbers, set_aside
+from ddptrain.checkpoint import fault, manifests, newest_valid, reading, run_numbers, set_aside
 from ddptrain.errors import DataError, UsageError, volume_error
 from ddptrain.finite import dumps
 
@@ -24,24 +24,15 @@ def listing(root: Path, *, verify: bool) -> list[dict[str, Any]]:
     Raises:
         DataError: the directory is absent, or holds no checkpoint.
     """
-    rows = []
-    for run in run_numbers(root) if root.is_dir() else []:
-        for step, path in manifests(root, run):
-            manifest: dict[str, Any] = {}
-            with contextlib.suppress(OSError, ValueError):
-                manifest = json.loads(path.read_bytes())
-            try:
-                verdict = (fault(path)[0] or "ok") if verify else "not verified"
-            except FileNotFoundError:
-                continue  # retired by a training that runs
-            evaluation = manifest.get("evaluation") or {}
-            rows.append(
-                {
-                    "run": run, "step": step, "bytes": manifest.get("bytes"), "time": manifest.get("time"),
-                    "accuracy": evaluation.get("accuracy"), "complete": manifest.get("complete"),
-                    "worldSize": manifest.get("worldSize"), "verdict": verdict,
-                }
-            )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    with reading(root):
+        for run in run_numbers(root) if root.is_dir() else []:
+            for step, path in manifests(root, run):
+                try:
+                    verdict = (fault(path)[0] or "ok") if verify else "not verified"
+                except FileNotFoundError:
+                    continue  # retired by a training that runs
+                rows.append({"run": run, "step": step, **_told(path), "verdict": verdict})
     if not rows:
         raise DataError(
             f"no checkpoint in {root}",
@@ -49,6 +40,18 @@ def listing(root: Path, *, verify: bool) -> list[dict[str, Any]]:
             next_step="name the --checkpoint-dir of a training",
         )
     return rows
+
+
+def _told(manifest_path: Path) -> dict[str, Any]:
+    """What a manifest says that is worth a column; None for what it does not say, or not as a manifest would."""
+    manifest: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        manifest = json.loads(manifest_path.read_bytes())
+    manifest = manifest if isinstance(manifest, dict) else {}
+    evaluation = manifest.get("evaluation")
+    values = manifest | {"accuracy": evaluation.get("accuracy") if isinstance(evaluation, dict) else None}
+    numbers = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
+    return {name: value if isinstance(value, int | float) else None for name, value in numbers.items()}
 
 
 def show(root: Path, *, verify: bool, as_json: bool) -> int:
@@ -61,7 +64,9 @@ def show(root: Path, *, verify: bool, as_json: bool) -> int:
         for row in rows:
             accuracy = f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "-"
             size = f"{row['bytes'] / 1e6:.2f} MB" if row["bytes"] else "-"
-            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "-"
+            saved = "-"
+            with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged one may name any moment
+                saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "-"
             end = "finished" if row["complete"] else ""
             print(f"{row['run']:>4} {row['step']:>9} {accuracy:>9} {size:>10} {saved:<19}  {end:<8} {row['verdict']}")
     bad = [row for row in rows if row["verdict"] not in ("ok", "not verified")]
@@ -76,7 +81,8 @@ def rollback(root: Path, *, run: int | None, step: int | None) -> int:
     """
     if step is None:
         raise UsageError("rollback needs --step", next_step=f"ddptrain ckpt ls --checkpoint-dir {root}")
-    found = newest_valid(root, lambda path, reason: print(f"{path}: {reason}"), run=run, step=step)
+    with reading(root):
+        found = newest_valid(root, lambda path, reason: print(f"{path}: {reason}"), run=run, step=step)
     if found is None:
         where = f"run {run}, step {step}" if run is not None else f"step {step}"
         raise DataError(

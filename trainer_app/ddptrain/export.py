@@ -16,7 +16,7 @@ from torch import nn
 from ddptrain.batches import normalise
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError, volume_error
-from ddptrain.files import write_atomically
+from ddptrain.files import write_result
 from ddptrain.inspect_checkpoint import model_of, open_checkpoint
 from ddptrain.mnist import SIDE
 
@@ -54,7 +54,7 @@ def export(config: Config, out: Path, kind: str, *, run: int | None, step: int |
         torch.export.save(program_of(Classifier(model)), buffer)
         _check(buffer, Classifier(model))
     try:
-        write_atomically(out, buffer.getvalue())
+        write_result(out, buffer.getvalue())
     except OSError as error:
         raise volume_error(error, out) from error
     print(f"{kind} of run {saved.run}, step {saved.step} in {out} ({len(buffer.getvalue()):,} bytes)")

@@ -54,6 +54,19 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
         raise
 
 
+def write_result(path: Path, content: bytes) -> None:
+    """Write what a person asked for by name: atomically, behind a link, or into a device or pipe, which stays one.
+
+    Raises:
+        OSError: as ``write_atomically``.
+    """
+    if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        with path.open("wb") as stream:
+            stream.write(content)
+        return
+    write_atomically(path.resolve(), content)
+
+
 def share(path: Path, mode: int) -> None:
     """Give the group what the umask took: the next pod of the job may have another uid and share only the fsGroup."""
     with _ignoring(_NO_MODES):

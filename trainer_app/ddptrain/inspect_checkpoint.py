@@ -14,7 +14,7 @@ from torch import nn
 
 from ddptrain import mnist, models, weights
 from ddptrain.breadcrumbs import Breadcrumbs
-from ddptrain.checkpoint import Saved, newest_valid
+from ddptrain.checkpoint import Saved, newest_valid, reading
 from ddptrain.config import Config
 from ddptrain.cpus import threads_per_rank
 from ddptrain.device import resolve_device
@@ -34,17 +34,19 @@ def open_checkpoint(config: Config, *, run: int | None, step: int | None) -> tup
     """
     if not config.checkpoint_dir:
         raise UsageError("no --checkpoint-dir (or DDPJOB_CHECKPOINT_DIR) to read", next_step="name the directory")
-    found = newest_valid(
-        Path(config.checkpoint_dir),
-        lambda path, reason: print(f"warning: {path}: {reason}", file=sys.stderr),
-        run=run,
-        step=step,
-    )
+    root = Path(config.checkpoint_dir)
+    with reading(root):
+        found = newest_valid(
+            root, lambda path, reason: print(f"warning: {path}: {reason}", file=sys.stderr), run=run, step=step
+        )
     if found is None:
+        which = "".join(f" of {name} {n}" for name, n in (("run", run), ("step", step)) if n is not None)
         raise DataError(
-            f"no valid checkpoint in {config.checkpoint_dir}",
+            f"no valid checkpoint{which} in {config.checkpoint_dir}",
             hint="runs are folders run-000001, run-000002 … in there",
-            next_step="check the mount, or leave --run and --step out",
+            next_step=f"`ddptrain ckpt verify --checkpoint-dir {config.checkpoint_dir}` says which there are"
+            if which
+            else "check the mount",
         )
     return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint import newest_valid, reading
 from ddptrain.errors import DataError, Mismatch, TrainerError
 from ddptrain.group import Group
 
@@ -43,7 +42,8 @@ def read(path: Path) -> bytes:
         DataError: absent, unreadable, or a directory without a valid checkpoint.
     """
     if path.is_dir():
-        found = newest_valid(path, lambda bad, reason: print(f"warning: {bad}: {reason}", file=sys.stderr))
+        with reading(path):
+            found = newest_valid(path, lambda bad, reason: print(f"warning: {bad}: {reason}", file=sys.stderr))
         if found is None:
             raise DataError(f"no valid checkpoint in {path}", next_step="name a file, or another checkpoint directory")
         return found[1]
@@ -65,13 +65,16 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch
     """
     try:
         loaded: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # foreign bytes make the unpickler raise anything
+        reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
         raise DataError(
-            f"the weights are not a file that torch.load reads: {str(error).partition(chr(10))[0][:200]}",
+            f"the weights are not a file that torch.load reads: {reason}",
             next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
         ) from error
     state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
         raise DataError("the file of weights holds no state_dict", next_step="save model.state_dict() into it")
     return state
 
