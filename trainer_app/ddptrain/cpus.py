@@ -1,6 +1,7 @@
-"""What the processor and the C library need to be told: how many CPUs the cgroup grants, which threads may spin.
+"""What the processor and the C library need to be told: how many threads there is a CPU for, which of them may spin.
 
-A rank with more threads than CPUs spends its time waiting for its own threads: several times slower, measured.
+``cli`` and ``launch`` call ``calm_torch`` before anything imports torch, ``worker`` the rest when its rank begins. A
+rank with more threads than CPUs spends its time waiting for its own threads: several times slower, measured.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from ddptrain.cgroup import cpu_quotas
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -18,7 +21,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 def available(root: Path = Path("/")) -> float:
     """CPUs by affinity and by the tightest cgroup quota (v2 and v1) above this process."""
     cpus = float(len(os.sched_getaffinity(0)))
-    return min([cpus, *_quotas(root)])
+    return min([cpus, *cpu_quotas(root)])
 
 
 def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> int:
@@ -54,34 +57,3 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    for directory in cgroup_directories("cpu", root):
-        try:
-            quota, period = (directory / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            try:
-                quota = (directory / "cpu.cfs_quota_us").read_text().strip()
-                period = (directory / "cpu.cfs_period_us").read_text().strip()
-            except OSError:
-                continue
-        if quota.isdigit() and int(quota) > 0 and period.isdigit() and int(period) > 0:
-            yield int(quota) / int(period)
-
-
-def cgroup_directories(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """This process's cgroup (v2 and v1) and all above it: a pod's limit may stand at the container or at the pod."""
-    base = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    places = {base, base / controller, base / "cpu,cpuacct"}
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        mount = base if not controllers else base / controllers
-        if not controllers or controller in controllers.split(","):
-            here = Path(path.lstrip("/"))
-            places |= {mount / part for part in (here, *here.parents)}
-    yield from places

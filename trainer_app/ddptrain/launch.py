@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import children, termination
+from ddptrain.cgroup import oom_kills
 from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import Stopped, UsageError
-from ddptrain.memory import oom_kills
 from ddptrain.network import free_port
 from ddptrain.node import Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
