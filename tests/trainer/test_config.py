@@ -40,6 +40,9 @@ def test_an_unknown_trainer_variable_is_refused_with_the_nearest_name() -> None:
         ("epochs:", "epochs is not one value", ""),
         ("- epochs", "is not a mapping", ""),
         ("a: b: c", "cannot read", ""),
+        ("epochs: yes", "epochs=True is not of type int", ""),
+        ("checkpoint_dir: on", "checkpoint_dir=True is not of type str", ""),
+        ("[" * 5000, "cannot read", ""),
     ],
 )
 def test_a_bad_configuration_file_is_refused_and_the_place_named(

@@ -46,6 +46,8 @@ def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
     """
     kind: type[Any] = type(field.default)
     try:
+        if isinstance(value, bool) and kind is not bool:
+            raise ValueError(value)  # `epochs: yes` in a file; int() would make 1 of it
         parsed = _boolean(value) if kind is bool else kind(value)
     except (ValueError, OverflowError):
         raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None

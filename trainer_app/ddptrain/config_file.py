@@ -26,9 +26,9 @@ def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
         raise UsageError(
             f"cannot read {path}: PyYAML is not installed", next_step="pip install PyYAML, or use flags"
         ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"cannot read {path}: {reason}", next_step="correct --config") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise UsageError(f"cannot read {path}: {reason}", next_step=f"correct {path}, or name another file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
     given = []
