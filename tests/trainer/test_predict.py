@@ -106,9 +106,10 @@ def test_an_image_of_the_dataset_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 128, 255])
-def test_an_empty_sheet_shows_no_digit(level: int) -> None:
+@pytest.mark.parametrize("size", [(50, 40), (28, 28)])
+def test_an_empty_sheet_shows_no_digit(level: int, size: tuple[int, int]) -> None:
     with pytest.raises(DataError, match=r"blank\.png shows no digit"):
-        as_mnist(np.full((50, 40, 1), level, np.uint8), "blank.png")
+        as_mnist(np.full((*size, 1), level, np.uint8), "blank.png")
 
 
 def test_a_trained_model_reads_the_digits_it_is_shown(ddptrain: ForkServer, tmp_path: Path) -> None:

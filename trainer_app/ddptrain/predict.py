@@ -64,13 +64,13 @@ def as_mnist(pixels: png.Pixels, name: str) -> npt.NDArray[np.uint8]:
     """
     grey = _grey(pixels)
     border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    if np.median(border) > 127:
-        grey = 255 - grey
-    elif grey.shape == (SIDE, SIDE):
-        return grey.round().astype(np.uint8)
-    ink = np.clip(grey - np.median(border if np.median(border) <= 127 else 255 - border), 0, None)
+    paper = float(np.median(border))
+    is_light = paper > 127
+    ink = np.clip(paper - grey if is_light else grey - paper, 0, None)
     if ink.max() < _LEAST_CONTRAST:
         raise DataError(f"{name} shows no digit: hardly anything differs from its border", next_step="draw one")
+    if not is_light and grey.shape == (SIDE, SIDE):
+        return grey.round().astype(np.uint8)
     ink *= 255 / ink.max()
     rows, columns = (np.flatnonzero((ink > _LEAST_CONTRAST).any(axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
