@@ -69,6 +69,9 @@ def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> N
     (tmp_path / "lost+found").touch()
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\[.gz\] is not in .*lost\+found"):
         load("mnist", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="is not a directory"):
+        load("idx", str(tmp_path / "file"))
     with pytest.raises(DataError, match="does not exist"):
         load("mnist", str(tmp_path / "nowhere"))
 

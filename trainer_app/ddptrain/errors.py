@@ -122,6 +122,8 @@ _PEER_GONE = re.compile(
 _SILENT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
+
 
 def classify(error: BaseException) -> BaseException:
     """The typed error that a foreign exception stands for, or the exception itself where it is the user's own.
@@ -146,6 +148,13 @@ def classify(error: BaseException) -> BaseException:
 
 def volume_error(error: OSError, path: Path | str) -> TrainerError:
     """A VolumeError for an OSError met while writing below ``path``."""
+    if error.errno in _IN_THE_WAY:
+        return VolumeError(
+            f"cannot write {path}: {error.strerror}",
+            hint="a file or a broken link is where a directory should be, a directory where a file should be, "
+            "or the directory above is missing",
+            next_step="look at every part of that path, or name another",
+        )
     return VolumeError(
         f"cannot write {path}: {error.strerror or error}",
         hint="the volume is read-only, full, or belongs to another user" if error.errno in _VOLUME else "",

@@ -117,7 +117,10 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
     """
     path = find(data_dir, file)
     if path is None:
-        there = f"holds {sorted(p.name for p in data_dir.iterdir())[:6]}" if data_dir.is_dir() else "does not exist"
+        if data_dir.is_dir():
+            there = f"holds {sorted(p.name for p in data_dir.iterdir())[:6]}"
+        else:
+            there = "is not a directory" if data_dir.exists() else "does not exist"
         raise DataError(
             f"{file.name}[.gz] is not in {data_dir}, which {there}",
             hint="is the data volume mounted there?",
