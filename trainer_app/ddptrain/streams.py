@@ -2,7 +2,7 @@
 
 A pipe whose reader has gone (``| head``), a full disk behind a log, a stream that was closed from the start, an
 encoding without a character that we use: none of them is a reason to lose hours of work, which metrics and checkpoints
-tell of as well. ``cli`` calls ``forgive`` before it trains or launches; verbs whose whole purpose is to print still fail.
+tell of as well. ``cli`` calls ``forgive`` before it trains or launches; verbs that only print still fail.
 """
 
 from __future__ import annotations
