@@ -1,6 +1,7 @@
 """``--audit DIR``: every rank writes down which samples it used, so that a proof need not trust what it proves.
 
-``batches`` and ``evaluate`` report through ``Audit``; ``compare`` reads all ranks' files together.
+``train`` makes it, and hands ``batches`` and ``evaluate`` the callbacks that write to it; ``proofs`` reads all ranks'
+files together.
 """
 
 from __future__ import annotations

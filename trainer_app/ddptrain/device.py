@@ -1,4 +1,7 @@
-"""Which device a rank computes on, its own GPU where there are any; and which backend its collectives go through."""
+"""Which device a rank computes on, its own GPU where there are any; and which backend its collectives go through.
+
+``worker`` asks before the ranks meet, ``inspect_checkpoint`` for a process alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Writing so that a reader sees the old file or the new one, never half of one, even after a power cut."""
+"""Writing so that a reader sees the old file or the new one, never half of one, even after a power cut.
+
+Below all that writes: ``checkpoint_writer``, ``journal``, ``progress`` and ``postmortem`` in a training; ``fetch``,
+``infer`` and ``export`` for what a person asked for.
+"""
 
 from __future__ import annotations
 

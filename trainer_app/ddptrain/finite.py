@@ -1,4 +1,7 @@
-"""JSON that every reader accepts: NaN and infinities, which only Python's parser knows, become null."""
+"""JSON that every reader accepts: NaN and infinities, which only Python's parser knows, become null.
+
+Whatever the package writes or prints as JSON passes through ``dumps``; it stands below everything and imports nothing.
+"""
 
 from __future__ import annotations
 

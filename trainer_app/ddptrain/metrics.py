@@ -1,6 +1,7 @@
-"""``metrics.jsonl`` beside the checkpoints: one row per step, evaluation and start, over all runs of the job.
+"""``metrics.jsonl``: one row per step, evaluation and start, over all runs of the job.
 
-Rank 0 appends; ``effective_rows`` reads the history as if no run had ever been interrupted.
+``journal`` appends, on rank 0, beside the checkpoints or, where none are kept, in a directory of its own;
+``effective_rows`` reads the history as if no run had ever been interrupted, for ``trials``, ``bench`` and people.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The networks. None has BatchNorm or Dropout: both would tie the result to how a batch is split over ranks."""
+"""The networks. None has BatchNorm or Dropout: both would tie the result to how a batch is split over ranks.
+
+``train`` builds one on each rank, ``inspect_checkpoint`` one to fill with saved weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which network interface leads to the master: gloo otherwise guesses by hostname, which is wrong on many machines."""
+"""Ports and interfaces of this machine: which interface leads to the master, and which port nobody has.
+
+``group`` asks for the interface before gloo starts, which otherwise guesses by hostname and is wrong on many machines;
+``launch`` asks for a free port where a node trains alone and needs to agree with nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The optimizer and its one-cycle learning rate, a pure function of the step: nothing of the latter is ever saved."""
+"""The optimizer and its one-cycle learning rate, a pure function of the step: nothing of the latter is ever saved.
+
+``train`` builds the one and sets the other before each step.
+"""
 
 from __future__ import annotations
 
