@@ -1,7 +1,7 @@
 """The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
 
-``config_field`` declares and checks one, ``config_file`` reads the file. ``cli`` builds its flags from these fields;
-``checkpoint`` refuses to resume when a field marked as identity changed.
+``settings`` declares and checks one, and reads the file. ``flags`` makes a flag of each field; ``same_run`` refuses to
+go on, or to begin, where a field marked as identity differs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddptrain.config_field import checked, setting
-from ddptrain.config_file import nearest, settings_of
 from ddptrain.errors import Mismatch, UsageError
+from ddptrain.settings import checked, nearest, setting, settings_of
 
 PREFIX = "DDPTRAIN_"
 FILE_VARIABLE = "DDPTRAIN_CONFIG"

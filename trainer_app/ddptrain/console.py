@@ -1,7 +1,7 @@
 """What a person sees of rank 0: lines, and on a terminal one updating bar.
 
-``cli``, ``model_verbs`` and ``children`` make it; ``worker``, ``train`` and ``telling`` speak through it. Of a launched rank, ``relay`` takes
-the lines on to the launcher's own output.
+``cli``, ``model_verbs`` and ``children`` make it; ``worker``, ``train`` and ``telling`` speak through it. Of a launched
+rank, ``relay`` takes the lines on to the launcher's own output.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Every way a rank can end badly, each with its stable exit code; and which of them a foreign exception is.
+"""The ways a rank can end badly, each with its stable exit code; and which of them a foreign exception is.
 
+Those that one module alone raises and that share a code stand there: ``weights.WeightsDiffer``, ``trials.TrialFailed``.
 Raised anywhere, turned by ``worker`` into a report, by ``launch`` into the termination message and the exit code.
 """
 

@@ -20,8 +20,6 @@ from ddptrain.files import write_result
 from ddptrain.inspect_checkpoint import model_of, open_checkpoint
 from ddptrain.mnist import SIDE
 
-FORMATS = ("state-dict", "program")
-
 
 class Classifier(nn.Module):
     """``pixels`` (N, 28, 28) uint8, light digits on dark, to logits (N, 10)."""

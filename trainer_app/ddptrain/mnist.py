@@ -1,7 +1,7 @@
 """The dataset: IDX files found, decompressed, checked by the digest of their content, and held as uint8 arrays.
 
-Called by ``worker`` on every rank, by ``evaluate``'s verb, and by ``data verify``. Digests are of the decompressed
-bytes because the gzip headers of the copies in circulation differ.
+Called by ``worker`` on every rank, by ``inspect_checkpoint`` for verbs that judge, and by ``data_verbs``. Digests are
+of the decompressed bytes because the gzip headers of the copies in circulation differ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What rank 0 tells while it works: ``GET /progress`` on a port, and ``progress.json`` beside the metrics.
 
-Updated only after completed work, never by a timer: a silent trainer must look silent. ``worker`` makes it and marks its
-phases, ``telling``, ``recorder`` and ``journal`` tell it what was done, the operator polls it.
+Updated only after completed work, never by a timer: a silent trainer must look silent. ``worker`` makes it and marks
+its phases, ``telling``, ``recorder`` and ``journal`` tell it what was done, the operator polls it.
 """
 
 from __future__ import annotations
