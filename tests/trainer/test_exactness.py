@@ -103,6 +103,12 @@ def test_every_test_sample_is_judged_once_at_1_2_3_and_7_ranks(ddptrain: ForkSer
     assert len(results) == 1, "the same weights, so the same sums to the last bit"
 
 
+def test_nothing_warns_of_its_own_future(ddptrain: ForkServer, idx: Path) -> None:
+    for sync in ("ddp", "manual", "bucketed", "bitwise"):
+        argv = ("--nproc-per-node", 2, *UNEVEN, "--data-dir", idx, "--epochs", 1, "--sync", sync)
+        assert "Warning" not in ddptrain.run("launch", *argv).output()
+
+
 def test_bitwise_is_not_gone_on_with_where_its_bits_would_change(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:

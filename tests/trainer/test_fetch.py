@@ -154,6 +154,14 @@ def test_who_waits_for_anothers_download_shows_signs_of_life(
     assert len(asked) == 4
 
 
+def test_a_lock_that_is_never_given_back_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_LOCKED", 0.3)
+    with (tmp_path / ".fetch.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"another process has held .*\.fetch\.lock"):
+            fetch.fetch(str(tmp_path), mirrors=())
+
+
 def test_every_try_at_a_mirror_that_does_not_answer_shows_a_sign_of_life(tmp_path: Path) -> None:
     signs: list[None] = []
     with pytest.raises(DataError):

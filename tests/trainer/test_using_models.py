@@ -65,6 +65,23 @@ def test_answers_are_merged_in_index_order_and_the_same_from_1_2_3_and_7_ranks(
     assert sum(row["label"] == row["predicted"] for row in rows) == judged["correct"] > 1500
 
 
+@pytest.mark.parametrize(("action", "code"), [("kill", -9), ("crash", 1)])
+def test_a_rank_that_is_lost_while_they_infer_is_blamed_by_the_other(
+    ddptrain: ForkServer, data: Path, checkpoints: Path, action: str, code: int
+) -> None:
+    port, runs = free_port(), []
+    out = checkpoints / "answers.csv"
+    for rank in (0, 1):
+        env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        argv = ("infer", "--data-dir", data, "--checkpoint-dir", checkpoints, "--out", out)
+        runs.append(ddptrain.start(*argv, env={**env, "DDPTRAIN_CHAOS": f"{action}:1:0:infer"}))
+    assert [run.wait() for run in runs] == [77, code], runs[0].output() + runs[1].output()
+    message = runs[0].message()
+    assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
+    assert "Traceback" not in runs[0].output()
+    assert not out.exists()
+
+
 def test_where_the_answers_cannot_be_written_every_rank_leaves(
     ddptrain: ForkServer, data: Path, checkpoints: Path
 ) -> None:

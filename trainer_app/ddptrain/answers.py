@@ -18,8 +18,8 @@ from ddptrain.group import Group
 SIZES = (2**20, 2**24)  # bytes
 _WARM, _ROUNDS = 1, 4
 # Renamed in newer versions of PyTorch, which warn of the older names.
-_all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def wrong_answers(group: Group) -> list[str]:
@@ -54,11 +54,11 @@ def bandwidths(group: Group) -> list[dict[str, Any]]:
             "all_reduce": (2 * (world - 1) / world, lambda whole=whole: dist.all_reduce(whole)),  # type: ignore[misc]
             "all_gather": (
                 (world - 1) / world,
-                lambda whole=whole, part=part: _all_gather_flat(whole, part),  # type: ignore[misc]
+                lambda whole=whole, part=part: all_gather_flat(whole, part),  # type: ignore[misc]
             ),
             "reduce_scatter": (
                 (world - 1) / world,
-                lambda whole=whole, part=part: _reduce_scatter_flat(part, whole),  # type: ignore[misc]
+                lambda whole=whole, part=part: reduce_scatter_flat(part, whole),  # type: ignore[misc]
             ),
             "broadcast": (1.0, lambda whole=whole: dist.broadcast(whole, src=0)),  # type: ignore[misc]
         }
@@ -112,13 +112,13 @@ def _broadcast(group: Group) -> float:
 
 def _all_gather(group: Group) -> list[float]:
     values = torch.zeros(group.world_size, device=group.device)
-    _all_gather_flat(values, _mine(group, group.rank + 1))
+    all_gather_flat(values, _mine(group, group.rank + 1))
     return values.tolist()
 
 
 def _reduce_scatter(group: Group) -> float:
     value = _mine(group, 0.0)
-    _reduce_scatter_flat(value, _mine(group, *(group.rank + 1.0 + at for at in range(group.world_size))))
+    reduce_scatter_flat(value, _mine(group, *(group.rank + 1.0 + at for at in range(group.world_size))))
     return float(value)
 
 

@@ -15,9 +15,9 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from ddptrain.answers import all_gather_flat
 from ddptrain.batches import GlobalBatch
 from ddptrain.order import shard
 from ddptrain.sync import GradientSync, views_of
@@ -63,7 +63,7 @@ class Bitwise(GradientSync):
                 self._shard_gradient(batch, part, row)
         if self._group.world_size > 1:
             with self._group.crumbs.waiting_in("all_gather of gradients"):
-                dist.all_gather_into_tensor(self._gathered.flatten(0, 1), self._rows)
+                all_gather_flat(self._gathered.flatten(0, 1), self._rows)
         else:
             self._gathered[0] = self._rows
         return self._add_up()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 _LAYOUT = struct.Struct("<qqqd24s40s")  # changes, step, collectives begun, CLOCK_MONOTONIC seconds, phase, collective
 SIZE = _LAYOUT.size
 # Before these phases end nothing has been learned that could be saved.
-BEFORE_TRAINING = ("start", "rendezvous", "preflight", "data", "setup", "resume")
+BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
 
 
 @dataclass(frozen=True)

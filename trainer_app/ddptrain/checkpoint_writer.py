@@ -170,8 +170,9 @@ class Checkpoints:
         best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:
-                path.unlink(missing_ok=True)
-                path.with_suffix(".pt").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # what cannot be deleted stays; the newer one is on the disk
+                    path.unlink(missing_ok=True)
+                    path.with_suffix(".pt").unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

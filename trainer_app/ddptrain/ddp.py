@@ -27,8 +27,9 @@ class Ddp(GradientSync):
         super().__init__(model, group, accum=accum, bf16=bf16)
         self.averaged_over = group.world_size
         device_ids = [group.device.index] if group.device.type == "cuda" else None
-        self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-        self._settle_buckets()
+        with group.crumbs.waiting_in("construction of DDP"):  # it compares shapes and broadcasts the weights
+            self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+            self._settle_buckets()
         self._forward = self._wrapped
 
     def close(self) -> None:

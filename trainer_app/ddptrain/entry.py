@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddptrain import termination
 from ddptrain.children import Assignment
@@ -20,6 +21,9 @@ from ddptrain.ranks import Ranks
 from ddptrain.stop import StopFlag
 from ddptrain.worker import Worker
 
+if TYPE_CHECKING:
+    from ddptrain.infer import Wanted
+
 
 def run_here(
     config: Config,
@@ -28,11 +32,13 @@ def run_here(
     stop: StopFlag,
     *,
     job: str = "train",
+    wanted: Wanted | None = None,
     tell: Callable[[termination.Report], None] = lambda report: None,
 ) -> int:
     """Do the job in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code.
 
     Args:
+        job, wanted: see Worker.
         tell: also takes the report.
     """
 
@@ -40,7 +46,7 @@ def run_here(
         termination.write(report, termination.destination(), shared=ranks.world_size > 1)
         tell(report)
 
-    code = Worker(config, ranks, console, stop, job=job).run(deliver)
+    code = Worker(config, ranks, console, stop, job=job, wanted=wanted).run(deliver)
     if code and ranks.world_size > 1:
         # The group was left in the middle of something: its destructor could wait for peers that never come.
         sys.stdout.flush()

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddptrain.errors import DataError, volume_error
+from ddptrain import mnist
+from ddptrain.config import Config
+from ddptrain.errors import DataError, UsageError, volume_error
 from ddptrain.files import share, write_atomically
-from ddptrain.mnist import MNIST_FILES, IdxFile, read_content
+from ddptrain.mnist import MNIST_FILES, Dataset, IdxFile, read_content
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -34,6 +36,7 @@ TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
 _CHUNK = 2**18
 _POLL = 0.1  # seconds
+_LOCKED = 900.0  # seconds; a download of 11 MB that takes longer is stuck, or its process is stopped
 
 
 def fetch(
@@ -75,6 +78,16 @@ def fetch(
                 raise volume_error(error, folder) from error
 
 
+def load(config: Config, *, say: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
+    """The configured dataset, fetched first where that was asked for; raises as ``fetch`` and ``mnist.load`` do."""
+    if config.download and config.data == "mnist":
+        if not config.data_dir:
+            raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
+        # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
+        fetch(config.data_dir, say=say, alive=alive)
+    return mnist.load(config.data, config.data_dir)
+
+
 def is_whole(folder: Path, file: IdxFile) -> bool:
     """True if the file is there with MNIST's content."""
     try:
@@ -97,8 +110,14 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
         raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
         try:
+            end = time.monotonic() + _LOCKED
             while not _taken(lock.fileno()):  # polled: a rank blocked in a lock shows no sign of life
                 alive()
+                if time.monotonic() > end:
+                    raise DataError(
+                        f"another process has held {path} for {_LOCKED:.0f} s",
+                        next_step="end that process, whose download is stuck or stopped, and start again",
+                    )
                 time.sleep(_POLL)
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -58,8 +58,9 @@ class Graphed(GradientSync):
         for parameter, gradient in zip(self._parameters, self._recorded_gradients, strict=True):
             parameter.grad = gradient
         self._numbers.send(self._recorded_loss, stop)
-        self._inner._exchange()
-        return self._numbers.receive()
+        with self._group.crumbs.waiting_in("all_reduce of gradients"):
+            self._inner._exchange()
+            return self._numbers.receive()
 
     def clear(self) -> None:
         """Let go of the gradients, without touching the recording's memory."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ddptrain.breadcrumbs import Breadcrumbs
-from ddptrain.errors import PeerLost
+from ddptrain.errors import Hang, PeerLost, RendezvousError
 from ddptrain.network import route_interface
 from ddptrain.ranks import Ranks
 from ddptrain.rendezvous import meet
@@ -139,8 +139,13 @@ class Group:
 
     def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:
         assert self._store is not None
-        with self.crumbs.waiting_in(f"store: {key}", counted=False):
-            return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop=stop, crumbs=self.crumbs)
+        try:
+            with self.crumbs.waiting_in(f"store: {key}", counted=False):
+                return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop=stop, crumbs=self.crumbs)
+        except RendezvousError as error:  # all had met; that one of them does not go on is a hang, and not ours
+            hang = Hang(str(error), hint="that rank is stopped, or its volume does not answer")
+            hang.cause = "peer"
+            raise hang from error
 
 
 def join(

@@ -7,6 +7,7 @@ reads it. ``stop`` remains the polite way: the guard leaves, unsaved, only where
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import select
@@ -86,7 +87,8 @@ class Guard:
                     where = self._crumbs.last.doing
                     self._leave(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
             elif self._hangs() and self.take_last_word():
-                faulthandler.dump_traceback()
+                with contextlib.suppress(Exception):  # stderr may be closed; that must not save a rank that hangs
+                    faulthandler.dump_traceback()
                 self._leave(self._hang())
 
     @property

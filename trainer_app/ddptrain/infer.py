@@ -1,14 +1,14 @@
 """The ``infer`` verb: a saved model's answer for every sample, computed by one rank or many, written in index order.
 
-Alone, or one process per rank under torchrun. Each rank judges whole chunks, as in ``evaluate``; rank 0, which alone
-needs to see the checkpoint, merges and writes. The file is the same, byte for byte, whatever the number of ranks.
+Alone, or one process per rank under torchrun; ``worker`` calls it as it does a training. Each rank judges whole chunks,
+as in ``evaluate``; rank 0, which alone needs to see the checkpoint, merges and writes. The file is the same, byte for
+byte, whatever the number of ranks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ddptrain import group as groups
-from ddptrain.breadcrumbs import Breadcrumbs
 from ddptrain.config import Config
-from ddptrain.cpus import threads_per_rank
-from ddptrain.device import resolve_backend, resolve_device
 from ddptrain.errors import volume_error
 from ddptrain.evaluate import assert_once, forward_chunks
-from ddptrain.files import write_atomically
+from ddptrain.files import write_result
 from ddptrain.group import Group
 from ddptrain.inspect_checkpoint import data_of, model_of, open_checkpoint
-from ddptrain.ranks import Ranks
-from ddptrain.rendezvous import timeout_of
-from ddptrain.stop import StopFlag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,41 +35,23 @@ class Wanted:
     step: int | None = None
 
 
-def infer(config: Config, ranks: Ranks, stop: StopFlag, wanted: Wanted) -> int:
-    """Write ``index,label,predicted,probability`` for every sample of the split. Returns 0 on every rank.
+def infer(config: Config, group: Group, wanted: Wanted, timeout: float) -> str:
+    """Write ``index,label,predicted,probability`` for every sample of the split; collective. Returns what was done.
 
+    Args:
+        timeout: seconds that ranks wait for what another reads or writes.
     Raises:
         UsageError, DataError, Mismatch, VolumeError: as for ``eval``; the output cannot be written.
     """
-    device = resolve_device(config, ranks)
-    torch.set_num_threads(config.threads or threads_per_rank(ranks.nproc_per_node))
-    timeout = config.rendezvous_timeout or timeout_of(os.environ.get("PET_RDZV_CONF", ""))
-    group = groups.join(
-        ranks,
-        device,
-        resolve_backend(config.backend, device),
-        rendezvous_timeout=timeout,
-        collective_timeout=config.collective_timeout,
-        stop=stop,
-        crumbs=Breadcrumbs(),
-    )
-    try:
-        manifest, content = _share_checkpoint(config, group, wanted, timeout)
-        config = dataclasses.replace(config, **Config.identity_of(manifest))
-        dataset = group.together("data", lambda: data_of(config, manifest["dataDigest"]), timeout)
-        images, labels = (getattr(dataset, f"{wanted.split}_{part}") for part in ("images", "labels"))
-        model = model_of(config, content, device, config.checkpoint_dir)
-        predicted, probability = answers(model, images, group)
-        text = _table(labels, predicted, probability)
-        group.from_rank_zero("write", lambda: _write(wanted.out, text), timeout)
-    except BaseException as error:
-        group.announce_leaving(str(error))
-        raise
-    if group.rank == 0:
-        right = int((predicted == labels).sum())
-        print(f"{len(labels)} answers in {wanted.out}, {right} of them right ({right / len(labels):.2%})", flush=True)
-    group.close()
-    return 0
+    manifest, content = _share_checkpoint(config, group, wanted, timeout)
+    config = dataclasses.replace(config, **Config.identity_of(manifest))
+    dataset = group.together("data", lambda: data_of(config, manifest["dataDigest"]), timeout)
+    images, labels = (getattr(dataset, f"{wanted.split}_{part}") for part in ("images", "labels"))
+    predicted, probability = answers(model_of(config, content, group.device, config.checkpoint_dir), images, group)
+    text = _table(labels, predicted, probability)
+    group.from_rank_zero("write", lambda: _write(wanted.out, text), timeout)
+    right = int((predicted == labels).sum())
+    return f"{len(labels)} answers in {wanted.out}, {right} of them right ({right / len(labels):.2%})"
 
 
 @torch.no_grad()
@@ -120,6 +95,6 @@ def _table(
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text.encode())
+        write_result(path, text.encode())
     except OSError as error:
         raise volume_error(error, path) from error

@@ -38,6 +38,7 @@ class Journal:
 
     Args:
         folder: where metrics.jsonl and progress.json are; it exists.
+        beside_checkpoints: a volume that refuses rows will refuse checkpoints, and the progress report says so.
         run: number that every row bears.
         steps_per_epoch: for the epoch that every row bears.
     Raises:
@@ -45,12 +46,19 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, run: int, *, steps_per_epoch: int, progress: Progress, say: Callable[[str], None]
+        self,
+        folder: Path,
+        run: int,
+        *,
+        steps_per_epoch: int,
+        progress: Progress,
+        say: Callable[[str], None],
+        beside_checkpoints: bool,
     ) -> None:
         self.path = folder / FILE_NAME
         self._folder, self._steps_per_epoch, self._progress, self._say = folder, steps_per_epoch, progress, say
         self._log = MetricsLog(self.path, run)
-        self._flushed, self._failures = 0.0, 0
+        self._flushed, self._failures, self._beside_checkpoints = 0.0, 0, beside_checkpoints
 
     def begin(self, values: Mapping[str, Any]) -> None:
         """The start's row, on the disk; from now on the progress report is kept beside it.
@@ -64,12 +72,15 @@ class Journal:
 
     def row(self, event: str, step: int, **values: Any) -> None:
         """Note one row; it is written with the next ``flush``, or about a second later."""
-        epoch = step // self._steps_per_epoch
-        self._log.add(event, {"step": step, "epoch": epoch, **values, "time": round(time.time(), 3)})
+        self._add(event, step, values)
         if time.monotonic() - self._flushed > _FLUSH_INTERVAL:
             self._flushed = time.monotonic()
             with self.going_on(step):
                 self._log.flush()
+
+    def _add(self, event: str, step: int, values: Mapping[str, Any]) -> None:
+        epoch = step // self._steps_per_epoch
+        self._log.add(event, {"step": step, "epoch": epoch, **values, "time": round(time.time(), 3)})
 
     def flush(self) -> None:
         """Write what is buffered, to the disk.
@@ -92,9 +103,11 @@ class Journal:
         except VolumeError as error:
             self._failures += 1
             if self._failures == 1:
-                self._say(f"warning: {error}; training goes on, unsaved")
-                self.row("refused", step, message=str(error))
-            self._progress.update(checkpointProblem=f"{error} ({self._failures} in a row)")
+                without = "unsaved" if self._beside_checkpoints else "without these metrics"
+                self._say(f"warning: {error}; training goes on, {without}")
+                self._add("refused", step, {"message": str(error)})
+            if self._beside_checkpoints:
+                self._progress.update(checkpointProblem=f"{error} ({self._failures} in a row)")
 
     def saved(self, place: Mapping[str, int]) -> None:
         """A checkpoint is there: the volume does not refuse, or no longer."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import children, termination
+from ddptrain.bounded import within
 from ddptrain.cgroup import oom_kills
 from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
@@ -29,6 +30,7 @@ from ddptrain.termination import Report
 from ddptrain.watchdog import Watchdog
 
 _NOT_AGAIN = (0, 2, 71, 75, 78, 79, 80)  # codes that a second life would end with as well, or that are no failure
+_VOLUME = 5.0  # seconds for the volume to tell what it holds
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def _live(
     supervisor.run()
     report = root_cause(node)
     if report["code"] and not report.get("checkpoint") and config.checkpoint_dir:
-        report["checkpoint"] = newest_place(Path(config.checkpoint_dir))  # rank 0, which knows, could not tell
+        # Rank 0, which knows, could not tell.
+        report["checkpoint"] = within(_VOLUME, lambda: newest_place(Path(config.checkpoint_dir)))
     if report.get("signal") == signal.SIGKILL and oom_kills() > killed_for_memory:
         report["message"] = (
             f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "

@@ -2,7 +2,8 @@
 
 ``reports/<job>-<attempt>/node-1.json``: the node's report and what its launcher saw of every rank; beside it each
 rank's stacks and flight recorder. Launchers write it before they kill, so that a node which only lost a peer can name
-the culprit of another; the verb ``why`` merges them. Nothing here may cost a run: a volume that refuses is ignored.
+the culprit of another; the verb ``why`` merges them. Nothing here may cost a run: a volume that refuses is ignored, and
+one that does not answer is waited for a moment only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddptrain.bounded import within
 from ddptrain.config import Config
 from ddptrain.files import share, write_atomically
 from ddptrain.finite import dumps
@@ -29,6 +31,7 @@ FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
 _KEPT = 10  # attempts
 _PATIENCE = 1.5  # seconds for another node's report to appear
+_VOLUME = 2.0  # seconds for the volume to answer
 
 
 @dataclass(frozen=True)
@@ -50,28 +53,34 @@ class Postmortem:
         return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.of_node)
 
     def clear(self) -> None:
-        """Forget what an earlier life of this node under the same name has left."""
-        with contextlib.suppress(OSError):
-            self._file(self.node_rank).unlink(missing_ok=True)
-            for rank in self.ranks:
-                for name in _DUMPS:
-                    (self.folder / f"rank-{rank}.{name}").unlink(missing_ok=True)
+        """Forget what an earlier life of this node under the same name has left, and of nodes that are no more."""
+        within(_VOLUME, self._clear)
+
+    def _clear(self) -> None:
+        mine = {f"node-{self.node_rank}.json", *(f"rank-{rank}.{name}" for rank in self.ranks for name in _DUMPS)}
+        for path in self.folder.iterdir():
+            kind, _, number = path.name.partition(".")[0].partition("-")
+            last = {"node": self.nnodes, "rank": self.nnodes * len(self.ranks)}.get(kind)
+            if path.name in mine or (last is not None and number.isdigit() and int(number) >= last):
+                path.unlink(missing_ok=True)
 
     def write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
         """Leave ``report`` and the dumps. Never raises."""
-        with contextlib.suppress(OSError):
-            for folder in (self.folder.parent, self.folder):
-                if not folder.is_dir():
-                    folder.mkdir(parents=True, exist_ok=True)
-                    share(folder, 0o2775)
-            for child in children:
-                self._write_dumps(child)
-            content = {
-                "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
-                "ranks": [asdict(sighting) for sighting in sightings],
-            }  # fmt: skip
-            write_atomically(self._file(self.node_rank), dumps(content, indent=1).encode(), durable=False)
-            self._retire()
+        within(_VOLUME, lambda: self._write(report, sightings, children))
+
+    def _write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
+        for folder in (self.folder.parent, self.folder):
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                share(folder, 0o2775)
+        for child in children:
+            self._write_dumps(child)
+        content = {
+            "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
+            "ranks": [asdict(sighting) for sighting in sightings],
+        }  # fmt: skip
+        write_atomically(self._file(self.node_rank), dumps(content, indent=1).encode(), durable=False)
+        self._retire()
 
     def _write_dumps(self, child: Child) -> None:
         texts = child.box.texts() if child.box else ("", "")
@@ -81,6 +90,10 @@ class Postmortem:
 
     def culprit_elsewhere(self) -> Report | None:
         """The report of a node that failed by its own fault, if it shows up soon."""
+        found: Report | None = within(_PATIENCE + _VOLUME, self._culprit_elsewhere)
+        return found
+
+    def _culprit_elsewhere(self) -> Report | None:
         end = time.monotonic() + _PATIENCE
         while True:
             for found in read(self.folder):
@@ -106,9 +119,11 @@ def read(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("node-*.json")) if folder.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_bytes())
-            if content["node"] < content["nnodes"] and isinstance(content["report"], dict):
+            if content["node"] < content["nnodes"] and float(content["time"]) and isinstance(content["report"], dict):
                 found.append(content)
-    return sorted(found, key=lambda content: content["node"])
+    # Of a run with another number of nodes, under the same name, something may be left; the newest file decides.
+    nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
+    return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
 
 
 def blame(report: Report, other: Report) -> Report:

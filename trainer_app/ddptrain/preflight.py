@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ddptrain import __version__, answers
 from ddptrain.config import Config
-from ddptrain.errors import DataError, Mismatch, RanksError, TrainerError, VolumeError
+from ddptrain.errors import DataError, Mismatch, RanksError, TrainerError, UsageError, VolumeError
 from ddptrain.files import unique, write_atomically
 from ddptrain.group import Group
 from ddptrain.mnist import Dataset
@@ -43,7 +43,8 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> dict
     everybody: list[dict[str, Any]] = [mine]
     if group.world_size > 1:
         everybody = [{} for _ in range(group.world_size)]
-        dist.all_gather_object(everybody, mine)
+        with group.crumbs.waiting_in("all_gather of facts"):
+            dist.all_gather_object(everybody, mine)
     checks = [*agreement(everybody), _answers(everybody), _data(everybody), _clocks(everybody), _volumes(everybody)]
     failed = [check["code"] for check in checks if check["verdict"] == "failed"]
     bandwidth = answers.bandwidths(group) if group.world_size > 1 and not failed else []
@@ -59,7 +60,7 @@ def _facts(config: Config, group: Group, load: Callable[[], Dataset]) -> dict[st
     }  # fmt: skip
     try:
         facts["dataDigest"] = load().digest
-    except (DataError, VolumeError) as error:
+    except (DataError, UsageError, VolumeError) as error:  # told with the rest, so that every rank says whose it is
         facts["dataError"] = str(error)
     return facts
 

@@ -108,8 +108,9 @@ class Recorder:
 
     def _opened(self, folder: Path, run: int, resumed: Saved | None, attempt: int | str | None) -> Journal:
         journal = Journal(
-            folder, run, steps_per_epoch=self._schedule.steps_per_epoch, progress=self.progress, say=self._say
-        )
+            folder, run, steps_per_epoch=self._schedule.steps_per_epoch, progress=self.progress, say=self._say,
+            beside_checkpoints=self._checkpoints is not None,
+        )  # fmt: skip
         journal.begin(
             {
                 "resumedFrom": resumed.place if resumed else None,

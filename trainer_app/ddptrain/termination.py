@@ -1,7 +1,7 @@
 """The last word of a rank or a node: the termination message, at most 4,096 bytes of JSON, on success too.
 
-``worker`` builds a rank's report, ``launch`` (or the worker itself, where no launcher is above it) writes the node's
-message.
+``worker`` builds a rank's report; ``launch``, or ``entry`` where no launcher is above, writes the node's message, and
+``cli`` that of a start that it refuses.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ def success(
         "message": f"{what}: test accuracy {accuracy:.4f}", "accuracy": accuracy, "loss": evaluation["loss"],
         "checkpoint": checkpoint, "resumedFrom": resumed_from, "progress": progress,
     }  # fmt: skip
+
+
+def done(message: str, *, rank: int) -> Report:
+    """The report of a rank that has done what was asked, and that has no more to tell than ``message``."""
+    return {"schema": 1, "outcome": "succeeded", "code": 0, "rank": rank, "message": message}
 
 
 def preflighted(found: Report, *, rank: int, node: int) -> Report:

@@ -49,6 +49,7 @@ class Training:
     ) -> None:
         self._config, self._dataset, self._group = config, dataset, group
         self._console, self._stop = console, stop
+        group.crumbs.mark("setup")
         if config.cuda_graph:
             graphs.check(config, group)
         self.schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
@@ -58,7 +59,6 @@ class Training:
         self._model = models.build(config, group.device)
         self._optimizer = optim.build(config, self._model, world_size=group.world_size)
         self.done = 0
-        group.crumbs.mark("setup")
 
     def run(self) -> Result:
         """Train to the end.

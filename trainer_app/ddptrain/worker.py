@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +21,7 @@ from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.cpus import keep_freed_memory, threads_per_rank
 from ddptrain.device import resolve_backend, resolve_device
-from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, UsageError, classify
+from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
 from ddptrain.guard import Guard
 from ddptrain.progress import Progress
 from ddptrain.ranks import Ranks
@@ -28,9 +29,17 @@ from ddptrain.rendezvous import DEFAULT_TIMEOUT, timeout_of
 from ddptrain.stop import StopFlag
 from ddptrain.train import Result, Training
 
+if TYPE_CHECKING:
+    from ddptrain.infer import Wanted
+
 
 class Worker:
-    """Runs one rank and remembers enough to say how it ended."""
+    """Runs one rank and remembers enough to say how it ended.
+
+    Args:
+        job: train, preflight, or infer, which needs to know what is ``wanted``.
+        box: where a launcher reads breadcrumbs and dumps; None without one.
+    """
 
     def __init__(
         self,
@@ -40,26 +49,29 @@ class Worker:
         stop: StopFlag,
         *,
         job: str = "train",
+        wanted: Wanted | None = None,
         box: BlackBox | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
         self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
         self._crumbs = Breadcrumbs(box.memory() if box else None, chaos.planned(config, ranks.rank, env))
-        self._job, self._box = job, box
+        self._job, self._wanted, self._box = job, wanted, box
         self._group: group.Group | None = None
         self._timeout, self._on = DEFAULT_TIMEOUT, ""
 
     def run(self, deliver: Callable[[termination.Report], None]) -> int:
-        """Train; never raises. Returns the exit code.
+        """Do the job; never raises. Returns the exit code.
 
         Args:
             deliver: takes the report, once; perhaps from the guard's thread, which ends the process after it.
         """
 
         def leave(error: Stopped | Hang) -> None:
-            deliver(self._failure(error))
-            os._exit(error.code)
+            try:
+                deliver(self._failure(error))
+            finally:
+                os._exit(error.code)  # whatever became of the report: the main thread, if it moves, waits for this
 
         alone = self._box is None and sys.gettrace() is None  # no launcher above, no debugger inside
         guard = Guard(
@@ -68,7 +80,7 @@ class Worker:
         )  # fmt: skip
         guard.start()
         try:
-            report = self._preflight() if self._job == "preflight" else self._success(self._train())
+            report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self._job]()
         except BaseException as error:
             if self._group:
                 self._group.announce_leaving(str(error))
@@ -114,7 +126,18 @@ class Worker:
         members.close()
         return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
 
-    def _train(self) -> Result:
+    def _infer(self) -> termination.Report:
+        from ddptrain.infer import infer
+
+        assert self._wanted is not None
+        members = self._join()
+        self._begin("infer")
+        done = infer(self._config, members, self._wanted, self._timeout)
+        self._console.say(done)
+        members.close()
+        return termination.done(done, rank=self._ranks.rank)
+
+    def _train(self) -> termination.Report:
         config = self._config
         members = self._join()
         self._begin("data")
@@ -128,21 +151,15 @@ class Worker:
         result = training.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
         members.close()
-        return result
+        return self._success(result)
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
         self._crumbs.mark(phase)
 
     def _load_data(self) -> mnist.Dataset:
-        config = self._config
         with self._stop.interruptible("data"):
-            if config.download and config.data == "mnist":
-                if not config.data_dir:
-                    raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
-                # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
-                fetch.fetch(config.data_dir, say=self._console.say, alive=self._crumbs.touch)
-            return mnist.load(config.data, config.data_dir)
+            return fetch.load(self._config, say=self._console.say, alive=self._crumbs.touch)
 
     def _serve_progress(self) -> None:
         port = self._env.get("DDPJOB_PROGRESS_PORT", "")

@@ -174,6 +174,11 @@ def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_differenc
     assert f"rank 1 was told otherwise than rank 0: {difference}" in one.message()["message"]
 
 
+def test_a_budget_of_less_than_no_restarts_is_refused(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("launch", "--max-restarts", -1, *SMALL, "--data-dir", idx, code=2)
+    assert "--max-restarts: -1 is below 0" in run.output()
+
+
 def test_a_budget_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("launch", "--max-restarts", 1, *SMALL, "--data-dir", idx, env=node(0, free_port()), code=2)
     assert "--max-restarts 1 on one of 2 nodes" in run.output()

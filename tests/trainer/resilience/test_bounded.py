@@ -1,0 +1,88 @@
+"""A volume that does not answer holds up no launcher: here a named pipe, whose readers wait for a writer for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ddptrain.bounded import within
+from ddptrain.journal import Journal
+from ddptrain.postmortem import Postmortem, read
+from ddptrain.progress import Progress
+from tests.trainer.resilience.test_launching import SMALL, node
+from tests.trainer.runs import ForkServer, free_port, wait_until
+
+
+def test_what_is_done_in_time_is_answered() -> None:
+    assert within(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
+
+
+def test_what_fails_is_answered_with_none() -> None:
+    assert within(60, lambda: Path("/absent").read_text()) is None
+
+
+def test_what_waits_for_ever_is_given_up_and_its_process_ended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    told = tmp_path / "pid"
+
+    def work() -> str:
+        told.write_text(str(os.getpid()))
+        return (tmp_path / "pipe").read_text()
+
+    begun = time.monotonic()
+    assert within(1, work) is None
+    assert time.monotonic() - begun < 30
+    wait_until(lambda: _is_gone(int(told.read_text())), "its process to be gone")
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def test_a_launcher_whose_reports_cannot_be_read_leaves_all_the_same(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.1)
+    zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
+    zero.at_step(2)
+    folder = tmp_path / "reports" / "u-0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "node-x.json")
+    os.killpg(one.pid, signal.SIGKILL)
+    assert zero.wait() == 77, zero.output()
+    assert zero.message()["cause"] == "peer"
+
+
+def test_reports_of_a_run_with_more_nodes_under_the_same_name_are_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "reports" / "local-0"
+    report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
+    Postmortem(folder, 1, 2, range(2, 4)).write(report, [], [])
+    (folder / "rank-3.stacks.txt").touch()
+    Postmortem(folder, 0, 1, range(2)).write({**report, "rank": 0}, [], [])
+    assert [found["report"]["rank"] for found in read(folder)] == [0], "of two sizes the newest file's counts"
+    Postmortem(folder, 0, 1, range(2)).clear()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_metrics_that_cannot_be_written_are_a_checkpoint_problem_only_beside_checkpoints(
+    tmp_path: Path, beside: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    progress, said = Progress(1, "idx"), list[str]()
+    journal = Journal(
+        tmp_path, 1, steps_per_epoch=9, progress=progress, say=said.append, beside_checkpoints=beside
+    )  # fmt: skip
+    journal.row("train", 1, loss=1.0)
+    assert len(said) == 1
+    assert ("training goes on, unsaved" in said[0]) == beside
+    problem = progress.snapshot()["checkpointProblem"]
+    assert problem.endswith("(1 in a row)") if beside else problem is None
