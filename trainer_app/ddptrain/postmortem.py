@@ -20,12 +20,12 @@ from typing import Any
 
 from ddptrain.bounded import within
 from ddptrain.config import Config
+from ddptrain.culprit import Sighting
 from ddptrain.files import share, write_atomically
 from ddptrain.finite import dumps
 from ddptrain.node import Child
 from ddptrain.ranks import Ranks
 from ddptrain.termination import Report
-from ddptrain.why import Sighting
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")

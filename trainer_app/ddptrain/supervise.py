@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from ddptrain import postmortem
+from ddptrain.culprit import Sighting, hang_report
 from ddptrain.node import Child, Node, report_of
 from ddptrain.watchdog import Watchdog
-from ddptrain.why import Sighting, hang_report
 
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node with the culprit to end it, and thereby our collectives

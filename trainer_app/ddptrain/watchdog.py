@@ -1,7 +1,7 @@
 """The launcher's eye on its ranks: which of them shows no sign of life, and what can still be learned of them.
 
 A stopped rank cannot report itself, and what its peers see is only that a collective does not end. The launcher sees
-all: it compares breadcrumbs, asks for stacks by signal, and ``why.culprit`` says who keeps the others waiting.
+all: it compares breadcrumbs, asks for stacks by signal, and ``culprit`` says who keeps the others waiting.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ddptrain.blackbox import DUMP_SIGNAL, place_in
 from ddptrain.breadcrumbs import Crumb
+from ddptrain.culprit import Sighting
 from ddptrain.node import Child
-from ddptrain.why import Sighting
 
 _ANSWERING = 2.0  # seconds for dumps to arrive
 _STOPPED = ("T", "t")

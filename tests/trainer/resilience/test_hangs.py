@@ -15,9 +15,9 @@ import pytest
 from ddptrain import breadcrumbs
 from ddptrain.blackbox import BlackBox
 from ddptrain.breadcrumbs import Breadcrumbs, Crumb
+from ddptrain.culprit import Sighting, culprit, hang_report
 from ddptrain.node import Child
 from ddptrain.watchdog import Watchdog
-from ddptrain.why import Sighting, culprit, hang_report
 from tests.trainer.resilience.test_launching import node
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
