@@ -82,21 +82,20 @@ class Recorder:
                 say("resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit")
         return found
 
-    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> int | None:
-        """Start a run of our own; its number, or None without a checkpoint directory.
+    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
+        """Start a run of our own, and its journal; without a checkpoint directory the journal alone.
 
         Raises:
             VolumeError: the directory cannot be written.
         """
         if self._checkpoints is None:
             self._keep_a_journal_somewhere()
-            return None
+            return
         self._checkpoints.prepare()  # not before: a finished run needs no more than to be read
         attempt = env.get("DDPJOB_ATTEMPT")
         who = {"uid": env.get("DDPJOB_UID"), "attempt": int(attempt) if attempt and attempt.isdigit() else attempt}
         number = self._checkpoints.claim({**who, "host": socket.gethostname(), "time": time.time()})
         self._journal = self._opened(self._checkpoints.root, number, resumed, who["attempt"])
-        return number
 
     def _keep_a_journal_somewhere(self) -> None:
         """Metrics are always there to be looked at, but no reason to fail where nothing was asked for."""
@@ -137,10 +136,8 @@ class Recorder:
         if self._journal:
             self._journal.row("eval", step, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
 
-    def save(
-        self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None = None
-    ) -> Saved | None:
-        """Flush the rows, then write a checkpoint of ``state()``; None where there is no place, or it is full.
+    def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None = None) -> None:
+        """Flush the rows, then write a checkpoint of ``state()``, where there is a place for one.
 
         A volume that refuses in mid-run costs a checkpoint, not the run: the older ones are still there, and the next
         save may succeed. Only the last save of a run must.
@@ -151,7 +148,7 @@ class Recorder:
         """
         if self._checkpoints is None or self._journal is None:
             self.flush()
-            return None
+            return
         complete = step == self._schedule.total_steps
         buffer = io.BytesIO()
         torch.save(state(), buffer)
@@ -170,7 +167,6 @@ class Recorder:
             saved = self._checkpoints.save(step, buffer.getvalue(), facts, last=True)
         if saved:
             self._journal.saved(saved.place)
-        return saved
 
     def not_finite(self, step: int, *, loss: float, rate: float, indices: npt.NDArray[np.int64]) -> str | None:
         """Write down which samples made the loss of step ``step`` what it is. Returns where, or None."""
