@@ -14,8 +14,7 @@ from ddptrain.checkpoint import newest_valid
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.cli import main
 from ddptrain.errors import DataError
-from tests.trainer.resilience.test_hangs import sighting
-from tests.trainer.resilience.test_resume import command
+from tests.trainer.builders import command, sighting
 from tests.trainer.runs import ForkServer, assert_same_end
 
 

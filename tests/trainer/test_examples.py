@@ -13,9 +13,9 @@ import pytest
 
 from ddptrain.cli import main
 from ddptrain.mnist import load
+from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.pngs import encode
 from tests.trainer.runs import ForkServer
-from tests.trainer.test_mnist import REAL, needs_mnist
 
 VERBS = (
     "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "compare", "bench", "config",

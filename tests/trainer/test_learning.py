@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddptrain.metrics import effective_rows
+from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.runs import ForkServer
-from tests.trainer.test_mnist import REAL, needs_mnist
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

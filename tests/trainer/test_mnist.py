@@ -16,10 +16,8 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from ddptrain.cli import main
 from ddptrain.errors import DataError, UsageError
 from ddptrain.mnist import MNIST_FILES, load
+from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.synthetic import file_of, put, write_idx
-
-REAL = Path(__file__).parents[3] / "shared" / "mnist"
-needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not in ../shared/mnist")
 
 
 @pytest.mark.parametrize("zipped", [True, False])

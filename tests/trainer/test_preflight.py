@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddptrain.preflight import MUST_AGREE, agreement
-from tests.trainer.resilience.test_launching import node
+from tests.trainer.builders import node
 from tests.trainer.runs import ForkServer, Run, free_port
 
 

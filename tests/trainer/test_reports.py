@@ -15,15 +15,12 @@ from ddptrain import termination
 from ddptrain.errors import Hang, PeerLost, Stopped, UsageError, classify
 from ddptrain.node import Child, Node, root_cause
 from ddptrain.progress import Progress
+from tests.trainer.builders import PROGRESS
 from tests.trainer.runs import free_port
 
 FAILURE = {
     "schema", "outcome", "code", "cause", "rank", "step", "phase", "signal", "exception", "message",
     "where", "checkpoint",
-}  # fmt: skip
-PROGRESS = {
-    "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
-    "samplesPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
 }  # fmt: skip
 
 ENDS: dict[str, dict[str, object]] = {

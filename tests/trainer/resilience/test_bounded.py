@@ -13,7 +13,7 @@ from ddptrain.bounded import within
 from ddptrain.journal import Journal
 from ddptrain.postmortem import Postmortem, read
 from ddptrain.progress import Progress
-from tests.trainer.resilience.test_launching import SMALL, node
+from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, free_port, wait_until
 
 

@@ -16,7 +16,7 @@ import pytest
 from ddptrain.chaos import Plan, planned
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
-from tests.trainer.resilience.test_resume import command
+from tests.trainer.builders import command
 from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 
 

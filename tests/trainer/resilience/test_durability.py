@@ -17,7 +17,7 @@ import pytest
 from ddptrain.checkpoint import fault, newest_valid
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.errors import VolumeError
-from tests.trainer.resilience.test_resume import command
+from tests.trainer.builders import command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 from tests.trainer.runs import ForkServer, assert_same_end, losses
 

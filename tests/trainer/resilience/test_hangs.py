@@ -15,15 +15,16 @@ import pytest
 from ddptrain import breadcrumbs
 from ddptrain.blackbox import BlackBox
 from ddptrain.breadcrumbs import Breadcrumbs, Crumb
-from ddptrain.culprit import Sighting, culprit, hang_report
+from ddptrain.culprit import culprit, hang_report
 from ddptrain.node import Child
 from ddptrain.watchdog import Watchdog
-from tests.trainer.resilience.test_launching import node
+from tests.trainer.builders import SMALL as SHORT
+from tests.trainer.builders import node, sighting
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
-SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3)
+SMALL = (*SHORT, "--epochs", 3)
 GRADIENTS = "all_reduce of gradients"
-# Seconds. The issue's own figures are 60 and 75; DDPTRAIN_TEST_HANG_TIMEOUT=60 runs them.
+# Seconds. The promised figures are 60 and 75; DDPTRAIN_TEST_HANG_TIMEOUT=60 runs them.
 TIMEOUT = float(os.environ.get("DDPTRAIN_TEST_HANG_TIMEOUT", "3"))
 ALLOWED = TIMEOUT + 15
 
@@ -179,14 +180,6 @@ def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkey
         now += watchdog.interval
         stalled = watchdog.stalled([child])
     assert stalled
-
-
-def sighting(rank: int, **more: Any) -> Sighting:
-    facts: dict[str, Any] = {
-        "rank": rank, "node": rank // 2, "step": 5, "phase": "step", "collective": "all_reduce", "collectives": 9,
-        "quiet": 60.0, "stopped": False, "answered": True, "where": None,
-    }  # fmt: skip
-    return Sighting(**facts | more)
 
 
 @pytest.mark.parametrize(

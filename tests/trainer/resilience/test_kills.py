@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.resilience.test_resume import STEPS, command
+from tests.trainer.builders import STEPS, command
 from tests.trainer.runs import ForkServer, assert_same_end
 
 KILLS = int(os.environ.get("DDPTRAIN_TEST_KILLS", "0"))

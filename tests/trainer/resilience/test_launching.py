@@ -13,18 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddptrain.order import Schedule, epoch_order
+from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, free_port, losses, wait_until
-from tests.trainer.test_reports import PROGRESS
-
-SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 2)
-
-
-def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: object) -> dict[str, object]:
-    """The environment that the operator gives a node."""
-    return {
-        "NNODES": nnodes, "NODE_RANK": rank, "NPROC_PER_NODE": nproc, "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-        "PET_RDZV_CONF": "timeout=60", "DDPJOB_UID": "u", "DDPJOB_ATTEMPT": 0, **more,
-    }  # fmt: skip
 
 
 def test_two_nodes_of_two_ranks_train_together_and_rank_zero_tells(

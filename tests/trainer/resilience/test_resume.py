@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddptrain.checkpoint import manifests, run_numbers
+from tests.trainer.builders import RESUMED, STEPS, command
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
-
-# 300 samples in batches of 37: 9 steps an epoch, the last of 4 samples, which four ranks get one each of.
-SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 3, "--checkpoint-every", 4, "--keep", 50)
-STEPS = 27
-
-
-def command(world_size: int, idx: Path, checkpoints: Path, *more: object) -> list[object]:
-    verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
-    return [*verb, *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *more]
 
 
 @pytest.mark.parametrize("killed", [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")])
@@ -78,7 +70,7 @@ def test_launcher_told_to_stop_passes_it_on(ddptrain: ForkServer, idx: Path, tmp
 
 
 def test_sigterm_without_a_checkpoint_directory_still_leaves_with_75(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.start("train", *SMALL, "--data-dir", idx, "--step-delay", 0.1)
+    run = ddptrain.start("train", *RESUMED, "--data-dir", idx, "--step-delay", 0.1)
     run.at_step(2)
     os.kill(run.pid, signal.SIGTERM)
     assert run.wait() == 75

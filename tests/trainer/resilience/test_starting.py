@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.trainer.resilience.test_launching import SMALL, node
-from tests.trainer.resilience.test_resume import command
+from tests.trainer.builders import SMALL, command, node
 from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_until
 from tests.trainer.synthetic import write_idx
 

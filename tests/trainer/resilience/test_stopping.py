@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer, Run, wait_until
 
-SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 2)
 # Long enough that a busy machine does not make the launcher kill first what would have left by itself.
 GRACE = 6
 GRADIENTS = "all_reduce of gradients"
