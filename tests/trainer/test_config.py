@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddptrain.cli import main
 from ddptrain.config import Config, resolve
 from ddptrain.errors import Mismatch, UsageError
 
@@ -114,3 +116,24 @@ def test_a_manifest_with_a_setting_of_the_future_is_refused_and_the_setting_name
 def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_it() -> None:
     assert Config(batch_size=256).digest() == Config().digest()
     assert Config(data="digits").global_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("train --epocs 3", "ddptrain train knows no --epocs; did you mean --epochs?"),
+        ("ckpt ls --chekpoint-dir x", "ddptrain ckpt ls knows no --chekpoint-dir; did you mean --checkpoint-dir?"),
+        ("trian", "argument VERB: invalid choice: 'trian'"),
+        ("train --epochs", "argument --epochs: expected one argument"),
+    ],
+)
+def test_a_flag_that_is_none_is_refused_with_the_nearest_and_the_operator_reads_it(
+    argv: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "message"))
+    assert main(argv.split()) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert said in "; ".join(line.partition(":")[2].strip() for line in told[:2])
+    assert told[-1].startswith("next:  `ddptrain ")
+    message = json.loads((tmp_path / "message").read_text())
+    assert (message["code"], message["phase"]) == (2, "start")

@@ -15,7 +15,7 @@ from typing import Any
 from ddptrain import __version__, data_verbs, model_verbs, run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
-from ddptrain.flags import add_config, add_node, add_place, add_rank_by_hand, add_verb
+from ddptrain.flags import Parser, add_config, add_node, add_place, add_rank_by_hand, add_verb
 from ddptrain.gpus import check_gpus
 from ddptrain.stop import StopFlag
 from ddptrain.streams import forgive, printable
@@ -33,8 +33,8 @@ _EXAMPLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code of trainer-interface's table."""
     printable(sys.stdout, sys.stderr)
-    arguments = vars(_parser().parse_args(argv))
     try:
+        arguments = vars(_parser().parse_args(argv))
         return int(arguments.pop("run")(arguments))
     except TrainerError as error:
         print(error.lines(), file=sys.stderr)
@@ -141,7 +141,7 @@ def _evaluate(arguments: dict[str, Any]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ddptrain",
         description="Train MNIST data-parallel with PyTorch, on one process or many nodes.",
         epilog=f"example:\n  {_EXAMPLES['']}",

@@ -10,12 +10,38 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
+from ddptrain.settings import nearest
 
 _MOST = 10**12  # of anything that is counted: steps, runs
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses as everything here does: what is wrong, the likely meaning, what to do."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As the base's, for this verb and the verbs below it; a flag that it does not know is refused here.
+
+        Raises:
+            UsageError: naming the nearest flag of the verb.
+        """
+        known, strangers = super().parse_known_args(args, namespace)
+        for flag in (word.partition("=")[0] for word in strangers if word.startswith("-")):
+            raise UsageError(
+                f"{self.prog} knows no {flag}",
+                hint=nearest(flag, list(self._option_string_actions)),
+                next_step=f"`{self.prog} --help` lists its flags",
+            )
+        return known, strangers
+
+    def error(self, message: str) -> NoReturn:
+        """What the base class found: a missing or unknown word, a value of the wrong type."""
+        raise UsageError(f"{self.prog}: {message}", next_step=f"`{self.prog} --help` shows how it is meant")
 
 
 def add_verb(verbs: Any, name: str, text: str, run: Any, *, example: str) -> argparse.ArgumentParser:
