@@ -15,11 +15,12 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from ddptrain.blackbox import BlackBox
 from ddptrain.config import Config
 from ddptrain.console import Console, terminal_of
+from ddptrain.errors import UsageError
 from ddptrain.node import Child
 from ddptrain.ranks import Ranks
 from ddptrain.streams import forgive
@@ -45,7 +46,10 @@ def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> 
 
     Args:
         log_dir: also keep its output in ``rank-N.log`` there; empty for nowhere.
+    Raises:
+        UsageError: that file cannot be written.
     """
+    log = _log(Path(log_dir) / f"rank-{ranks.rank}.log") if log_dir else None
     output_read, output_write = os.pipe()
     report_read, report_write = os.pipe()
     box = BlackBox.create(ranks.rank)
@@ -54,15 +58,25 @@ def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> 
     sys.stderr.flush()
     # Until the child has a handler of its own, a signal passed on to it would be lost, or end it without a word.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    pid, process = begin(Assignment(config, ranks, job, report_write, box), output_write)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    try:
+        pid, process = begin(Assignment(config, ranks, job, report_write, box), output_write)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     os.close(output_write)
     os.close(report_write)
     for descriptor in (output_read, report_read):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
-    log = (Path(log_dir) / f"rank-{ranks.rank}.log").open("ab", buffering=0) if log_dir else None
     return Child(ranks.rank, pid, output_read, report_read, log, box, process)
+
+
+def _log(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise UsageError(
+            f"--log-dir: {path} cannot be written: {error.strerror}", next_step="name another directory"
+        ) from error
 
 
 def close(child: Child) -> None:

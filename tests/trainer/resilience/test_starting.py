@@ -173,6 +173,15 @@ def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_differenc
     assert f"rank 1 was told otherwise than rank 0: {difference}" in one.message()["message"]
 
 
+def test_a_log_that_cannot_be_written_is_refused_before_that_rank_starts(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rank-1.log").mkdir()
+    argv = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--log-dir", tmp_path)
+    run = ddptrain.run(*argv, code=2)
+    assert "rank-1.log cannot be written: Is a directory" in run.message()["message"]
+
+
 def test_a_budget_of_less_than_no_restarts_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("launch", "--max-restarts", -1, *SMALL, "--data-dir", idx, code=2)
     assert "--max-restarts: -1 is below 0" in run.output()
