@@ -42,6 +42,28 @@ def read(memory: bytes | memoryview) -> Crumb:
     return Crumb(changes, step, collectives, at, text[0] or "start", text[1])
 
 
+class Stillness:
+    """How long one rank's breadcrumbs have stood still, by the clock of who looks.
+
+    Where the onlooker itself was stopped (a paused container), the time it slept counts against nobody.
+
+    Args:
+        interval: seconds between two looks.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._most, self._looked, self._changes = 2 * interval, time.monotonic(), -1
+        self.seconds = 0.0
+
+    def look(self, changes: int) -> float:
+        """Seconds without a change until now, ``changes`` being the newest crumb's."""
+        now = time.monotonic()
+        elapsed, self._looked = min(now - self._looked, self._most), now
+        self.seconds = 0.0 if changes != self._changes else self.seconds + elapsed
+        self._changes = changes
+        return self.seconds
+
+
 class Breadcrumbs:
     """One rank's writer.
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from ddptrain.blackbox import DUMP_SIGNAL, BlackBox, answer_with_stacks, dump_flight_recorder
-from ddptrain.breadcrumbs import BEFORE_TRAINING, Breadcrumbs
+from ddptrain.breadcrumbs import BEFORE_TRAINING, Breadcrumbs, Stillness
 from ddptrain.errors import Hang, Stopped
 from ddptrain.stop import StopFlag
 
@@ -51,7 +51,7 @@ class Guard:
     ) -> None:
         self._stop, self._crumbs, self._leave, self._box = stop, crumbs, leave, box
         self._grace, self._hang_timeout = grace, hang_timeout
-        self._changes, self._still, self._looked = -1, 0.0, time.monotonic()
+        self._stillness = Stillness(self._interval or 0.0)
         self._last_word = threading.Lock()
         self._pipe, self._write = os.pipe()
 
@@ -98,12 +98,7 @@ class Guard:
     def _hangs(self) -> bool:
         if self._interval is None:
             return False
-        now, changes = time.monotonic(), self._crumbs.last.changes
-        # As the launcher's watchdog: the time that this process itself was stopped counts against nobody.
-        elapsed, self._looked = min(now - self._looked, 2 * self._interval), now
-        self._still = 0.0 if changes != self._changes else self._still + elapsed
-        self._changes = changes
-        return self._still >= self._hang_timeout
+        return self._stillness.look(self._crumbs.last.changes) >= self._hang_timeout
 
     def _hang(self) -> Hang:
         crumb = self._crumbs.last

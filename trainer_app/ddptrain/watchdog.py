@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddptrain.blackbox import DUMP_SIGNAL, place_in
-from ddptrain.breadcrumbs import Crumb
+from ddptrain.breadcrumbs import Crumb, Stillness
 from ddptrain.culprit import Sighting
 from ddptrain.node import Child
 
@@ -32,24 +32,20 @@ class Watchdog:
     def __init__(self, timeout: float, node_rank: int) -> None:
         self.timeout, self._node_rank = timeout, node_rank
         self.interval = min(1.0, timeout / 10)
-        self._seen: dict[int, int] = {}
-        self._still: dict[int, float] = {}
-        self._last = time.monotonic()
+        self._ranks: dict[int, Stillness] = {}
 
     def stalled(self, children: Sequence[Child]) -> bool:
         """True once a living rank has stood still for the timeout. To be asked every ``interval`` seconds."""
-        now = time.monotonic()
-        # Where the launcher itself was stopped (a paused container), the time it slept counts against nobody.
-        elapsed, self._last = min(now - self._last, 2 * self.interval), now
         for child in children:
             if child.status is not None or child.box is None:
-                self._still.pop(child.rank, None)
+                self._ranks.pop(child.rank, None)
                 continue
-            changes = child.box.crumb().changes
-            moved = changes != self._seen.get(child.rank)
-            self._seen[child.rank] = changes
-            self._still[child.rank] = 0.0 if moved else self._still.get(child.rank, 0.0) + elapsed
-        return any(still >= self.timeout for still in self._still.values())
+            self._ranks.setdefault(child.rank, Stillness(self.interval)).look(child.box.crumb().changes)
+        return any(rank.seconds >= self.timeout for rank in self._ranks.values())
+
+    def _quiet(self, child: Child) -> float:
+        rank = self._ranks.get(child.rank)
+        return rank.seconds if rank else 0.0
 
     def examine(self, children: Sequence[Child]) -> list[Sighting]:
         """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is.
@@ -68,7 +64,7 @@ class Watchdog:
         end = time.monotonic() + _ANSWERING
         while not all(child.box and all(child.box.texts()) for child in able) and time.monotonic() < end:
             time.sleep(0.05)
-        still = [child for child in living if self._still.get(child.rank, 0.0) >= self.timeout / 2]
+        still = [child for child in living if self._quiet(child) >= self.timeout / 2]
         if any(child.box and child.box.crumb().changes != crumbs[child.rank].changes for child in still):
             return []  # they woke up, or another node has just ended its culprit: this was no hang, or is none now
         return [self._sighting(child, crumbs[child.rank], states[child.rank]) for child in living]
@@ -83,7 +79,7 @@ class Watchdog:
             phase=crumb.phase,
             collective=crumb.collective,
             collectives=crumb.collectives,
-            quiet=round(self._still.get(child.rank, 0.0), 1),
+            quiet=round(self._quiet(child), 1),
             stopped=state in _STOPPED,
             answered=bool(stacks),
             where=place_in(stacks),
