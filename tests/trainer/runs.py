@@ -113,7 +113,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(folder)},  # where runs that save nothing leave their metrics
+            env={**os.environ, "TMPDIR": str(folder)},
         )
         self._pids: list[Run] = []
         assert self._readline() == "ready"
@@ -128,6 +128,7 @@ class ForkServer:
         run = Run(0, log, log.with_suffix(".termination"), free_port())
         base: dict[str, object] = {
             "PATH": os.environ["PATH"],
+            "TMPDIR": self._folder,  # where a run that saves nothing leaves its metrics
             "OMP_NUM_THREADS": 1,
             "DDPJOB_TERMINATION_LOG": run.termination_log,
             "DDPJOB_PROGRESS_PORT": run.progress_port,

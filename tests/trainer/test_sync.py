@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain import models
 from ddptrain.config import Config
@@ -26,6 +28,6 @@ def process_group() -> Iterator[None]:
 def test_ddp_lets_go_of_the_process_group_before_it_is_destroyed() -> None:
     group = alone(torch.device("cpu"))
     ddp = Ddp(models.build(Config(), group.device), group, accum=1, bf16=False)
-    wrapped = weakref.ref(ddp._wrapped)
+    [wrapped] = [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
     ddp.close()
     assert wrapped() is None, "its destructor, run later, may wait for ever"

@@ -34,9 +34,7 @@ def test_a_crash_ends_with_the_exception_and_the_next_life_with_the_undisturbed_
     assert_same_end(whole, cut)
 
 
-def test_a_slow_rank_only_costs_time(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_rank_only_costs_time(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     whole, slow = tmp_path / "whole", tmp_path / "slow"
     ddptrain.run(*command(2, idx, whole, "--model", "mlp"))
     run = ddptrain.run(*command(2, idx, slow, "--model", "mlp", "--chaos", "slow:1:25"))
@@ -71,7 +69,8 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody
     argv = "launch --nproc-per-node 2 --data digits --epochs 1 --chaos oom:1:3"
     done = subprocess.run(
         ["sh", "-c", f'echo $$ > {limited_memory}/cgroup.procs && exec "{sys.executable}" -m ddptrain {argv}'],
-        timeout=300, check=False, env={"PATH": "/usr/bin:/bin", "DDPJOB_TERMINATION_LOG": str(log)},
+        timeout=300, check=False,
+        env={"PATH": "/usr/bin:/bin", "DDPJOB_TERMINATION_LOG": str(log), "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     message = json.loads(log.read_text())
     assert (done.returncode, message["rank"], message["signal"]) == (137, 1, 9)
@@ -79,7 +78,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody
 
 
 @pytest.mark.parametrize("text", ["kill", "kill:1", "melt:1:7", "kill:one:7", "kill:1:seven", "kill:-1:7"])
-def test_a_plan_that_cannot_be_is_refused_with_an_example(ddptrain: ForkServer, text: str) -> None:
+def test_a_plan_that_cannot_be_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=f"--chaos {text} is not") as caught:
         Plan.parse(text)
     assert "kill:1:7" in caught.value.next_step
@@ -100,7 +99,7 @@ def test_it_strikes_the_rank_named_in_the_first_life_only(rank: int, env: dict[s
     assert (planned(Config(chaos="kill:1:7"), rank, env) is not None) is strikes
 
 
-def test_it_strikes_once_at_the_first_such_phase_from_the_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_strikes_once_at_the_first_such_phase_from_the_step_on() -> None:
     strike: Any = planned(Config(chaos="crash:1:7:evaluate"), 1, {})
     for phase, step in (("batch", 7), ("evaluate", 6)):
         strike(phase, step)

@@ -124,19 +124,28 @@ def test_across_two_nodes_both_name_the_stopped_rank(
     assert "is stopped in" in innocent["message"]
 
 
-def test_a_rank_stopped_while_it_loads_the_data_is_named_to_the_node_that_polls_for_its_word(
-    ddptrain: ForkServer, idx: Path
+@pytest.mark.parametrize(
+    ("victim", "heard"),
+    [
+        (3, "rank 3 left: rank 3 (node 1) is stopped in phase data"),
+        (0, "a peer was lost"),  # rank 0 serves the store: with it, nothing is left that could carry a name
+    ],
+)
+def test_a_rank_stopped_while_it_loads_the_data_is_told_to_the_node_that_polls_for_its_word(
+    ddptrain: ForkServer, idx: Path, victim: int, heard: str
 ) -> None:
     port = free_port()
-    # No directory in common: only the store can tell node 0, whose ranks wait for no connection that could break.
-    command = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "stop:3:0:data")
+    # No directory in common: only the store can tell the other node, whose ranks wait for no connection that could
+    # break.
+    command = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", f"stop:{victim}:0:data")
     nodes = [ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1)]
-    wait_until(lambda: "chaos: stop" in nodes[1].output(), "rank 3 to be stopped")
+    wait_until(lambda: "chaos: stop" in nodes[victim // 2].output(), f"rank {victim} to be stopped")
     since = time.monotonic()
-    innocent, guilty = (assert_out_in_time(run, since) for run in nodes)
-    assert (guilty["code"], guilty["cause"], guilty["rank"], guilty["phase"]) == (76, "own", 3, "data")
+    messages = [assert_out_in_time(run, since) for run in nodes]
+    guilty, innocent = messages[victim // 2], messages[1 - victim // 2]
+    assert (guilty["code"], guilty["cause"], guilty["rank"], guilty["phase"]) == (76, "own", victim, "data")
     assert (innocent["code"], innocent["cause"]) == (77, "peer")
-    assert "rank 3 left: rank 3 (node 1) is stopped in phase data" in innocent["message"]
+    assert heard in innocent["message"]
 
 
 def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
@@ -163,9 +172,18 @@ def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx
     assert run.wait() == 0, run.output()
 
 
-def test_without_a_hang_timeout_nobody_is_ended(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.start("launch", "--nproc-per-node", 2, "--hang-timeout", 0, *SMALL, "--data-dir", idx)
-    assert run.wait() == 0, run.output()
+def test_without_a_hang_timeout_a_stopped_rank_is_noticed_by_the_collective_that_waits_for_it(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 0, "--collective-timeout", 5, *SMALL, "--data-dir", idx,
+        "--chaos", "stop:1:4",
+    )  # fmt: skip
+    assert run.wait() == 76, run.output()
+    message = run.message()
+    assert (message["rank"], message["cause"], message["exception"]) == (0, "own", "Hang")
+    assert "a collective did not complete in time" in message["message"]
+    assert "rank 1 (node 0)" not in run.output(), "no watchdog has looked"
 
 
 def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:

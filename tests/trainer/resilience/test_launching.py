@@ -139,7 +139,7 @@ def told(program: str, log: Path) -> tuple[int, dict[str, object]]:
     launching = "sys.exit(cli.main(['launch', '--nproc-per-node', '2', '--data', 'digits']))"
     done = subprocess.run(
         [sys.executable, "-c", f"{TOLD}{program}\n{launching}"], timeout=120, check=False,
-        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin"},
+        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(log.parent)},
     )  # fmt: skip
     return done.returncode, json.loads(log.read_text())
 
@@ -168,7 +168,7 @@ def test_sigterm_while_a_single_rank_imports_torch_is_obeyed(tmp_path: Path) -> 
     log = tmp_path / "log"
     run = subprocess.Popen(
         [sys.executable, "-m", "ddptrain", "train", "--data", "digits"],
-        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin"},
+        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(tmp_path)},
     )
     try:
         wait_until(lambda: "libtorch" in Path(f"/proc/{run.pid}/maps").read_text(), "torch to be mapped")
