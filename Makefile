@@ -15,7 +15,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kind demo-down test lint format generate constraints images kind-up kind-down bench bench-local clean \
-        test-lint test-unit test-local test-install test-apiserver test-trainer test-resilience test-kind contract
+        test-lint test-unit test-local test-install test-apiserver test-trainer test-resilience test-kind contract soak
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -74,6 +74,13 @@ test-trainer: setup  ## trainer with gloo at world sizes 1, 2, 3, 4, 7: what it 
 
 test-resilience: setup  ## the trainer under kills, hangs, signals and power cuts
 	$(PYTEST) tests/trainer/resilience
+
+# The figures that the trainer promises, which a test of every day is too short for.
+soak: export DDPTRAIN_TEST_KILLS = 20
+soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
+soak: setup  ## the long proofs: twenty kills per rank, hangs with timeouts of the promised size
+	$(PYTEST) tests/trainer/resilience/test_kills.py
+	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
 
 test-kind: setup  ## everything on a real kind cluster
 	$(PYTEST) tests/e2e -m kind
