@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddptrain.cgroup import oom_kills
 from ddptrain.config import Config
 from ddptrain.cpus import available, threads_per_rank
 from ddptrain.device import resolve_device
@@ -126,6 +127,23 @@ def test_the_tightest_cgroup_quota_counts(tmp_path: Path, files: dict[str, str],
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content + "\n")
     assert available(tmp_path) == (cpus or available(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/pod", "sys/fs/cgroup/pod/memory.events": "low 0\noom 3\noom_kill 2"}, 2),
+        ({"proc/self/cgroup": "7:memory:/pod", "sys/fs/cgroup/memory/pod/memory.oom_control": "oom_kill 1"}, 1),
+        ({"proc/self/cgroup": "7:cpu:/pod", "sys/fs/cgroup/cpu/pod/memory.oom_control": "oom_kill 1"}, 0),
+        ({"sys/fs/cgroup/memory.events": "oom_kill many"}, 0),
+        ({}, 0),
+    ],
+)
+def test_kills_for_memory_are_counted_where_the_cgroup_tells(tmp_path: Path, files: dict[str, str], kills: int) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert oom_kills(tmp_path) == kills
 
 
 def test_threads_are_shared_out_among_the_nodes_ranks_unless_the_user_decides() -> None:
