@@ -13,7 +13,7 @@ from ddptrain.cpus import available, threads_per_rank
 from ddptrain.device import resolve_device
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.gpus import check_gpus
-from ddptrain.ranks import from_node, from_rank_environment, needs_launch
+from ddptrain.ranks import by_hand, from_node, from_rank_environment, needs_launch
 from ddptrain.rendezvous import timeout_of
 
 
@@ -51,6 +51,12 @@ def test_torchruns_variables_are_understood() -> None:
     ranks = from_rank_environment(env)
     assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.node_rank, ranks.nnodes) == (5, 8, 1, 1, 2)
     assert (ranks.master_addr, ranks.master_port) == ("m", 1)
+
+
+def test_an_address_of_version_six_may_stand_in_brackets_as_in_a_url() -> None:
+    assert from_node({"NNODES": "2", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
+    assert from_rank_environment({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
+    assert by_hand({}, init="tcp://[::1]:2", rank="0", world_size="1").master_addr == "::1"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
             hint="node ranks count from 0, so the last one is the number of nodes minus 1",
             next_step=f"set NODE_RANK to a value from 0 to {nnodes - 1}, or NNODES higher",
         )
-    addr = str(given.get("master_addr") or env.get("MASTER_ADDR") or "")
+    addr = str(given.get("master_addr") or env.get("MASTER_ADDR") or "").strip("[]")  # as in a URL: [::1]
     if nnodes > 1 and not addr:
         raise UsageError(
             f"{nnodes} nodes, but no MASTER_ADDR to meet at",
@@ -116,7 +116,7 @@ def by_hand(env: Mapping[str, str], *, init: str | None = None, **given: str | N
         )
     host, _, port = place.rpartition(":")
     if kind == "tcp" and host and port:
-        merged |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+        merged |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     elif kind == "file" and place.startswith("/"):
         return replace(from_rank_environment(merged), init_file=place)
     elif init not in (None, "env"):
@@ -159,7 +159,7 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
         local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
         rank=rank,
         world_size=world,
-        master_addr=env.get("MASTER_ADDR") or "127.0.0.1",
+        master_addr=(env.get("MASTER_ADDR") or "127.0.0.1").strip("[]"),
         master_port=_integer(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
     )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -33,24 +35,68 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, 
     hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not hosts:
         _await_port(ranks, deadline, stop, crumbs)
+        return _joined(ranks, deadline, stop, crumbs)
     try:
         return TCPStore(
             # The host listens on every address; its own DNS name may be the last to resolve.
-            "localhost" if hosts else ranks.master_addr,
+            "localhost",
             ranks.master_port,
-            is_master=hosts,
+            is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+            timeout=_until(deadline),
         )
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0][:300]
-        if hosts:
-            raise RendezvousError(
-                f"rank 0 cannot listen on port {ranks.master_port}: {reason}",
-                hint="another process has the port, perhaps an earlier run that still ends",
-                next_step="choose another MASTER_PORT",
-            ) from error
-        raise RendezvousError(f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {reason}") from error
+        raise RendezvousError(
+            f"rank 0 cannot listen on port {ranks.master_port}: {_reason(error)}",
+            hint="another process has the port, perhaps an earlier run that still ends",
+            next_step="choose another MASTER_PORT",
+        ) from error
+
+
+def _joined(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> Store:
+    """A client of the store whose port accepts connections."""
+    told = _dial(ranks, _until(deadline))
+    while True:
+        try:
+            found = told.get(timeout=0.1)
+        except queue.Empty:
+            stop.leave_if_requested("rendezvous")
+            crumbs.touch()
+            if time.monotonic() <= deadline + _TELLING:
+                continue
+            found = RuntimeError("it accepts connections, but does not answer as a store does")
+        if isinstance(found, Store):
+            return found
+        raise RendezvousError(
+            f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(found)}",
+            hint="another program has that port there, or a proxy answers in the place of a host that is gone",
+            next_step="check MASTER_ADDR; choose another MASTER_PORT",
+        ) from found
+
+
+def _dial(ranks: Ranks, patience: timedelta) -> queue.SimpleQueue[Store | RuntimeError]:
+    """The client, or why there is none, as soon as that is known: where another program has the port, perhaps never.
+
+    PyTorch waits for the first answer of the store without any limit, so that the wait must be somebody else's.
+    """
+    told: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
+
+    def dial() -> None:
+        try:
+            told.put(TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=patience))
+        except RuntimeError as error:
+            told.put(error)
+
+    threading.Thread(target=dial, name="dial", daemon=True).start()
+    return told
+
+
+def _until(deadline: float) -> timedelta:
+    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def _file_store(ranks: Ranks) -> Store:
@@ -128,9 +174,9 @@ def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str]
 
     Ranks of other nodes that poll the store, waiting for its data or its word, have no connection that breaks.
     """
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError, queue.Empty):
         # The store itself would retry for its whole timeout where rank 0 is gone, and hold up the restart.
         socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_TELLING).close()
-        patience = timedelta(seconds=_TELLING)
-        store = TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=patience)
-        PrefixStore(job_key(env), store).set(LEFT, json.dumps({"rank": rank, "reason": reason[:500]}))
+        found = _dial(ranks, timedelta(seconds=_TELLING)).get(timeout=2 * _TELLING)
+        if isinstance(found, Store):
+            PrefixStore(job_key(env), found).set(LEFT, json.dumps({"rank": rank, "reason": reason[:500]}))
