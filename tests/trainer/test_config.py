@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from ddptrain.chaos import Plan
 from ddptrain.cli import main
 from ddptrain.config import Config, resolve
+from ddptrain.cpus import threads_per_rank
 from ddptrain.errors import Mismatch, UsageError
+from ddptrain.rendezvous import DEFAULT_TIMEOUT, timeout_of
 
 
 def test_flags_win_over_the_environment_which_wins_over_defaults() -> None:
@@ -137,3 +140,10 @@ def test_a_flag_that_is_none_is_refused_with_the_nearest_and_the_operator_reads_
     assert told[-1].startswith("next:  `ddptrain ")
     message = json.loads((tmp_path / "message").read_text())
     assert (message["code"], message["phase"]) == (2, "start")
+
+
+def test_digits_that_are_no_decimal_numbers_are_not_taken_for_numbers() -> None:
+    with pytest.raises(UsageError, match="is not ACTION:RANK:STEP"):
+        Plan.parse("kill:²:7")
+    assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})
+    assert timeout_of("timeout=²") == DEFAULT_TIMEOUT

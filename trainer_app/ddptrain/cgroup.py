@@ -21,7 +21,7 @@ def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
                 period = (directory / "cpu.cfs_period_us").read_text().strip()
             except OSError:
                 continue
-        if quota.isdigit() and int(quota) > 0 and period.isdigit() and int(period) > 0:
+        if quota.isdecimal() and int(quota) > 0 and period.isdecimal() and int(period) > 0:
             yield int(quota) / int(period)
 
 

@@ -41,7 +41,7 @@ class Plan:
             UsageError: it is not of this form.
         """
         parts = text.split(":", 3)
-        if len(parts) < 3 or parts[0] not in ACTIONS or not (parts[1].isdigit() and parts[2].isdigit()):
+        if len(parts) < 3 or parts[0] not in ACTIONS or not (parts[1].isdecimal() and parts[2].isdecimal()):
             raise UsageError(
                 f"--chaos {text} is not ACTION:RANK:STEP[:PHASE]",
                 hint=f"ACTION is one of {', '.join(ACTIONS)}; PHASE is batch if not given",

@@ -27,7 +27,7 @@ def available(root: Path = Path("/")) -> float:
 def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> int:
     """Threads for one of ``local_ranks`` on this node; OMP_NUM_THREADS, where the user set it, has the last word."""
     given = env.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0:
+    if given.isdecimal() and int(given) > 0:
         return int(given)
     return max(1, math.floor(available() / local_ranks + 0.01))
 

@@ -93,7 +93,7 @@ class Recorder:
             return
         self._checkpoints.prepare()  # not before: a finished run needs no more than to be read
         attempt = env.get("DDPJOB_ATTEMPT")
-        who = {"uid": env.get("DDPJOB_UID"), "attempt": int(attempt) if attempt and attempt.isdigit() else attempt}
+        who = {"uid": env.get("DDPJOB_UID"), "attempt": int(attempt) if attempt and attempt.isdecimal() else attempt}
         number = self._checkpoints.claim({**who, "host": socket.gethostname(), "time": time.time()})
         self._journal = self._opened(self._checkpoints.root, number, resumed, who["attempt"])
 

@@ -98,6 +98,6 @@ def timeout_of(rendezvous_conf: str) -> float:
     """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
     for part in rendezvous_conf.split(","):
         key, _, value = part.partition("=")
-        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdigit():
+        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdecimal():
             return float(value)
     return DEFAULT_TIMEOUT

@@ -163,7 +163,7 @@ class Worker:
 
     def _serve_progress(self) -> None:
         port = self._env.get("DDPJOB_PROGRESS_PORT", "")
-        if not self._ranks.is_zero or not port.isdigit():
+        if not self._ranks.is_zero or not port.isdecimal():
             return
         try:
             self._progress.serve(int(port))
