@@ -65,3 +65,27 @@ def test_characters_that_the_output_cannot_show_are_escaped(idx: Path, tmp_path:
 
 def test_a_verb_that_only_prints_fails_where_it_cannot() -> None:
     assert onto_a_full_disk([*DDPTRAIN, "config", "print"]) != 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "rank", "said"),
+    [
+        (("train", "--chaos", "crash:0:2"), 1, 0, "RuntimeError: chaos: a crash was ordered"),
+        (("train", "--chaos", "hang:0:2", "--hang-timeout", "5"), 76, 0, "error: no sign of life for 5 s"),
+        ((*LAUNCH, "--chaos", "crash:1:2"), 1, 1, "RuntimeError: chaos: a crash was ordered"),
+        ((*LAUNCH, "--nnodes", "2"), 2, None, "error: 2 nodes, but no MASTER_ADDR"),
+    ],
+)
+def test_every_line_of_a_json_log_is_an_object_whoever_prints_it(
+    idx: Path, tmp_path: Path, *, argv: tuple[str, ...], code: int, rank: int | None, said: str
+) -> None:
+    command = [*DDPTRAIN, *argv, "--log-format", "json", "--data", "idx", "--data-dir", str(idx), "--epochs", "1",
+               "--batch-size", "37"]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, timeout=PATIENCE, check=False, env={"TMPDIR": str(tmp_path), "MASTER_ADDR": ""}
+    )
+    assert done.returncode == code, done.stderr.decode()
+    lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
+    assert all(set(line) == {"time", "rank", "message"} for line in lines)
+    assert not any(line["message"].startswith("{") for line in lines), "tagged twice"
+    assert [line["rank"] for line in lines if line["message"].startswith(said)] == [rank]

@@ -18,7 +18,7 @@ from ddptrain.errors import TrainerError
 from ddptrain.flags import Parser, add_config, add_node, add_place, add_rank_by_hand, add_verb
 from ddptrain.gpus import check_gpus
 from ddptrain.stop import StopFlag
-from ddptrain.streams import forgive, printable
+from ddptrain.streams import as_objects, forgive, printable
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 _EXAMPLES = {
@@ -53,6 +53,8 @@ def _train(arguments: dict[str, Any]) -> int:
     stop.install()
     config = _resolved(arguments)
     place = ranks.by_hand(os.environ, **given)
+    if config.log_format == "json":
+        as_objects(place.rank)
     check_gpus(config.backend, config.device, place.nproc_per_node)
     from ddptrain.cpus import calm_torch
 
@@ -108,6 +110,8 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     how, log_dir = arguments.pop("how", "prefork"), arguments.pop("log_dir", "")
     max_restarts = arguments.pop("max_restarts", 0)
     config = _resolved(arguments)
+    if config.log_format == "json":
+        as_objects(None, ("stderr",))
     place = ranks.from_node(os.environ, **given)
     check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")

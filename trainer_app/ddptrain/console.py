@@ -22,11 +22,11 @@ class Console:
 
     Args:
         terminal: stream of a terminal for the bar, or None. A launched rank's own stdout is a pipe to the launcher.
-        as_json: one JSON object per line, and no bar; a launcher does that to all that its ranks print.
+        as_json: no bar: whoever reads objects, which ``streams`` or the launcher makes of lines, wants nothing else.
     """
 
     def __init__(self, rank: int, terminal: TextIO | None, *, as_json: bool = False) -> None:
-        self._quiet, self._terminal, self._as_json = rank != 0, None if as_json else terminal, as_json
+        self._quiet, self._terminal = rank != 0, None if as_json else terminal
         self._shown = 0.0
         self._drawn = False
 
@@ -52,7 +52,7 @@ class Console:
         self._drawn = True
 
     def _print(self, text: str) -> None:
-        print(tagged(0, text) if self._as_json else text, flush=True)
+        print(text, flush=True)
 
     def _erase(self) -> None:
         if self._drawn and self._terminal is not None:

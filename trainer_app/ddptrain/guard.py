@@ -12,6 +12,7 @@ import faulthandler
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,7 +89,7 @@ class Guard:
                     self._leave(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
             elif self._hangs() and self.take_last_word():
                 with contextlib.suppress(Exception):  # stderr may be closed; that must not save a rank that hangs
-                    faulthandler.dump_traceback()
+                    _print_stacks()
                 self._leave(self._hang())
 
     @property
@@ -112,3 +113,11 @@ class Guard:
     def _patience(self) -> float:
         most = self._grace - margin_of(self._grace)
         return min(_PATIENCE, most) if self._crumbs.last.phase in BEFORE_TRAINING else most
+
+
+def _print_stacks() -> None:
+    """All threads' stacks to stderr, as Python prints, so that they are objects where lines are."""
+    stacks = os.memfd_create("ddptrain-stacks", os.MFD_CLOEXEC)
+    faulthandler.dump_traceback(stacks)
+    print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
+    os.close(stacks)

@@ -11,7 +11,10 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
+
+from ddptrain.console import tagged
 
 
 def printable(*streams: TextIO | None) -> None:
@@ -32,6 +35,44 @@ def forgive() -> None:
     os.close(descriptor)
     sys.stdout = _forgiving(sys.stdout, 1)
     sys.stderr = _forgiving(sys.stderr, 2)
+
+
+def as_objects(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
+    """From now on every line that this process prints is a JSON object, as ``console.tagged`` makes them.
+
+    Args:
+        rank: of this process; None for a launcher, whose stdout is made of objects already.
+    """
+    for name in names:
+        setattr(sys, name, _Tagging(getattr(sys, name), rank))
+
+
+class _Tagging(io.TextIOBase):
+    """Passes whole lines on as objects; as they are in a forked rank, whose launcher tags them."""
+
+    def __init__(self, stream: TextIO, rank: int | None) -> None:
+        self._stream, self._rank, self._owner = stream, rank, os.getpid()
+        self._begun = ""
+
+    def write(self, text: str, /) -> int:
+        """The number of characters taken, all of them."""
+        if os.getpid() != self._owner:
+            return self._stream.write(text)
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._stream.writelines(tagged(self._rank, line) + "\n" for line in lines)
+        self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def buffer(self) -> Any:
+        """For who writes bytes, and knows what they are."""
+        return self._stream.buffer
 
 
 def _forgiving(old: TextIO | None, descriptor: int) -> TextIO:
