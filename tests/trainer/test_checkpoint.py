@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddptrain import checkpoint_writer
 from ddptrain.checkpoint import fault, manifests, newest_valid, run_numbers, seal
 from ddptrain.checkpoint_writer import Checkpoints
 from ddptrain.errors import Mismatch, Superseded, VolumeError
@@ -231,3 +232,23 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path)
     with pytest.raises(OSError, match="irectory"):
         write_atomically(target, b"content")
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_last_save_that_finds_no_room_even_then_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Checkpoints(tmp_path, keep=3)
+    writer.prepare()
+    writer.claim({})
+    writer.save(1, b"x", {})
+
+    def full(path: Path, content: bytes, **options: Any) -> None:
+        if path.name == "step-000000002.json":  # as on a volume without a free inode
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_atomically(path, content, **options)
+
+    monkeypatch.setattr(checkpoint_writer, "write_atomically", full)
+    with pytest.raises(VolumeError, match="No space left"):
+        writer.save(2, b"y", {}, last=True)
+    names = {path.name for path in (tmp_path / "run-000001").iterdir()}
+    assert names == {"owner.json", "step-000000001.pt", "step-000000001.json"}

@@ -115,7 +115,11 @@ class Checkpoints:
                 if not (last and error.errno in _FULL):
                     raise volume_error(error, error.filename or self.root) from error
                 self._retire(1, keep_best=False)
-                return self._save(step, content, facts)
+                try:
+                    return self._save(step, content, facts)
+                except OSError:
+                    self._clear_own_leftovers(step)
+                    raise
 
     def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
         path = self.root / f"run-{self.run:06d}" / f"step-{step:09d}.pt"
