@@ -141,6 +141,20 @@ def test_why_finds_the_rank_behind_only_by_looking_at_all_nodes_at_once() -> Non
     assert (report["rank"], report["cause"], len(ranks)) == (2, "own", 4)
 
 
+def test_why_passes_over_what_is_no_report_and_over_what_another_version_adds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = tmp_path / "reports" / "local-0" / "node-0.json"
+    node.parent.mkdir(parents=True)
+    whole = {**node_report(0, 1.0, [{**vars(sighting(0)), "mood": "bad"}], code=76, rank=0), "nnodes": 1}
+    for content in ("", "[]", {**whole, "ranks": [{"rank": 0}]}, {**whole, "ranks": [1]}, {**whole, "ranks": None}):
+        node.write_text(content if isinstance(content, str) else json.dumps(content))
+        assert main(["why", str(tmp_path)]) == 66
+    node.write_text(json.dumps(whole))
+    assert main(["why", str(tmp_path)]) == 0
+    assert "rank 0 is to blame" in capsys.readouterr().out
+
+
 def test_why_reads_what_a_failed_run_left(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,15 @@ def read(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_bytes())
             if content["node"] < content["nnodes"] and float(content["time"]) and isinstance(content["report"], dict):
-                found.append(content)
+                found.append({**content, "ranks": [_known(rank) for rank in content["ranks"]]})
     # Of a run with another number of nodes, under the same name, something may be left; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
+
+
+def _known(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what was seen of a rank, all that a Sighting has; another version may have written more."""
+    return {field.name: rank[field.name] for field in fields(Sighting)}
 
 
 def blame(report: Report, other: Report) -> Report:
