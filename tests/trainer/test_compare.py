@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddptrain.checkpoint import newest_valid
+from ddptrain.cli import main
 from ddptrain.errors import UsageError
 from ddptrain.flags import worlds_of
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
@@ -100,3 +101,9 @@ def test_what_is_compared_may_come_from_a_file_and_the_environment_and_is_the_di
 def test_a_list_of_worlds_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--worlds"):
         worlds_of(text)
+
+
+def test_a_directory_to_keep_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["compare", "--keep", str(tmp_path / "file")]) == 2
+    assert "cannot be made: File exists" in capsys.readouterr().err

@@ -174,7 +174,12 @@ def _folder(keep: str) -> Iterator[Path]:
             yield Path(temporary)
         return
     folder = Path(keep)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--keep {keep} cannot be made: {error.strerror}", next_step="name a directory that can be written"
+        ) from error
     if any(folder.iterdir()):
         raise UsageError(
             f"--keep {keep} is not empty", hint="old trials would be gone on with", next_step="name another"
