@@ -107,3 +107,18 @@ def test_a_directory_to_keep_that_cannot_be_is_refused(tmp_path: Path, capsys: p
     (tmp_path / "file").touch()
     assert main(["compare", "--keep", str(tmp_path / "file")]) == 2
     assert "cannot be made: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [("compare", "--worlds", "1,2"), ("bench", "--data", "digits", "--parts", "accuracy")])
+def test_a_comparison_that_is_stopped_leaves_neither_files_nor_processes(
+    ddptrain: ForkServer, verb: tuple[str, ...]
+) -> None:
+    run = ddptrain.start(*verb)
+    folders = f"ddptrain-{verb[0]}-*"  # where all runs of this session have their temporary files
+    wait_until(lambda: list(run.log.parent.glob(f"{folders}/*/*")), "the first trial")
+    trials = run.ranks().values()
+    run.stop()
+    assert run.wait() == 75, run.output()
+    assert f"stopped by a signal in phase {verb[0]}" in run.output()
+    assert not list(run.log.parent.glob(folders))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in trials), "the trial to end")

@@ -175,7 +175,7 @@ class Bench:
 
 def bench(plan: Plan, *, as_json: bool = False) -> int:
     """Measure everything and print tables, or one JSON object. Returns 0."""
-    with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         results = Bench(plan, Trials(folder), folder).run()
     print(dumps(results) if as_json else tables(results))

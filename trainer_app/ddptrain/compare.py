@@ -170,7 +170,7 @@ def _way(way: str) -> tuple[object, ...]:
 @contextlib.contextmanager
 def _folder(keep: str) -> Iterator[Path]:
     if not keep:
-        with tempfile.TemporaryDirectory(prefix="ddptrain-compare-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="ddptrain-compare-", ignore_cleanup_errors=True) as temporary:
             yield Path(temporary)
         return
     folder = Path(keep)

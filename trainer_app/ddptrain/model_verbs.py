@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,8 @@ def _compare(arguments: dict[str, Any]) -> int:
         model=config.model,
         steps=steps,
     )
-    return compare.compare(plan, as_json=as_json, keep=keep)
+    with _stoppable("compare"):
+        return compare.compare(plan, as_json=as_json, keep=keep)
 
 
 def _bench(arguments: dict[str, Any]) -> int:
@@ -147,7 +149,15 @@ def _bench(arguments: dict[str, Any]) -> int:
         parts=chosen("--parts", parts or ",".join(bench.PARTS), bench.PARTS),
         batch=config.global_batch,
     )
-    return bench.bench(plan, as_json=as_json)
+    with _stoppable("bench"):
+        return bench.bench(plan, as_json=as_json)
+
+
+def _stoppable(phase: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, a signal ends the running trial, and what was written for it is removed."""
+    stop = StopFlag()
+    stop.install()
+    return stop.interruptible(phase)
 
 
 def _add_bench_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -142,7 +143,12 @@ class Trials:
         pid = os.fork()
         if pid == 0:
             self._become(work, folder / "log", parent)
-        _, status, used = os.wait4(pid, 0)
+        try:
+            _, status, used = os.wait4(pid, 0)
+        except BaseException:  # a signal: nothing must write on into a folder that is about to be removed
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         cost = Cost(time.perf_counter() - started, used.ru_utime + used.ru_stime)
         return os.waitstatus_to_exitcode(status), cost
 
