@@ -138,13 +138,14 @@ def test_a_rank_stopped_while_it_loads_the_data_is_told_to_the_node_that_polls_f
     # No directory in common: only the store can tell the other node, whose ranks wait for no connection that could
     # break.
     command = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", f"stop:{victim}:0:data")
-    nodes = [ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1)]
+    patient = {"PET_RDZV_CONF": f"timeout={2 * ALLOWED}"}  # until then ranks that have met wait for each other's data
+    nodes = [ddptrain.start(*command, env=node(rank, port) | patient) for rank in (0, 1)]
     wait_until(lambda: "chaos: stop" in nodes[victim // 2].output(), f"rank {victim} to be stopped")
     since = time.monotonic()
     messages = [assert_out_in_time(run, since) for run in nodes]
     guilty, innocent = messages[victim // 2], messages[1 - victim // 2]
     assert (guilty["code"], guilty["cause"], guilty["rank"], guilty["phase"]) == (76, "own", victim, "data")
-    assert (innocent["code"], innocent["cause"]) == (77, "peer")
+    assert (innocent["code"], innocent["cause"]) == (77, "peer"), innocent["message"]
     assert heard in innocent["message"]
 
 
