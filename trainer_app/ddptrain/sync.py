@@ -77,6 +77,7 @@ class GradientSync:
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
         earlier: list[torch.Tensor] = []
         for part in parts[:-1]:
+            self._group.crumbs.touch()  # a long step of many parts is no hang
             with self._unsynced():
                 loss_sum = self._loss_sum(batch.piece(part))
                 earlier.append(loss_sum.detach().double())
