@@ -31,5 +31,5 @@ def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str,
         raise RanksError(
             f"{nproc_per_node} rank(s) on this node want a GPU each, but {present} GPU(s) are here",
             hint="NCCL allows one rank per GPU",
-            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu",
+            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu --backend gloo",
         )
