@@ -23,9 +23,9 @@ from ddptrain.console import Console, terminal_of
 from ddptrain.errors import UsageError
 from ddptrain.node import Child
 from ddptrain.ranks import Ranks
+from ddptrain.stop import STOPPING
 from ddptrain.streams import forgive
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,11 +57,11 @@ def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> 
     sys.stdout.flush()
     sys.stderr.flush()
     # Until the child has a handler of its own, a signal passed on to it would be lost, or end it without a word.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         pid, process = begin(Assignment(config, ranks, job, report_write, box), output_write)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     os.close(output_write)
     os.close(report_write)
     for descriptor in (output_read, report_read):

@@ -18,7 +18,7 @@ from ddptrain.config import Config
 from ddptrain.console import Console
 from ddptrain.finite import dumps
 from ddptrain.ranks import Ranks
-from ddptrain.stop import StopFlag
+from ddptrain.stop import STOPPING, StopFlag
 from ddptrain.worker import Worker
 
 if TYPE_CHECKING:
@@ -64,6 +64,6 @@ def run_forked(assignment: Assignment, console: Console) -> int:
 
     stop = StopFlag()
     stop.install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # blocked until now by the launcher
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked until now by the launcher
     worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
     return worker.run(deliver)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from ddptrain.blackbox import DUMP_SIGNAL, BlackBox, answer_with_stacks, dump_flight_recorder
 from ddptrain.breadcrumbs import BEFORE_TRAINING, Breadcrumbs, Stillness
 from ddptrain.errors import Hang, Stopped
-from ddptrain.stop import StopFlag
+from ddptrain.stop import STOPPING, StopFlag
 
 _PATIENCE = 1.5  # seconds for the main thread to leave by itself where nothing could be saved anyway
 
@@ -77,7 +77,7 @@ class Guard:
             ready, _, _ = select.select([self._pipe], [], [], pause)
             if ready:
                 signals = os.read(self._pipe, 4096)
-                if since is None and (signal.SIGTERM in signals or signal.SIGINT in signals):
+                if since is None and STOPPING & set(signals):
                     since = time.monotonic()
                     self._stop.requested = True
                 if DUMP_SIGNAL in signals and self._box:

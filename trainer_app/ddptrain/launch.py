@@ -24,7 +24,7 @@ from ddptrain.node import Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
 from ddptrain.ranks import Ranks
 from ddptrain.relay import own_printer, rank_printer
-from ddptrain.stop import StopFlag
+from ddptrain.stop import STOPPING, StopFlag, heeded
 from ddptrain.supervise import Supervisor
 from ddptrain.termination import Report
 from ddptrain.watchdog import Watchdog
@@ -66,7 +66,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
     signals = _catch_signals()
     if options.how == "prefork":
         preload()
-    if stop.requested or {signal.SIGTERM, signal.SIGINT} & set(signals[1]):
+    if stop.requested or STOPPING & set(signals[1]):
         raise Stopped("stopped by a signal in phase start", saved=False)
     postmortem = Postmortem.at(config, ranks, options.log_dir)
     if postmortem:
@@ -173,7 +173,7 @@ def _catch_signals() -> tuple[int, list[int]]:
     os.set_blocking(wakeup, False)
     os.set_blocking(wakeup_write, False)
     pending: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+    for number in (*heeded(), signal.SIGCHLD):
         signal.signal(number, lambda n, _frame: pending.append(n))
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     return wakeup, pending

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT become a flag; who acts on it depends on the phase.
+"""SIGTERM, SIGINT and SIGHUP become a flag; who acts on it depends on the phase.
 
 Installed by ``cli`` before anything slow: as PID 1 of a container a process has no default action for SIGTERM, and
 would sleep through it. Before training a rank may leave alone (``leave_if_requested``, ``interruptible``). In training
@@ -16,6 +16,13 @@ from types import FrameType
 
 from ddptrain.errors import Stopped
 
+STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that tell this process to stop; a terminal that closes does not where ``nohup`` saw to that."""
+    return [n for n in sorted(STOPPING) if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
 
 class StopFlag:
     """Set by a signal; a second SIGINT leaves at once, as a person at a terminal expects."""
@@ -26,9 +33,9 @@ class StopFlag:
         self._phase: str | None = None
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT; only the main thread may."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        """Take over the signals; only the main thread may."""
+        for number in heeded():
+            signal.signal(number, self._on_signal)
 
     def leave_if_requested(self, phase: str) -> None:
         """Raise if a signal came, in a phase where nothing needs saving.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.builders import SMALL
-from tests.trainer.runs import ForkServer, Run, wait_until
+from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
 # Long enough that a busy machine does not make the launcher kill first what would have left by itself.
 GRACE = 6
@@ -69,3 +71,34 @@ def test_a_single_rank_without_a_launcher_leaves_too(ddptrain: ForkServer, idx: 
     assert run.wait() == 75, run.output()
     assert_left_by_itself(run)
     assert run.message()["phase"] == "train"
+
+
+@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
+def test_a_terminal_that_closes_stops_a_run_which_saves(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[object, ...]
+) -> None:
+    argv = (*verb, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.1)
+    run = ddptrain.start(*argv, "--checkpoint-every", 0)
+    run.at_step(3)
+    os.kill(run.pid, signal.SIGHUP)
+    assert run.wait() == 75, run.output()
+    message = run.message()
+    assert message["saved"]
+    assert message["checkpoint"]["step"] == message["step"] >= 3
+
+
+def test_a_run_under_nohup_outlives_its_terminal(idx: Path, tmp_path: Path) -> None:
+    argv = ["launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--step-delay", 0.2]
+    command = ["nohup", sys.executable, "-m", "ddptrain", *map(str, argv)]
+    log, port = tmp_path / "log", free_port()
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "DDPJOB_PROGRESS_PORT": str(port)}
+    with log.open("wb") as stdout:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout, env=env)
+    run = Run(process.pid, log, tmp_path / "termination", port)
+    try:
+        run.at_step(2)
+        for pid in (process.pid, *run.ranks().values()):
+            os.kill(pid, signal.SIGHUP)
+        assert process.wait(120) == 0, run.output()
+    finally:
+        process.kill()
