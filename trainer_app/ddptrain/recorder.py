@@ -74,6 +74,7 @@ class Recorder:
         found = self._checkpoints.resume(say)
         if found:
             check_same_run(found[0].manifest, self.facts, self._checkpoints.root)
+        if found and not found[0].manifest.get("complete"):  # else nothing is left to compute
             changed = changes(found[0].manifest, self.facts)
             bitwise = self._config.sync == "bitwise"
             if changed and bitwise:

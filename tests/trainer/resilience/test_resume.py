@@ -84,6 +84,7 @@ def test_finished_job_started_again_says_so_and_touches_nothing(
     before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
     again = ddptrain.run(*command(1, idx, tmp_path))
     assert "already finished" in again.output()
+    assert "resuming" not in again.output(), "on another number of ranks, but there is nothing to go on with"
     message = again.message()
     assert (message["outcome"], message["code"]) == ("already finished", 0)
     assert (message["accuracy"], message["checkpoint"]) == (first["accuracy"], first["checkpoint"])
