@@ -15,7 +15,7 @@ from torch import nn
 
 from ddptrain.batches import normalise
 from ddptrain.config import Config
-from ddptrain.errors import TrainerError, volume_error
+from ddptrain.errors import TrainerError
 from ddptrain.files import write_result
 from ddptrain.inspect_checkpoint import model_of, open_checkpoint
 from ddptrain.mnist import SIDE
@@ -51,10 +51,7 @@ def export(config: Config, out: Path, kind: str, *, run: int | None, step: int |
     else:
         torch.export.save(program_of(Classifier(model)), buffer)
         _check(buffer, Classifier(model))
-    try:
-        write_result(out, buffer.getvalue())
-    except OSError as error:
-        raise volume_error(error, out) from error
+    write_result(out, buffer.getvalue())
     print(f"{kind} of run {saved.run}, step {saved.step} in {out} ({len(buffer.getvalue()):,} bytes)")
     return 0
 

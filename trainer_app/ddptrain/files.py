@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddptrain.errors import volume_error
+
 # What file systems without modes (CIFS, some FUSE and NFS) answer to chmod, and those that cannot sync a directory.
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -62,13 +64,16 @@ def write_result(path: Path, content: bytes) -> None:
     """Write what a person asked for by name: atomically, behind a link, or into a device or pipe, which stays one.
 
     Raises:
-        OSError: as ``write_atomically``.
+        VolumeError: it cannot be written.
     """
-    if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
-        with path.open("wb") as stream:
-            stream.write(content)
-        return
-    write_atomically(path.resolve(), content)
+    try:
+        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+            with path.open("wb") as stream:
+                stream.write(content)
+        else:
+            write_atomically(path.resolve(), content)
+    except OSError as error:
+        raise volume_error(error, path) from error
 
 
 def share(path: Path, mode: int) -> None:

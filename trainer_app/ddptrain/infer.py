@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from ddptrain.config import Config
-from ddptrain.errors import volume_error
 from ddptrain.evaluate import assert_once, forward_chunks
 from ddptrain.files import write_result
 from ddptrain.group import Group
@@ -49,7 +48,7 @@ def infer(config: Config, group: Group, wanted: Wanted, timeout: float) -> str:
     images, labels = (getattr(dataset, f"{wanted.split}_{part}") for part in ("images", "labels"))
     predicted, probability = answers(model_of(config, content, group.device, config.checkpoint_dir), images, group)
     text = _table(labels, predicted, probability)
-    group.from_rank_zero("write", lambda: _write(wanted.out, text), timeout)
+    group.from_rank_zero("write", lambda: write_result(wanted.out, text.encode()), timeout)
     right = int((predicted == labels).sum())
     return f"{len(labels)} answers in {wanted.out}, {right} of them right ({right / len(labels):.2%})"
 
@@ -91,10 +90,3 @@ def _table(
     for index, (label, guess, sure) in enumerate(zip(labels, predicted, probability, strict=True)):
         text.write(f"{index},{label},{guess},{sure:.6f}\n")
     return text.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_result(path, text.encode())
-    except OSError as error:
-        raise volume_error(error, path) from error
