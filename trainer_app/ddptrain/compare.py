@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddptrain import mnist
 from ddptrain.errors import UsageError
+from ddptrain.files import make_directory
 from ddptrain.finite import dumps
 from ddptrain.order import Schedule
 from ddptrain.proofs import Proof, equal_bits, equal_first_gradients, equal_losses, samples_used_once, table
@@ -173,13 +174,7 @@ def _folder(keep: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="ddptrain-compare-", ignore_cleanup_errors=True) as temporary:
             yield Path(temporary)
         return
-    folder = Path(keep)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--keep {keep} cannot be made: {error.strerror}", next_step="name a directory that can be written"
-        ) from error
+    folder = make_directory("--keep", keep)
     if any(folder.iterdir()):
         raise UsageError(
             f"--keep {keep} is not empty", hint="old trials would be gone on with", next_step="name another"

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddptrain.errors import volume_error
+from ddptrain.errors import UsageError, volume_error
 
 # What file systems without modes (CIFS, some FUSE and NFS) answer to chmod, and those that cannot sync a directory.
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -74,6 +74,21 @@ def write_result(path: Path, content: bytes) -> None:
             write_atomically(path.resolve(), content)
     except OSError as error:
         raise volume_error(error, path) from error
+
+
+def make_directory(flag: str, path: str) -> Path:
+    """The directory that ``flag`` names, made where it is not there yet.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path} cannot be made: {error.strerror}", next_step="name a directory that can be written"
+        ) from error
+    return Path(path)
 
 
 def share(path: Path, mode: int) -> None:

@@ -19,6 +19,7 @@ from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
 from ddptrain.cpus import calm_torch
 from ddptrain.errors import Stopped, UsageError
+from ddptrain.files import make_directory
 from ddptrain.network import free_port
 from ddptrain.node import Node, root_cause
 from ddptrain.postmortem import Postmortem, blame
@@ -158,13 +159,7 @@ def _check(ranks: Ranks, options: Options) -> None:
             next_step="leave it out, and let the operator restart the group",
         )
     if options.log_dir:
-        try:
-            Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"--log-dir {options.log_dir} cannot be made: {error.strerror}",
-                next_step="name a directory that can be written",
-            ) from error
+        make_directory("--log-dir", options.log_dir)
 
 
 def _catch_signals() -> tuple[int, list[int]]:
