@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.cli.curve import Point, drawing, losses, sparkline
-from ddptrain.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> Path:

@@ -15,7 +15,7 @@ import time
 
 import yaml
 
-from ddptrain import fetch
+from ddptrain.data import download as fetch
 from ddptrain.errors import TrainerError
 from tests.e2e import storage
 from tests.e2e.follow import Follower

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddptrain.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Json

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddptrain.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, mnist_job, training
 from tests.e2e.kubectl import Json, condition_of, until

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddptrain.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Json, Kubectl, condition_of, until
 from tests.e2e.scene import Scene

@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob.cluster.base import Json
 from ddpjob.local.state import StateFolder
-from ddptrain.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
 from tests.processes import end, eventually, spawn, tail

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddptrain.cli import main
-from ddptrain.launch import preload
+from ddptrain.launcher.launcher import preload
 
 
 def serve() -> None:

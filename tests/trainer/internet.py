@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ddptrain.fetch import MIRRORS
+from ddptrain.data.download import MIRRORS
 
 _TIMEOUT = 240  # seconds
 

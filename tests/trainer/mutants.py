@@ -12,8 +12,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ddptrain import batches, evaluate, models, order, sync
 from ddptrain.config import Config
+from ddptrain.data import batches
+from ddptrain.data import sampling as order
+from ddptrain.training import evaluate, models
+from ddptrain.training import gradient_sync as sync
 
 
 def weighting_dropped() -> None:

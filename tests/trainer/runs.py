@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ddptrain.checkpoint import newest_valid
-from ddptrain.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows
 
 PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddptrain.mnist import MNIST_FILES, IdxFile
+from ddptrain.data.mnist import MNIST_FILES, IdxFile
 
 
 def write_idx(folder: Path, *, train: int = 300, test: int = 70, seed: int = 0, zipped: bool = True) -> Path:

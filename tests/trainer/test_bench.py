@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain import baselines
-from ddptrain.bench_table import tables
-from ddptrain.mnist import load
+from ddptrain.data.mnist import load
+from ddptrain.experiments import baselines
+from ddptrain.experiments.bench import tables
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddptrain import checkpoint_writer
-from ddptrain.checkpoint import fault, manifests, newest_valid, run_numbers, seal
-from ddptrain.checkpoint_writer import Checkpoints
+from ddptrain import checkpoint as checkpoint_writer
+from ddptrain.checkpoint import Checkpoints, fault, manifests, newest_valid, run_numbers, seal
 from ddptrain.errors import Mismatch, Superseded, VolumeError
 from ddptrain.files import write_atomically
 

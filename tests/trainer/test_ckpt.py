@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ddptrain import ckpt, why
-from ddptrain.checkpoint import newest_valid
-from ddptrain.checkpoint_writer import Checkpoints
+from ddptrain import commands as ckpt
+from ddptrain.checkpoint import Checkpoints, newest_valid
 from ddptrain.cli import main
 from ddptrain.errors import DataError
+from ddptrain.launcher import failure_report as why
 from tests.trainer.builders import command, sighting
 from tests.trainer.runs import ForkServer, assert_same_end
 

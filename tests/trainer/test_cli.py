@@ -133,7 +133,7 @@ def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:
 def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
-        "from ddptrain.launch import preload\n"
+        "from ddptrain.launcher.launcher import preload\n"
         "preload()\n"
         "before = set(sys.modules)\n"
         "print(sys.modules['torch'].cuda.is_initialized())\n"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddptrain.chaos import Plan
 from ddptrain.cli import main
 from ddptrain.config import Config, resolve
-from ddptrain.cpus import threads_per_rank
+from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, timeout_of
 from ddptrain.errors import Mismatch, UsageError
-from ddptrain.rendezvous import DEFAULT_TIMEOUT, timeout_of
+from ddptrain.fault_injection import Plan
+from ddptrain.resources import threads_per_rank
 
 
 def test_flags_win_over_the_environment_which_wins_over_defaults() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain import audit
 from ddptrain.checkpoint import newest_valid
+from ddptrain.data import sampling as audit
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 

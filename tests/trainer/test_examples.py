@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.cli import main
-from ddptrain.mnist import load
+from ddptrain.data.mnist import load
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.pngs import encode
 from tests.trainer.runs import ForkServer

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain import fetch
+from ddptrain.data import download as fetch
+from ddptrain.data.mnist import MNIST_FILES, IdxFile, load
 from ddptrain.errors import DataError
-from ddptrain.mnist import MNIST_FILES, IdxFile, load
 from tests.trainer.runs import ForkServer
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler, str], None]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.runs import ForkServer
 

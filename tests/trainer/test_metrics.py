@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.metrics import MetricsLog, effective_rows
+from ddptrain.reporting.metrics import MetricsLog, effective_rows
 from tests.trainer.runs import ForkServer
 
 

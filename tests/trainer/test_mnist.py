@@ -14,8 +14,8 @@ import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from ddptrain.cli import main
+from ddptrain.data.mnist import MNIST_FILES, load
 from ddptrain.errors import DataError, UsageError
-from ddptrain.mnist import MNIST_FILES, load
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.synthetic import file_of, put, write_idx
 
@@ -80,7 +80,7 @@ def test_without_a_directory_the_data_is_never_swapped_for_the_digits() -> None:
 
 
 def test_the_digits_are_read_without_importing_scikit_learn() -> None:
-    code = "import sys; from ddptrain.mnist import load; load('digits', ''); print('sklearn' in sys.modules)"
+    code = "import sys; from ddptrain.data.mnist import load; load('digits', ''); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
     images, labels = load_digits(return_X_y=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddptrain.numerics import changes, not_the_same_bits, numerics, processor
+from ddptrain.distributed.device import changes, not_the_same_bits, numerics, processor
 
 CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddptrain.evaluate import chunks_of
-from ddptrain.order import Schedule, epoch_order, micro_shards, shard, shift_of
+from ddptrain.data.sampling import Schedule, epoch_order, micro_shards, shard, shift_of
+from ddptrain.training.evaluate import chunks_of
 
 SIZES = st.integers(1, 2000)
 

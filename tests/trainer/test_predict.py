@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ddptrain import mnist, png
+from ddptrain import png
+from ddptrain.data import mnist
 from ddptrain.errors import DataError
-from ddptrain.predict import as_mnist
+from ddptrain.inference import as_mnist
 from tests.trainer.pngs import SIGNATURE, chunk, encode, header
 from tests.trainer.runs import ForkServer
 

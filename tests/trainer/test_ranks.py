@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddptrain.cgroup import oom_kills
 from ddptrain.config import Config
-from ddptrain.cpus import available, threads_per_rank
-from ddptrain.device import resolve_device
+from ddptrain.distributed.device import resolve_device
+from ddptrain.distributed.rendezvous import timeout_of
+from ddptrain.distributed.topology import by_hand, from_node, from_rank_environment, needs_launch
 from ddptrain.errors import RanksError, TrainerError
-from ddptrain.gpus import check_gpus
-from ddptrain.ranks import by_hand, from_node, from_rank_environment, needs_launch
-from ddptrain.rendezvous import timeout_of
+from ddptrain.resources import available, check_gpus, oom_kills, threads_per_rank
 
 
 def test_ranks_are_dealt_out_node_by_node() -> None:

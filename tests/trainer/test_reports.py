@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddptrain import termination
 from ddptrain.errors import Hang, PeerLost, Stopped, UsageError, classify
-from ddptrain.node import Child, Node, root_cause
-from ddptrain.progress import Progress
+from ddptrain.launcher.processes import Child, Node, root_cause
+from ddptrain.reporting import termination
+from ddptrain.reporting.progress import Progress
 from tests.trainer.builders import PROGRESS
 from tests.trainer.runs import free_port
 

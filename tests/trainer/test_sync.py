@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain import models
 from ddptrain.config import Config
-from ddptrain.ddp import Ddp
-from ddptrain.inspect_checkpoint import alone
+from ddptrain.inference import alone
+from ddptrain.training import models
+from ddptrain.training.gradient_sync import Ddp
 
 
 @pytest.fixture

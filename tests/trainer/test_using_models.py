@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddptrain import mnist, weights
+from ddptrain import weights
+from ddptrain.data import mnist
 from ddptrain.errors import DataError
 from ddptrain.files import write_result
 from tests.trainer.runs import ForkServer, Run, free_port

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddptrain import __version__, data_verbs, model_verbs, run_verbs
+from ddptrain import __version__
+from ddptrain.commands import add_data_verbs, add_model_verbs, add_run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
 from ddptrain.flags import Parser, add_config, add_node, add_place, add_rank_by_hand, add_verb
-from ddptrain.gpus import check_gpus
-from ddptrain.stop import StopFlag
-from ddptrain.streams import as_objects, forgive, printable
+from ddptrain.reporting.console import as_objects, forgive, printable
+from ddptrain.resources import check_gpus
+from ddptrain.signals import StopFlag
 
 _RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 _EXAMPLES = {
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: dict[str, Any]) -> int:
-    from ddptrain import ranks
+    from ddptrain.distributed import topology as ranks
 
     forgive()
     given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
@@ -56,17 +57,17 @@ def _train(arguments: dict[str, Any]) -> int:
     if config.log_format == "json":
         as_objects(place.rank)
     check_gpus(config.backend, config.device, place.nproc_per_node)
-    from ddptrain.cpus import calm_torch
+    from ddptrain.resources import calm_torch
 
     calm_torch()
-    from ddptrain.console import Console, terminal_of
-    from ddptrain.entry import run_here
+    from ddptrain.reporting.console import Console, terminal_of
+    from ddptrain.worker import run_here
 
     return run_here(config, place, Console(place.rank, terminal_of(), as_json=config.log_format == "json"), stop)
 
 
 def _preflight(arguments: dict[str, Any]) -> int:
-    from ddptrain.preflight_table import text
+    from ddptrain.commands import text
 
     as_json = arguments.pop("json")
 
@@ -75,12 +76,12 @@ def _preflight(arguments: dict[str, Any]) -> int:
             print(text(found, as_json=as_json), flush=True)
 
     if "RANK" in os.environ:  # torchrun, or by hand
-        from ddptrain import ranks
-        from ddptrain.cpus import calm_torch
+        from ddptrain.distributed import topology as ranks
+        from ddptrain.resources import calm_torch
 
         calm_torch()
-        from ddptrain.console import Console
-        from ddptrain.entry import run_here
+        from ddptrain.reporting.console import Console
+        from ddptrain.worker import run_here
 
         for name in (*_RANK_FLAGS, "log_dir"):
             arguments.pop(name)
@@ -102,7 +103,8 @@ def _launch_here(arguments: dict[str, Any]) -> int:
 
 
 def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
-    from ddptrain import launch, ranks
+    from ddptrain.distributed import topology as ranks
+    from ddptrain.launcher import launcher as launch
 
     stop = StopFlag()
     stop.install()
@@ -118,7 +120,7 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     place = launch.with_port(place, port)
     options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
     if how == "torchrun":
-        from ddptrain import torchrun
+        from ddptrain.launcher import launcher as torchrun
 
         command = torchrun.command(place, arguments, options)
         os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
@@ -128,17 +130,17 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
 def _resolved(arguments: dict[str, Any]) -> Config:
     config = resolve(os.environ, arguments)
     if config.chaos:
-        from ddptrain.chaos import Plan
+        from ddptrain.fault_injection import Plan
 
         Plan.parse(config.chaos)  # refused here rather than by every rank
     return config
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:
-    from ddptrain.cpus import calm_torch
+    from ddptrain.resources import calm_torch
 
     calm_torch()
-    from ddptrain.inspect_checkpoint import evaluate_checkpoint
+    from ddptrain.inference import evaluate_checkpoint
 
     run, step = arguments.pop("only_run"), arguments.pop("step")
     return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
@@ -170,9 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
     add_place(evaluate)
     add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    model_verbs.add_to(verbs)
-    run_verbs.add_to(verbs)
-    data_verbs.add_to(verbs)
+    add_model_verbs(verbs)
+    add_run_verbs(verbs)
+    add_data_verbs(verbs)
     return parser
 
 
@@ -182,6 +184,6 @@ def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser
 
 def _leave_message(error: TrainerError) -> None:
     """A refused start leaves its reason where the operator reads it."""
-    from ddptrain import termination
+    from ddptrain.reporting import termination
 
     termination.write(termination.failure(error, rank=None, progress={"phase": "start"}), termination.destination())

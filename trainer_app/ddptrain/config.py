@@ -1,20 +1,134 @@
-"""The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
+"""What is known of one setting, the check that every value given for it must pass, and settings out of a YAML file.
+
+``config`` declares its fields by ``setting``, reads a file by ``settings_of`` and checks by ``checked``; ``flags``
+reads the fields' metadata for its help. PyYAML is imported only where there is a file.
+
+The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
 
 ``settings`` declares and checks one, and reads the file. ``flags`` makes a flag of each field; ``same_run`` refuses to
 go on, or to begin, where a field marked as identity differs.
+
+Whether two sets of facts mean one and the same training: a checkpoint's and ours, rank 0's and another rank's.
+
+``recorder`` asks before it resumes, ``begin`` on every rank before the first step. Ranks that were told different
+learning rates would begin with equal weights, exchange gradients, and drift apart without a word.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Mismatch, UsageError
-from ddptrain.settings import checked, nearest, setting, settings_of
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    identity: bool = False,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    env: str = "",
+) -> Any:
+    """A field with what the flag parser and the checks need to know of it, in its metadata.
+
+    Args:
+        text: what its flag's help says.
+        identity: it decides the weights, so that a training resumes only where it is the same.
+        choices: the values there are; any, where empty.
+        low, high: bounds of a number, both included.
+        env: a variable beside DDPTRAIN_<NAME> that sets it, weaker than everything but the default.
+    """
+    metadata = {"help": text, "identity": identity, "choices": choices, "low": low, "high": high, "env": env}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
+    """The value, as text or parsed, as the type of the field's default.
+
+    Args:
+        origin: variable, flag or file that the value came from.
+    Raises:
+        UsageError: of another type, none of the choices or out of bounds; it names ``origin``.
+    """
+    kind: type[Any] = type(field.default)
+    try:
+        if isinstance(value, bool) and kind is not bool:
+            raise ValueError(value)  # `epochs: yes` in a file; int() would make 1 of it
+        parsed = _boolean(value) if kind is bool else kind(value)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
+    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
+    if choices and parsed not in choices:
+        raise UsageError(
+            f"{origin}={value!r} is not one of {', '.join(choices)}",
+            hint=nearest(str(value), list(choices)),
+            next_step=f"correct {origin}",
+        )
+    if kind in (int, float) and not low <= parsed <= high:
+        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
+    return parsed
+
+
+def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
+    """The settings of a YAML file: a mapping of field names, with dashes or underscores, to scalars.
+
+    Returns (name, value, origin) of each; values other than booleans as text, for ``config`` to parse.
+
+    Raises:
+        UsageError: the file cannot be read, is no mapping, or names a setting that does not exist.
+    """
+    try:
+        import yaml
+
+        content = yaml.safe_load(Path(path).read_bytes())
+    except ImportError:
+        raise UsageError(
+            f"cannot read {path}: PyYAML is not installed", next_step="pip install PyYAML, or use flags"
+        ) from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise UsageError(f"cannot read {path}: {reason}", next_step=f"correct {path}, or name another file") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
+    given = []
+    for key, value in content.items():
+        name, origin = str(key).replace("-", "_"), f"{path}: {key}"
+        if name not in names:
+            raise UsageError(
+                f"unknown setting {key} in {path}",
+                hint=nearest(name, names),
+                next_step=f"correct {path}; `ddptrain config print` lists what there is",
+            )
+        if isinstance(value, (dict, list)) or value is None:
+            raise UsageError(f"{origin} is not one value", next_step=f"correct {path}")
+        given.append((name, value if isinstance(value, bool) else str(value), origin))
+    return given
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """A hint at what a mistyped key may mean."""
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if str(value).lower() not in words:
+        raise ValueError(value)
+    return words[str(value).lower()]
+
 
 PREFIX = "DDPTRAIN_"
 FILE_VARIABLE = "DDPTRAIN_CONFIG"
@@ -176,3 +290,47 @@ def _consistent(config: Config) -> Config:
             next_step="leave --accum out",
         )
     return config
+
+
+def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
+    """Refuse to continue another run's weights.
+
+    Raises:
+        Mismatch: naming the settings that differ, or the data.
+    """
+    if differ := _differing(Config.identity_of(manifest), facts["config"]):
+        raise Mismatch(
+            f"the checkpoints in {root} belong to another configuration: {differ}",
+            hint="resuming would mix two trainings",
+            next_step="use the old settings, or a new --checkpoint-dir",
+        )
+    if manifest["dataDigest"] != facts["dataDigest"]:
+        raise Mismatch(
+            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
+            f"now {facts['dataDigest'][:16]}…",
+            hint="another volume is mounted as data directory",
+            next_step="mount the data of before, or use a new --checkpoint-dir",
+        )
+
+
+def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any], rank: int) -> None:
+    """Refuse to train with settings or data that are not rank 0's.
+
+    Raises:
+        Mismatch: naming the settings that differ, or the data.
+    """
+    differ = _differing(theirs["config"], facts["config"])
+    if theirs["dataDigest"] != facts["dataDigest"]:
+        data = f"data {theirs['dataDigest'][:16]}… → {facts['dataDigest'][:16]}…"
+        differ = f"{differ}, {data}" if differ else data
+    if differ:
+        raise Mismatch(
+            f"rank {rank} was told otherwise than rank 0: {differ}",
+            hint="a flag, a variable or the data volume of its node differs",
+            next_step="start every node alike; `ddptrain preflight` compares them all",
+        )
+
+
+def _differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """``lr 0.006 → 0.5``; empty where all settings are alike."""
+    return ", ".join(f"{k} {theirs.get(k)!r} → {v!r}" for k, v in ours.items() if theirs.get(k) != v)

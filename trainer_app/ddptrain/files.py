@@ -2,17 +2,24 @@
 
 Below all that writes: ``checkpoint_writer``, ``journal``, ``progress`` and ``postmortem`` in a training; ``fetch``,
 ``infer`` and ``export`` for what a person asked for.
+
+JSON that every reader accepts: NaN and infinities, which only Python's parser knows, become null.
+
+Whatever the package writes or prints as JSON passes through ``dumps``; it stands below everything and imports nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ddptrain.errors import UsageError, volume_error
 
@@ -114,3 +121,19 @@ def _ignoring(numbers: set[int]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in numbers:
             raise
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every float that is not finite, however deep in dicts and lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """As ``json.dumps``, of finite values."""
+    return json.dumps(finite(value), indent=indent, sort_keys=sort_keys, allow_nan=False)

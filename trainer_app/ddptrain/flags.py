@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ddptrain.config import Config
+from ddptrain.config import Config, nearest
 from ddptrain.errors import UsageError
-from ddptrain.settings import nearest
 
 _MOST = 10**12  # of anything that is counted: steps, runs
 

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ddptrain import __version__, answers
+from ddptrain import __version__
 from ddptrain.config import Config
+from ddptrain.data.mnist import Dataset
+from ddptrain.distributed import collective_checks as answers
+from ddptrain.distributed.process_group import Group
 from ddptrain.errors import DataError, Mismatch, RanksError, TrainerError, UsageError, VolumeError
 from ddptrain.files import unique, write_atomically
-from ddptrain.group import Group
-from ddptrain.mnist import Dataset
 
 MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
 SHOULD_AGREE = ("isa", "threads", "device")

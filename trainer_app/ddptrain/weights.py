@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddptrain.checkpoint import newest_valid, reading
+from ddptrain.distributed.process_group import Group
 from ddptrain.errors import DataError, Mismatch, TrainerError
-from ddptrain.group import Group
 
 State = Mapping[str, torch.Tensor]
 

@@ -1,11 +1,17 @@
 """One rank's life: threads, progress port, group, data, training; every end of it becomes a report and an exit code.
 
 ``entry`` runs it, in this very process or in a child of the launcher.
+
+Where a rank's life begins, once torch may be imported: in this very process, or in a child of the launcher.
+
+``cli`` calls ``run_here`` (alone, under torchrun, or by hand), ``children`` calls ``run_forked``; both say where the
+report goes.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -14,23 +20,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddptrain import bitwise, chaos, fetch, group, mnist, termination
-from ddptrain.blackbox import BlackBox
-from ddptrain.breadcrumbs import Breadcrumbs
+from ddptrain import fault_injection as chaos
 from ddptrain.config import Config
-from ddptrain.console import Console
-from ddptrain.cpus import keep_freed_memory, threads_per_rank
-from ddptrain.device import resolve_backend, resolve_device
+from ddptrain.data import download as fetch
+from ddptrain.data import mnist
+from ddptrain.distributed import process_group as group
+from ddptrain.distributed.device import resolve_backend, resolve_device
+from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, timeout_of
+from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
-from ddptrain.guard import Guard
-from ddptrain.progress import Progress
-from ddptrain.ranks import Ranks
-from ddptrain.rendezvous import DEFAULT_TIMEOUT, timeout_of
-from ddptrain.stop import StopFlag
-from ddptrain.train import Result, Training
+from ddptrain.files import dumps
+from ddptrain.heartbeat import BlackBox, Breadcrumbs
+from ddptrain.launcher.processes import Assignment
+from ddptrain.reporting import termination
+from ddptrain.reporting.console import Console
+from ddptrain.reporting.progress import Progress
+from ddptrain.resources import keep_freed_memory, threads_per_rank
+from ddptrain.self_watchdog import Guard
+from ddptrain.signals import STOPPING, StopFlag
+from ddptrain.training import bitwise
+from ddptrain.training.trainer import Result, Training
 
 if TYPE_CHECKING:
-    from ddptrain.infer import Wanted
+    from ddptrain.inference import Wanted
 
 
 class Worker:
@@ -127,7 +139,7 @@ class Worker:
         return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
 
     def _infer(self) -> termination.Report:
-        from ddptrain.infer import infer
+        from ddptrain.inference import infer
 
         assert self._wanted is not None
         members = self._join()
@@ -196,3 +208,47 @@ class Worker:
         else:
             traceback.print_exception(error)
         return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
+
+
+def run_here(
+    config: Config,
+    ranks: Ranks,
+    console: Console,
+    stop: StopFlag,
+    *,
+    job: str = "train",
+    wanted: Wanted | None = None,
+    tell: Callable[[termination.Report], None] = lambda report: None,
+) -> int:
+    """Do the job in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code.
+
+    Args:
+        job, wanted: see Worker.
+        tell: also takes the report.
+    """
+
+    def deliver(report: termination.Report) -> None:
+        termination.write(report, termination.destination(), shared=ranks.world_size > 1)
+        tell(report)
+
+    code = Worker(config, ranks, console, stop, job=job, wanted=wanted).run(deliver)
+    if code and ranks.world_size > 1:
+        # The group was left in the middle of something: its destructor could wait for peers that never come.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def run_forked(assignment: Assignment, console: Console) -> int:
+    """Do the job in a child of the launcher, which reads the report from a pipe. Returns the exit code."""
+
+    def deliver(report: termination.Report) -> None:
+        with os.fdopen(assignment.reports, "wb") as pipe:
+            pipe.write(dumps(report).encode())
+
+    stop = StopFlag()
+    stop.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked until now by the launcher
+    worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
+    return worker.run(deliver)

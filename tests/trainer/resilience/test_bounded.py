@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.bounded import within
-from ddptrain.journal import Journal
-from ddptrain.postmortem import Postmortem, read
-from ddptrain.progress import Progress
+from ddptrain.launcher.failure_report import Postmortem, read
+from ddptrain.launcher.processes import within
+from ddptrain.reporting.metrics import Journal
+from ddptrain.reporting.progress import Progress
 from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, free_port, wait_until
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddptrain.chaos import Plan, planned
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
+from ddptrain.fault_injection import Plan, planned
 from tests.trainer.builders import command
 from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint import fault, newest_valid
-from ddptrain.checkpoint_writer import Checkpoints
+from ddptrain.checkpoint import Checkpoints, fault, newest_valid
 from ddptrain.errors import VolumeError
 from tests.trainer.builders import command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from ddptrain import breadcrumbs
-from ddptrain.blackbox import BlackBox
-from ddptrain.breadcrumbs import Breadcrumbs, Crumb
-from ddptrain.culprit import culprit, hang_report
-from ddptrain.node import Child
-from ddptrain.watchdog import Watchdog
+from ddptrain import heartbeat as breadcrumbs
+from ddptrain.heartbeat import BlackBox, Breadcrumbs, Crumb
+from ddptrain.launcher.hang_detector import Watchdog, culprit, hang_report
+from ddptrain.launcher.processes import Child
 from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, sighting
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
@@ -189,7 +187,7 @@ def test_without_a_hang_timeout_a_stopped_rank_is_noticed_by_the_collective_that
 
 def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("ddptrain.watchdog.time.monotonic", lambda: now)
+    monkeypatch.setattr("ddptrain.launcher.hang_detector.time.monotonic", lambda: now)
     child = Child(0, os.getpid(), -1, -1, box=BlackBox.create(0))
     watchdog = Watchdog(60, 0)
     assert not watchdog.stalled([child])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.order import Schedule, epoch_order
+from ddptrain.data.sampling import Schedule, epoch_order
 from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, free_port, losses, wait_until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.ranks import Ranks
-from ddptrain.store import announce_killed
+from ddptrain.distributed.rendezvous import announce_killed
+from ddptrain.distributed.topology import Ranks
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import PATIENCE, ForkServer
 

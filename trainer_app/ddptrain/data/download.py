@@ -1,0 +1,197 @@
+"""``data fetch``: the four MNIST files from the first mirror that delivers them whole.
+
+Each file is judged by the digest of its decompressed content, written under a temporary name and renamed, under a lock
+that lets one process per directory download while the others wait and then find the files there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddptrain.config import Config
+from ddptrain.data import mnist
+from ddptrain.data.mnist import MNIST_FILES, Dataset, IdxFile, read_content
+from ddptrain.errors import DataError, UsageError, volume_error
+from ddptrain.files import share, write_atomically
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_TIMEOUT = 30.0  # seconds without a byte
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+TRIES = 3  # per mirror
+_MAX_DOWNLOAD = 64 * 2**20
+_CHUNK = 2**18
+_POLL = 0.1  # seconds
+_LOCKED = 900.0  # seconds; a download of 11 MB that takes longer is stuck, or its process is stopped
+
+
+def fetch(
+    data_dir: str,
+    *,
+    mirrors: Sequence[str] = MIRRORS,
+    files: Sequence[IdxFile] = MNIST_FILES,
+    say: Callable[[str], None] = print,
+    tries: int = TRIES,
+    pause: float = 1.0,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Make ``data_dir`` hold the four files, downloading those that are absent or damaged.
+
+    Args:
+        mirrors: base URLs, tried in order.
+        tries: how often each mirror is asked for a file.
+        alive: called now and then, while a download moves, and while another process's does.
+        pause: seconds before the second try at one mirror, doubled for the third.
+    Raises:
+        DataError: no mirror delivered a file; names what each one said.
+        VolumeError: the directory cannot be written.
+    """
+    folder = Path(data_dir)
+    if all(is_whole(folder, file) for file in files):
+        return  # also where the volume is read-only, or knows no locks
+    with _only_writer(folder, alive) as locked:
+        for file in files:
+            if is_whole(folder, file):
+                continue
+            if locked:
+                _clear_leftovers(folder, file)
+            say(f"fetching {file.name}.gz")
+            content = _download(file, mirrors, (tries, pause), say, alive)
+            try:
+                write_atomically(folder / f"{file.name}.gz", content)
+                (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
+            except OSError as error:
+                raise volume_error(error, folder) from error
+
+
+def load(config: Config, *, say: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
+    """The configured dataset, fetched first where that was asked for; raises as ``fetch`` and ``mnist.load`` do."""
+    if config.download and config.data == "mnist":
+        if not config.data_dir:
+            raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
+        # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
+        fetch(config.data_dir, say=say, alive=alive)
+    return mnist.load(config.data, config.data_dir)
+
+
+def is_whole(folder: Path, file: IdxFile) -> bool:
+    """True if the file is there with MNIST's content."""
+    try:
+        return hashlib.sha256(read_content(folder, file)).hexdigest() == file.sha256
+    except DataError:
+        return False
+
+
+@contextmanager
+def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
+    """Wait for the directory's lock; False where the file system has none."""
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            share(folder, 0o2775)
+        path = folder / ".fetch.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+        share(path, 0o664)
+    except OSError as error:
+        raise volume_error(error, folder) from error
+    with os.fdopen(descriptor, "w") as lock:
+        try:
+            end = time.monotonic() + _LOCKED
+            while not _taken(lock.fileno()):  # polled: a rank blocked in a lock shows no sign of life
+                alive()
+                if time.monotonic() > end:
+                    raise DataError(
+                        f"another process has held {path} for {_LOCKED:.0f} s",
+                        next_step="end that process, whose download is stuck or stopped, and start again",
+                    )
+                time.sleep(_POLL)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise volume_error(error, path) from error
+            # Without locks several may download, each under a name of its own: wasteful, but right.
+            yield False
+            return
+        yield True
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _clear_leftovers(folder: Path, file: IdxFile) -> None:
+    """Temporary files of downloads that were killed; while we hold the lock nobody else is writing one."""
+    try:
+        for path in folder.glob(f".{file.name}.gz.*.tmp"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise volume_error(error, folder) from error
+
+
+def _download(
+    file: IdxFile,
+    mirrors: Sequence[str],
+    patience: tuple[int, float],
+    say: Callable[[str], None],
+    alive: Callable[[], None],
+) -> bytes:
+    """The gzipped file from the first mirror whose copy has the right content."""
+    tries, pause = patience
+    failures = []
+    for mirror in mirrors:
+        url = mirror.rstrip("/") + f"/{file.name}.gz"
+        for attempt in range(tries):
+            alive()  # also where no mirror ever answers: then the error must come, not a watchdog
+            if attempt:
+                time.sleep(pause * 2 ** (attempt - 1))
+            try:
+                content = _get(url, alive)
+                digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
+                if digest == file.sha256:
+                    return content
+                failure = f"wrong content (SHA-256 {digest[:16]}…)"
+            except urllib.error.HTTPError as error:
+                failure = f"HTTP {error.code}"
+                if error.code in (401, 403, 404, 410):
+                    break  # asking again will not help
+            except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
+                failure = str(error) or type(error).__name__
+            say(f"{url}: {failure}")
+        failures.append(f"{url}: {failure}")
+    raise DataError(
+        f"no mirror delivered {file.name}: {'; '.join(failures)}",
+        hint="no network here? copy the four files into the directory yourself",
+        next_step="ddptrain data fetch --data-dir DIR --url URL tries another mirror",
+    )
+
+
+def _get(url: str, alive: Callable[[], None]) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("not an http(s) URL")
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked above
+        content = b""
+        while len(content) <= _MAX_DOWNLOAD and (chunk := answer.read(_CHUNK)):
+            content += chunk
+            alive()
+    if len(content) > _MAX_DOWNLOAD:
+        raise ValueError("larger than any MNIST file")
+    if answer.length:  # read() of a piece does not complain of a connection that ended early
+        raise http.client.IncompleteRead(content, answer.length)
+    return content

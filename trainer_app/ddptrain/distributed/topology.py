@@ -1,0 +1,236 @@
+"""Which rank this process is, out of the environment; checked before anything slow is imported.
+
+Read by ``cli`` to choose between training alone, as one rank of a group, and launching a node's ranks.
+Words as in torchrun: node_rank × nproc_per_node + local_rank = rank.
+
+Ports and interfaces of this machine: which interface leads to the master, and which port nobody has.
+
+``group`` asks for the interface before gloo starts, which otherwise guesses by hostname and is wrong on many machines;
+``launch`` asks for a free port where a node trains alone and needs to agree with nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddptrain.errors import UsageError
+
+DEFAULT_PORT = 29500
+MAX_RANKS = 4096 * 64
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process's place among all. ``local_rank`` is None for the launcher, and where nobody set it."""
+
+    nnodes: int = 1
+    node_rank: int = 0
+    nproc_per_node: int = 1
+    local_rank: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = DEFAULT_PORT
+    init_file: str = ""  # where ranks meet that were started with --init file://
+
+    @property
+    def is_zero(self) -> bool:
+        """Rank 0 hosts the store, writes checkpoints and serves progress."""
+        return self.rank == 0
+
+    def node_of(self, rank: int) -> int:
+        """The node a rank lives on, ranks being dealt out node by node."""
+        return rank // self.nproc_per_node
+
+    @property
+    def of_node(self) -> range:
+        """The ranks of this node."""
+        first = self.node_rank * self.nproc_per_node
+        return range(first, first + self.nproc_per_node)
+
+    def child(self, local_rank: int) -> Ranks:
+        """The place of this node's ``local_rank``-th process."""
+        return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
+
+
+def needs_launch(env: Mapping[str, str]) -> bool:
+    """True in a pod of several ranks that nobody split yet: each pod would otherwise train alone, as rank 0."""
+    return "RANK" not in env and "WORLD_SIZE" not in env and from_node(env).world_size > 1
+
+
+def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
+    """The node's place out of NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        given: values from flags, named like the fields; None means not given.
+    Raises:
+        UsageError: an impossible value, naming the variable.
+    """
+
+    def number(field: str, default: int, low: int, high: int) -> int:
+        flag = given.get(field)
+        return (
+            _integer(env, field.upper(), default, low, high)
+            if flag is None
+            else _within("--" + field.replace("_", "-"), flag, low, high)
+        )
+
+    nnodes = number("nnodes", 1, 1, 4096)
+    nproc = number("nproc_per_node", 1, 1, 1024)
+    node_rank = number("node_rank", 0, 0, MAX_RANKS)
+    if node_rank >= nnodes:
+        raise UsageError(
+            f"node rank {node_rank} does not exist among {nnodes} node(s)",
+            hint="node ranks count from 0, so the last one is the number of nodes minus 1",
+            next_step=f"set NODE_RANK to a value from 0 to {nnodes - 1}, or NNODES higher",
+        )
+    addr = str(given.get("master_addr") or env.get("MASTER_ADDR") or "").strip("[]")  # as in a URL: [::1]
+    if nnodes > 1 and not addr:
+        raise UsageError(
+            f"{nnodes} nodes, but no MASTER_ADDR to meet at",
+            hint="it is the name or address of the node whose NODE_RANK is 0",
+            next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
+        )
+    return Ranks(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        nproc_per_node=nproc,
+        world_size=nnodes * nproc,
+        master_addr=addr or "127.0.0.1",
+        master_port=number("master_port", DEFAULT_PORT, 1, 65535),
+    )
+
+
+def by_hand(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
+    """The place of a rank that a person starts: ``--init``, ``--rank`` and ``--world-size`` over the environment.
+
+    Args:
+        init: ``env``, ``tcp://HOST:PORT`` or ``file:///PATH``; where the ranks meet.
+        given: rank, world_size and local_rank from flags.
+    Raises:
+        UsageError: an impossible value, or a rank without a world size.
+    """
+    merged = {**env, **{name.upper(): value for name, value in given.items() if value is not None}}
+    kind, _, place = (init or "env").partition("://")
+    if init and not merged.get("RANK"):
+        raise UsageError(
+            f"--init {init} without --rank and --world-size",
+            hint="each process must be told which of how many it is",
+            next_step="add --rank N --world-size M, N from 0 to M-1",
+        )
+    host, _, port = place.rpartition(":")
+    if kind == "tcp" and host and port:
+        merged |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+    elif kind == "file" and place.startswith("/"):
+        return replace(from_rank_environment(merged), init_file=place)
+    elif init not in (None, "env"):
+        raise UsageError(
+            f"--init {init} is none of env, tcp://HOST:PORT, file:///PATH",
+            hint="a file's path is absolute, so three slashes follow file:",
+            next_step="for example --init tcp://127.0.0.1:29500",
+        )
+    return from_rank_environment(merged)
+
+
+def from_rank_environment(env: Mapping[str, str]) -> Ranks:
+    """One rank's place out of RANK and WORLD_SIZE, as torchrun or a person sets them; alone without them.
+
+    Raises:
+        UsageError: only one of the two, or an impossible value.
+    """
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return Ranks(local_rank=0)
+    if ("RANK" in env) != ("WORLD_SIZE" in env):
+        missing = "WORLD_SIZE" if "RANK" in env else "RANK"
+        raise UsageError(
+            f"{missing} is not set, though its twin is",
+            hint="a rank needs both: its own number and how many there are",
+            next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
+        )
+    world = _integer(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
+    rank = _integer(env, "RANK", 0, 0, MAX_RANKS)
+    if rank >= world:
+        raise UsageError(
+            f"RANK={rank} does not exist among WORLD_SIZE={world}",
+            hint="ranks count from 0",
+            next_step=f"use ranks 0 to {world - 1}",
+        )
+    local_world = _integer(env, "LOCAL_WORLD_SIZE", 1, 1, world)
+    return Ranks(
+        nnodes=max(1, world // local_world),
+        node_rank=rank // local_world,
+        nproc_per_node=local_world,
+        local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
+        rank=rank,
+        world_size=world,
+        master_addr=(env.get("MASTER_ADDR") or "127.0.0.1").strip("[]"),
+        master_port=_integer(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
+    )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = env.get(name)
+    return default if text is None or text == "" else _within(name, text, low, high)
+
+
+def _within(name: str, value: int | str, low: int, high: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise UsageError(
+            f"{name}={value} is not a whole number from {low} to {high}",
+            hint=f"{name} was read from a flag or the environment",
+            next_step=f"give {name} a value in that range",
+        )
+    return number
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def route_interface(host: str) -> str | None:
+    """Name of the interface whose address this machine would use towards ``host``; None where it cannot be told."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # a datagram socket sends nothing here, it only asks the routing table
+            local = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return None
+    for _, name in socket.if_nameindex():
+        if local in _addresses(name):
+            return name
+    return "lo" if local.is_loopback else None
+
+
+def free_port() -> int:
+    """A TCP port free on loopback at this moment, for a node that trains alone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _addresses(interface: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    found: set[ipaddress.IPv4Address | ipaddress.IPv6Address] = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+            found.add(ipaddress.IPv4Address(answer[20:24]))
+        except OSError:
+            pass  # an interface without an IPv4 address
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return found
+    for fields in (line.split() for line in lines):
+        if len(fields) == 6 and fields[5] == interface:
+            found.add(ipaddress.IPv6Address(int(fields[0], 16)))
+    return found

@@ -1,0 +1,131 @@
+"""What ``bench`` compares with: training loops as tutorials write them, on the same data and the same threads.
+
+Nothing here is used in training. Both leave out what would slow them further in practice: decoding with PIL, worker
+processes to start.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from ddptrain.data.batches import MEAN, STD, normalise
+from ddptrain.data.mnist import SIDE, Dataset, Images
+from ddptrain.training import models
+
+_PAUSE_IN_COUNTING = 10  # steps not counted: the first ones allocate and choose kernels
+
+
+class Samples(TorchDataset[tuple[torch.Tensor, int]]):
+    """One sample at a time, converted, normalised and shifted when asked for, as torchvision's transforms do.
+
+    Args:
+        shift: most pixels of a random shift; 0 leaves that out.
+    """
+
+    def __init__(self, images: Images, labels: Images, *, shift: int = 0) -> None:
+        self._images, self._labels, self._shift = torch.from_numpy(images.copy()), labels.tolist(), shift
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """(1, 28, 28) float32 of zero mean and unit variance, and its class."""
+        image = (self._images[index].unsqueeze(0).to(torch.float32).div(255) - MEAN) / STD
+        if self._shift:
+            top, left = random.randint(0, 2 * self._shift), random.randint(0, 2 * self._shift)  # noqa: S311
+            image = functional.pad(image, (self._shift,) * 4)[:, top : top + SIDE, left : left + SIDE]
+        return image, self._labels[index]
+
+
+def dataloader_loop(
+    dataset: Dataset, *, model: str, batch: int, steps: int, threads: int, shift: int
+) -> dict[str, Any]:
+    """The product's network and optimizer in the plain loop: ``{"samplesPerSecond": …}`` over ``steps`` steps."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    net = models.plain(model)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.001)
+    samples = Samples(dataset.train_images, dataset.train_labels, shift=shift)
+    loader = DataLoader(samples, batch_size=batch, shuffle=True)
+    done, started = 0, 0.0
+    while done < steps:
+        for images, labels in loader:
+            if done == _PAUSE_IN_COUNTING:
+                started = time.perf_counter()
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(net(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            done += 1
+            if done == steps:
+                break
+    seconds = time.perf_counter() - started
+    return {"samplesPerSecond": (steps - _PAUSE_IN_COUNTING) * batch / seconds}
+
+
+class TutorialNet(nn.Module):
+    """The network of PyTorch's distributed tutorial: two convolutions with dropout, two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.drop = nn.Dropout2d()
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images (N, 1, 28, 28) to log-probabilities (N, 10)."""
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.drop(self.conv2(x)), 2))
+        x = functional.dropout(functional.relu(self.fc1(x.flatten(1))), training=self.training)
+        return functional.log_softmax(self.fc2(x), dim=1)
+
+
+def tutorial(dataset: Dataset, *, target: float, most_epochs: int, threads: int) -> dict[str, Any]:
+    """Batch 64, a DataLoader, SGD with rate .01 and momentum .5, until the test accuracy reaches ``target``.
+
+    Returns:
+        seconds of training (evaluations not counted), the epochs it took, and the accuracy after each.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    net = TutorialNet()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+    loader = DataLoader(Samples(dataset.train_images, dataset.train_labels), batch_size=64, shuffle=True)
+    seconds = 0.0
+    accuracies: list[float] = []
+    while len(accuracies) < most_epochs and (not accuracies or accuracies[-1] < target):
+        started = time.perf_counter()
+        net.train()
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = functional.nll_loss(net(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        seconds += time.perf_counter() - started
+        accuracies.append(_accuracy(net, dataset))
+        print(f"epoch {len(accuracies)}: {accuracies[-1]:.4f} after {seconds:.1f} s", flush=True)
+    return {
+        "seconds": seconds,
+        "epochs": len(accuracies),
+        "accuracies": accuracies,
+        "reached": accuracies[-1] >= target,
+    }
+
+
+@torch.no_grad()
+def _accuracy(net: nn.Module, dataset: Dataset) -> float:
+    net.eval()
+    images, labels = torch.from_numpy(dataset.test_images.copy()), torch.from_numpy(dataset.test_labels.copy())
+    right = 0
+    for first in range(0, len(labels), 1000):
+        logits = net(normalise(images[first : first + 1000], torch.float32).unsqueeze(1))
+        right += int((logits.argmax(1) == labels[first : first + 1000]).sum())
+    return right / len(labels)

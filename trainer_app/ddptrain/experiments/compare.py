@@ -1,0 +1,301 @@
+"""The ``compare`` verb: proves on this machine that the number of ranks does not change the training.
+
+It runs one and the same small training with one process and with several ranks, in every way of ``--sync``, and prints
+what was measured against what must hold. ``trials`` runs, ``proofs`` judges.
+
+What must hold of trials that differ only in the number of ranks: measured values against limits.
+
+Pure reading: ``compare`` has run the trials, and prints the table of what these functions return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddptrain import weights
+from ddptrain.checkpoint import newest_valid
+from ddptrain.data import mnist
+from ddptrain.data import sampling as audit
+from ddptrain.data.sampling import Schedule
+from ddptrain.errors import UsageError
+from ddptrain.experiments.trials import Trial, Trials
+from ddptrain.files import dumps, make_directory
+
+BATCH = 37  # divides nothing, and leaves a last batch that is smaller still
+CHECKS = ("losses", "gradients", "bits", "resume")
+WAYS = ("ddp", "manual", "bucketed", "accum", "zero")
+RECIPES: dict[str, tuple[object, ...]] = {
+    "adamw": ("--optimizer", "adamw", "--lr", 0.006),
+    "sgd": ("--optimizer", "sgd", "--lr", 0.05),
+}
+_FLAGS_OF: dict[str, tuple[object, ...]] = {
+    "accum": ("--sync", "ddp", "--accum", 3),
+    "zero": ("--sync", "ddp", "--zero"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared.
+
+    Args:
+        worlds: numbers of ranks; 1 is always there, being what the others are compared with.
+        steps: at least so many, in whole epochs.
+    """
+
+    worlds: tuple[int, ...]
+    checks: tuple[str, ...] = CHECKS
+    ways: tuple[str, ...] = WAYS
+    data: str = "digits"
+    data_dir: str = ""
+    model: str = "cnn"
+    steps: int = 100
+
+
+class Comparison:
+    """Runs the trials first and judges them afterwards: what judges computes, and a process that computed must not
+    fork.
+    """
+
+    def __init__(self, plan: Plan, trials: Trials, *, quiet: bool = False) -> None:
+        self._plan, self._trials, self._quiet = plan, trials, quiet
+        dataset = mnist.load(plan.data, plan.data_dir)
+        self._test_samples = len(dataset.test_labels)
+        per_epoch = Schedule(len(dataset.train_labels), BATCH, 1, 0).steps_per_epoch
+        self._schedule = Schedule(len(dataset.train_labels), BATCH, -(-plan.steps // per_epoch), seed=0)
+        self._several = [world for world in plan.worlds if world > 1]
+
+    def proofs(self) -> list[Proof]:
+        """All of them, in the order of the checks."""
+        trials = {"losses": self._losses, "gradients": self._gradients, "bits": self._bits, "resume": self._resume}
+        judges = [judge for check in self._plan.checks for judge in trials[check]()]  # every trial has run by now
+        return [judge() for judge in judges]
+
+    def _losses(self) -> Iterator[Judge]:
+        for recipe, flags in RECIPES.items():
+            alone = self._train(f"losses-{recipe}-1", 1, "--dtype", "float64", *flags)
+            yield self._samples(f"{recipe}, 1 process", alone)
+            for world in self._several:
+                for way in self._plan.ways:
+                    name = f"losses-{recipe}-{way}-{world}"
+                    trial = self._train(name, world, *_way(way), "--dtype", "float64", *flags)
+                    subject = f"{recipe}, {way}, {world} ranks"
+                    yield _later(equal_losses, subject, alone, trial)
+                    yield self._samples(subject, trial)
+
+    def _gradients(self) -> Iterator[Judge]:
+        flags = ("--optimizer", "sgd", "--weight-decay", 0, "--stop-after", 1)
+        alone = self._train("gradients-1", 1, *flags, code=75)
+        for world in self._several:
+            for way in (*self._plan.ways, "bitwise"):
+                trial = self._train(f"gradients-{way}-{world}", world, *_way(way), *flags, code=75)
+                yield _later(equal_first_gradients, f"{way}, {world} ranks", alone, trial)
+
+    def _bits(self) -> Iterator[Judge]:
+        what = "weights' SHA-256, bitwise"
+        alone = self._train("bits-1", 1, "--sync", "bitwise")
+        for world in self._several:
+            trial = self._train(f"bits-{world}", world, "--sync", "bitwise")
+            yield _later(equal_bits, what, f"{world} ranks", alone, trial)
+        if self._several:
+            route = [*sorted({1, *self._several}, reverse=True), max(self._several)]
+            changing = self._changing(route)
+            yield _later(equal_bits, what, "→".join(map(str, route)), alone, changing)
+            yield self._samples("→".join(map(str, route)), changing)
+
+    def _changing(self, route: Sequence[int]) -> Trial:
+        """One training, stopped and gone on with at another number of ranks."""
+        total = self._schedule.total_steps
+        for leg, world in enumerate(route[:-1], 1):
+            self._train("bits-changing", world, "--sync", "bitwise", "--stop-after", total * leg // len(route), code=75)
+        return self._train("bits-changing", route[-1], "--sync", "bitwise")
+
+    def _resume(self) -> Iterator[Judge]:
+        half = self._schedule.total_steps // 2
+        for way in [way for way in self._plan.ways if self._several]:
+            world = self._several[-1]
+            whole = self._train(f"resume-{way}-whole", world, *_way(way))
+            self._train(f"resume-{way}-cut", world, *_way(way), "--stop-after", half, code=75)
+            cut = self._train(f"resume-{way}-cut", world, *_way(way))
+            subject = f"{way}, {world} ranks, stopped after step {half}"
+            yield _later(equal_bits, "weights' SHA-256, resumed", subject, whole, cut)
+
+    def _samples(self, subject: str, trial: Trial) -> Judge:
+        return _later(samples_used_once, subject, trial, self._schedule, self._test_samples)
+
+    def _train(self, name: str, world: int, *flags: object, code: int = 0) -> Trial:
+        common: list[object] = [
+            "--data",
+            self._plan.data,
+            "--model",
+            self._plan.model,
+            "--batch-size",
+            BATCH,
+            "--threads",
+            1,
+        ]
+        common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0]
+        if self._plan.data_dir:
+            common += ["--data-dir", self._plan.data_dir]
+        if not self._quiet:
+            print(f"running {name} …", file=sys.stderr, flush=True)
+        return self._trials.train(name, world, *common, *flags, code=code)
+
+
+def compare(plan: Plan, *, as_json: bool = False, keep: str = "") -> int:
+    """Run everything and print the table, or one JSON object. Returns 0 if all holds, else 1.
+
+    Args:
+        keep: leave the trials in this directory, which must be empty, to be looked at.
+    """
+    with _folder(keep) as folder:
+        proofs = Comparison(plan, Trials(folder), quiet=as_json).proofs()
+    failed = [proof for proof in proofs if not proof.holds]
+    if as_json:
+        print(dumps({"holds": not failed, "worlds": list(plan.worlds), "proofs": [asdict(proof) for proof in proofs]}))
+    else:
+        print(table(proofs))
+        print(f"\n{len(proofs) - len(failed)} of {len(proofs)} hold" + (f"; {len(failed)} FAIL" if failed else ""))
+    return 1 if failed else 0
+
+
+def _later(judge: Callable[..., Proof], *what: object) -> Judge:
+    return lambda: judge(*what)
+
+
+def _way(way: str) -> tuple[object, ...]:
+    return _FLAGS_OF.get(way, ("--sync", way))
+
+
+@contextlib.contextmanager
+def _folder(keep: str) -> Iterator[Path]:
+    if not keep:
+        with tempfile.TemporaryDirectory(prefix="ddptrain-compare-", ignore_cleanup_errors=True) as temporary:
+            yield Path(temporary)
+        return
+    folder = make_directory("--keep", keep)
+    if any(folder.iterdir()):
+        raise UsageError(
+            f"--keep {keep} is not empty", hint="old trials would be gone on with", next_step="name another"
+        )
+    yield folder
+
+
+LOSS_LIMIT = 1e-12  # absolute, in double precision
+SAME_PLACES = 0.1  # of two epochs' orders; two permutations agree in about one place of all
+GRADIENT_LIMIT = 1e-6  # relative, in single precision
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One line of the table."""
+
+    what: str
+    subject: str
+    limit: str
+    measured: str
+    holds: bool
+
+
+Judge = Callable[[], Proof]  # called once all trials have run
+
+
+def equal_losses(subject: str, alone: Trial, trial: Trial) -> Proof:
+    """The losses of all steps against those of one process."""
+    ours, theirs = alone.losses(), trial.losses()
+    worst = max((abs(theirs[step] - loss) for step, loss in ours.items() if step in theirs), default=1.0)
+    whole = ours.keys() == theirs.keys() and len(ours) > 0
+    learned = whole and min(ours.values()) < 0.9 * ours[1]  # of a training that learns nothing, equality proves nothing
+    return Proof(
+        f"loss of {len(ours)} steps, float64",
+        subject,
+        f"≤ {LOSS_LIMIT:g}",
+        f"{worst:.1e}" if learned else "steps are missing" if not whole else "it learned nothing",
+        learned and worst <= LOSS_LIMIT,
+    )
+
+
+def equal_first_gradients(subject: str, alone: Trial, trial: Trial) -> Proof:
+    """SGD's momentum after one step is the first gradient."""
+    ours, theirs = _first_gradient(alone), _first_gradient(trial)
+    worst = float((ours - theirs).norm() / ours.norm())
+    return Proof("first gradient, float32", subject, f"≤ {GRADIENT_LIMIT:g}", f"{worst:.1e}", worst <= GRADIENT_LIMIT)
+
+
+def equal_bits(what: str, subject: str, reference: Trial, trial: Trial) -> Proof:
+    """SHA-256 of the final weights, and every loss on the way."""
+    ours, theirs = _digest(reference), _digest(trial)
+    losses = reference.losses() == trial.losses()
+    return Proof(
+        what, subject, ours[:12], theirs[:12] + ("" if losses else ", other losses"), ours == theirs and losses
+    )
+
+
+def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_samples: int) -> Proof:
+    """By what the ranks wrote down: every epoch used every sample once, in its own order; so did every evaluation."""
+    used = audit.read(trial.audit)
+    train, judged = used.get("train", {}), used.get("eval", {})
+    epochs: list[list[int]] = [[] for _ in range(schedule.epochs)]
+    for step, indices in train.items():
+        epochs[schedule.cursor(step).epoch] += indices.tolist()
+    wrong = sum(_misused(epoch, schedule.samples) for epoch in epochs)
+    wrong_tests = sum(_misused(indices.tolist(), test_samples) for indices in judged.values())
+    alike = max((_share_alike(a, b) for a, b in itertools.pairwise(epochs)), default=0.0)
+    faults = [f"{len(train)} of {schedule.total_steps} steps written down"] * (len(train) != schedule.total_steps)
+    faults += [f"{len(judged)} of {schedule.epochs} evaluations written down"] * (len(judged) != schedule.epochs)
+    faults += [f"{wrong} training samples not once in an epoch"] * (wrong > 0)
+    faults += [f"{wrong_tests} test samples not judged once"] * (wrong_tests > 0)
+    faults += [f"two epochs agree at {alike:.0%} of their places"] * (alike > SAME_PLACES)
+    return Proof(
+        "samples used, as the ranks wrote down",
+        subject,
+        "each once",
+        "; ".join(faults) or f"each of {schedule.samples} + {test_samples} once in {schedule.epochs} epochs",
+        not faults,
+    )
+
+
+def table(proofs: Sequence[Proof]) -> str:
+    """Aligned columns, one line per proof."""
+    rows = [("what", "of", "must be", "measured", "")]
+    rows += [(p.what, p.subject, p.limit, p.measured, "holds" if p.holds else "FAILS") for p in proofs]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows)
+
+
+def _misused(indices: Iterable[int], samples: int) -> int:
+    """How many of range(samples) do not occur exactly once."""
+    return int((np.bincount(np.fromiter(indices, np.int64), minlength=samples) != 1).sum())
+
+
+def _share_alike(one: list[int], other: list[int]) -> float:
+    if len(one) != len(other):
+        return 0.0
+    return float(np.mean(np.array(one) == np.array(other)))
+
+
+def _first_gradient(trial: Trial) -> torch.Tensor:
+    state = _state(trial, step=1)["optimizer"]["state"]
+    return torch.cat([state[key]["momentum_buffer"].flatten() for key in sorted(state)])
+
+
+def _digest(trial: Trial) -> str:
+    return weights.digest(_state(trial)["model"])
+
+
+def _state(trial: Trial, step: int | None = None) -> dict[str, dict[str, Any]]:
+    found = newest_valid(trial.checkpoints, lambda path, reason: None, step=step)
+    assert found is not None, f"{trial.folder} holds no checkpoint"
+    loaded: dict[str, dict[str, Any]] = torch.load(io.BytesIO(found[1]), weights_only=True)
+    return loaded

@@ -1,0 +1,184 @@
+"""Who kept the others waiting: the ranks of a node, or of all nodes, as they were seen at the moment of a hang.
+
+``watchdog`` sees, ``supervise`` asks when its node hangs; ``why`` asks again with what all nodes have left.
+
+The launcher's eye on its ranks: which of them shows no sign of life, and what can still be learned of them.
+
+A stopped rank cannot report itself, and what its peers see is only that a collective does not end. The launcher sees
+all: it compares breadcrumbs, asks for stacks by signal, and ``culprit`` says who keeps the others waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddptrain.errors import Hang
+from ddptrain.heartbeat import DUMP_SIGNAL, Crumb, Stillness, place_in
+from ddptrain.launcher.processes import Child
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One rank at the moment of the hang.
+
+    Attributes:
+        collective: what it waits in; empty while it works by itself.
+        collectives: how many it has begun; the peers of one that has begun fewer wait for it.
+        quiet: seconds without a sign of life.
+        stopped: the process is stopped by a signal or a debugger.
+        answered: it could still dump its stacks.
+        where: ``file.py:line``, if it could.
+    """
+
+    rank: int
+    node: int
+    step: int
+    phase: str
+    collective: str
+    collectives: int
+    quiet: float
+    stopped: bool
+    answered: bool
+    where: str | None
+
+    @property
+    def place(self) -> str:
+        """What it was doing, in words."""
+        doing = f"in {self.collective}" if self.collective else f"in phase {self.phase}"
+        at = f" at {self.where}" if self.where else ""
+        return f"{doing} of step {self.step}{at}"
+
+
+def culprit(sightings: Sequence[Sighting], *, everybody: bool) -> Sighting | None:
+    """The rank that the others wait for; None where all of these only wait, and another node must know.
+
+    Args:
+        everybody: these are all ranks, not only one node's. What is missing here could otherwise be elsewhere.
+    """
+    if not sightings:
+        return None
+    if stopped := [s for s in sightings if s.stopped]:
+        return min(stopped, key=_progress)
+    quiet = max(s.quiet for s in sightings) / 2  # a rank that still moves keeps nobody waiting
+    if alone := [s for s in sightings if not s.collective and s.quiet >= quiet]:
+        return min(alone, key=_progress)
+    if silent := [s for s in sightings if not s.answered]:
+        return min(silent, key=_progress)
+    behind = min(sightings, key=lambda s: s.collectives)
+    if everybody and behind.collectives < max(s.collectives for s in sightings):
+        return behind
+    return None
+
+
+def _progress(sighting: Sighting) -> tuple[int, int]:
+    return sighting.collectives, sighting.step
+
+
+def hang_report(sightings: Sequence[Sighting], *, timeout: float, everybody: bool) -> dict[str, Any]:
+    """The termination report of a node that hangs, code 76; its cause is ``peer`` where no rank of it is to blame."""
+    guilty = culprit(sightings, everybody=everybody)
+    others = [s for s in sightings if s is not guilty]
+    waiting = "; ".join(f"rank {s.rank} waits {s.place}" for s in others[:4])
+    if guilty:
+        state = "is stopped" if guilty.stopped else "shows no sign of life"
+        message = f"rank {guilty.rank} (node {guilty.node}) {state} {guilty.place}, {timeout:g} s without progress"
+    else:
+        message = f"{timeout:g} s without progress, and no rank of this node is to blame"
+    shown = guilty or min(sightings, key=_progress)
+    return {
+        "schema": 1,
+        "outcome": "failed",
+        "code": Hang.code,
+        "cause": "own" if guilty or everybody else "peer",
+        "rank": shown.rank,
+        "step": shown.step,
+        "phase": shown.collective or shown.phase,
+        "signal": None,
+        "exception": "Hang",
+        "message": f"{message}; {waiting}" if waiting else message,
+        "where": shown.where,
+        "checkpoint": None,
+    }
+
+
+_ANSWERING = 2.0  # seconds for dumps to arrive
+_STOPPED = ("T", "t")
+
+
+class Watchdog:
+    """Counts, for each rank, how long its breadcrumbs have stood still.
+
+    Args:
+        timeout: seconds without a change that make a hang.
+        node_rank: of these ranks.
+    """
+
+    def __init__(self, timeout: float, node_rank: int) -> None:
+        self.timeout, self._node_rank = timeout, node_rank
+        self.interval = min(1.0, timeout / 10)
+        self._ranks: dict[int, Stillness] = {}
+
+    def stalled(self, children: Sequence[Child]) -> bool:
+        """True once a living rank has stood still for the timeout. To be asked every ``interval`` seconds."""
+        for child in children:
+            if child.status is not None or child.box is None:
+                self._ranks.pop(child.rank, None)
+                continue
+            self._ranks.setdefault(child.rank, Stillness(self.interval)).look(child.box.crumb().changes)
+        return any(rank.seconds >= self.timeout for rank in self._ranks.values())
+
+    def _quiet(self, child: Child) -> float:
+        rank = self._ranks.get(child.rank)
+        return rank.seconds if rank else 0.0
+
+    def examine(self, children: Sequence[Child]) -> list[Sighting]:
+        """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is.
+
+        Empty if a rank that stood still has moved meanwhile.
+        """
+        living = [child for child in children if child.status is None and child.box is not None]
+        states = {child.rank: process_state(child.pid) for child in living}
+        crumbs = {child.rank: child.box.crumb() for child in living if child.box}
+        for child in living:
+            assert child.box is not None
+            child.box.forget()  # of a false alarm
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, DUMP_SIGNAL)
+        able = [child for child in living if states[child.rank] not in _STOPPED]
+        end = time.monotonic() + _ANSWERING
+        while not all(child.box and all(child.box.texts()) for child in able) and time.monotonic() < end:
+            time.sleep(0.05)
+        still = [child for child in living if self._quiet(child) >= self.timeout / 2]
+        if any(child.box and child.box.crumb().changes != crumbs[child.rank].changes for child in still):
+            return []  # they woke up, or another node has just ended its culprit: this was no hang, or is none now
+        return [self._sighting(child, crumbs[child.rank], states[child.rank]) for child in living]
+
+    def _sighting(self, child: Child, crumb: Crumb, state: str) -> Sighting:
+        assert child.box is not None
+        stacks, _ = child.box.texts()
+        return Sighting(
+            rank=child.rank,
+            node=self._node_rank,
+            step=crumb.step,
+            phase=crumb.phase,
+            collective=crumb.collective,
+            collectives=crumb.collectives,
+            quiet=round(self._quiet(child), 1),
+            stopped=state in _STOPPED,
+            answered=bool(stacks),
+            where=place_in(stacks),
+        )
+
+
+def process_state(pid: int) -> str:
+    """One letter as in proc(5): R running, S sleeping, D waiting for a disk, T stopped; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

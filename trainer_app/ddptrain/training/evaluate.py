@@ -1,0 +1,96 @@
+"""The test set, sharded without padding: every sample is counted once, whatever the number of ranks.
+
+The set is cut into fixed chunks and each rank takes whole chunks: a chunk has the same shape wherever it is computed.
+What the ranks exchange has one place per chunk or sample, filled by one of them, so adding zeros is all that the
+exchange does, and the sums that follow are made in the same order everywhere: the same weights give the same accuracy
+and the same loss, bit for bit, on one rank and on seven (with the same number of threads).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ddptrain.data.batches import normalise
+from ddptrain.data.sampling import shard
+from ddptrain.distributed.process_group import Group
+
+CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over the whole set: integers and one float, never an average of averages."""
+
+    correct: int
+    samples: int
+    loss_sum: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.samples
+
+
+def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
+    """(first, end) of each chunk that is this rank's."""
+    chunks = [(first, min(first + CHUNK, samples)) for first in range(0, samples, CHUNK)]
+    return chunks[shard(len(chunks), rank, world_size)]
+
+
+def forward_chunks(
+    model: nn.Module, images: npt.NDArray[np.uint8], group: Group
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(first, end, logits) of each of this rank's chunks."""
+    dtype = next(model.parameters()).dtype
+    for first, end in chunks_of(len(images), group.rank, group.world_size):
+        group.crumbs.touch()
+        pixels = torch.from_numpy(images[first:end].copy()).to(group.device)
+        yield first, end, model(normalise(pixels, dtype).unsqueeze(1))
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.uint8],
+    group: Group,
+    on_use: Callable[[npt.NDArray[np.int64]], None] | None = None,
+) -> Evaluation:
+    """Accuracy and mean cross-entropy of the unwrapped ``model``; collective, the same result on every rank.
+
+    Args:
+        on_use: told which samples this rank judges.
+    Raises:
+        AssertionError: the ranks together did not see every sample exactly once (a bug here).
+    """
+    losses = torch.zeros(-(-len(images) // CHUNK), dtype=torch.float64)
+    seen = torch.zeros(len(images), dtype=torch.float64)
+    correct = torch.zeros(len(images), dtype=torch.float64)
+    for first, end, logits in forward_chunks(model, images, group):
+        wanted = torch.from_numpy(labels[first:end].astype(np.int64)).to(group.device)
+        losses[first // CHUNK] += float(functional.cross_entropy(logits.double(), wanted, reduction="sum"))
+        correct[first:end] += (logits.argmax(1) == wanted).cpu()
+        seen[first:end] += 1
+        if on_use:
+            on_use(np.arange(first, end))
+    told = group.sum(torch.cat([losses, seen, correct]).to(group.device)).cpu()
+    losses, seen, correct = torch.split(told, [len(losses), len(seen), len(correct)])
+    assert_once(seen)
+    return Evaluation(int(correct.sum()), len(images), math.fsum(losses.tolist()))
+
+
+def assert_once(seen: torch.Tensor) -> None:
+    """Raise AssertionError unless every sample was seen exactly once, over all ranks."""
+    wrong = int((seen != 1).sum())
+    assert wrong == 0, f"{wrong} of {len(seen)} samples were not evaluated exactly once"
