@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.status import DDPJobStatus
+from ddpjob.api.wire import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
-from ddpjob.engine.clock import timestamp
 from ddpjob.engine.observe import Observed, observe
 from ddpjob.engine.plan import plan
 

@@ -16,15 +16,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import yaml
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from tests.kind.toolchain import binary
 from tests.processes import end, eventually, free_port, spawn, tail
 
-Json = dict[str, Any]
 ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
 SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544): they exist in nobody's network
 START_SECONDS = 120.0

@@ -3,12 +3,12 @@
 from typing import Any
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.engine.observe import owner_uid
 from tests.builders import ended, running
 from tests.controlplane import ApiError, ControlPlane
 from tests.processes import eventually
 
-Json = dict[str, Any]
 CORE = "/api/v1/namespaces"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller.apply import Executor, Outcome
@@ -21,7 +22,6 @@ from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
 
 pytestmark = pytest.mark.apiserver
-Json = dict[str, Any]
 
 
 @dataclass

@@ -18,7 +18,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Json, TooManyRequests, Unavailable
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import TooManyRequests, Unavailable
 from ddpjob.cluster.memory import Call, Fault, MemoryCluster, lost_answer
 from ddpjob.controller.apply import Executor
 from ddpjob.controller.cache import Cache, Key

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.engine.clock import moment, timestamp
+from ddpjob.api.wire import parse_timestamp, timestamp
 from ddpjob.local.errors import LocalError
 from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_TOLD, a_local_job, a_secret
@@ -80,7 +80,7 @@ async def test_time_without_a_runner_counts_against_no_deadline(place: Place) ->
     dumped = record.read_text()
     before = record.stat().st_mtime - 3600
     for text in {c["lastTransitionTime"] for c in first.status["conditions"]} | {first.status["startTime"]}:
-        dumped = dumped.replace(text, timestamp(moment(text) - timedelta(hours=1)))
+        dumped = dumped.replace(text, timestamp(parse_timestamp(text) - timedelta(hours=1)))
     record.write_text(dumped)
     os.utime(record, (before, before))
 

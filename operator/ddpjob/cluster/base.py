@@ -5,11 +5,12 @@ Dicts in, dicts out, so that a field newer than this operator passes through unt
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from ddpjob.api import wire
 from ddpjob.api.names import Resource
 
-Json = dict[str, Any]
+Json = wire.Json
 
 
 class ClusterError(Exception):

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cluster.base import (
     AlreadyExists,
     Cluster,
     Conflict,
     Forbidden,
     Invalid,
-    Json,
     NamespaceTerminating,
     NotFound,
     Unavailable,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json, ObjectList
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import ObjectList
 
 MAX_TOMBSTONES = 20_000  # some minutes of the busiest churn; an answer older than that cannot come any more
 

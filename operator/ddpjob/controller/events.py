@@ -6,7 +6,8 @@ import logging
 from datetime import UTC, datetime
 
 from ddpjob.api import names
-from ddpjob.cluster.base import AlreadyExists, Cluster, ClusterError, Json, NamespaceTerminating
+from ddpjob.api.wire import Json, timestamp
+from ddpjob.cluster.base import AlreadyExists, Cluster, ClusterError, NamespaceTerminating
 from ddpjob.engine.actions import Note
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def event_body(job: Json, note: Note, now: datetime) -> Json:
     meta = job["metadata"]
     attempt = (job.get("status") or {}).get("attempt", 0)
     content = "\0".join((meta["uid"], str(attempt), note.type, note.reason, note.message))
-    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = timestamp(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",

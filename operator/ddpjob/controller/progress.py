@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.controller.cache import Key
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Json, NotFound, TooManyRequests
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Key

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddpjob.api.names import Resource
-
-Json = dict[str, Any]
+from ddpjob.api.wire import Json
 
 
 @dataclass(frozen=True)

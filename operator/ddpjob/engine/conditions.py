@@ -5,17 +5,15 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.api.status import CONDITIONS
-from ddpjob.engine.actions import Json
-from ddpjob.engine.clock import timestamp
-from ddpjob.engine.decide import Decision
-from ddpjob.engine.situation import Situation
-from ddpjob.engine.text import shorten
+from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.engine.decision import Decision
+from ddpjob.engine.state import JobState
 
 _MAX_MESSAGE = 2048
 Aspect = tuple[bool, str, str]
 
 
-def conditions(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> list[Json]:
+def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> list[Json]:
     """All conditions after ``decision``; the transition time moves only where the status does."""
     match decision.kind:
         case "succeed" | "fail":
@@ -78,7 +76,7 @@ def _suspended(message: str) -> dict[str, Aspect]:
     return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
 
 
-def _active(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
+def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
     all_run = nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
     reason, message = _obstacle(s, decision) or ("Starting", ready)
@@ -97,7 +95,7 @@ def _active(s: Situation, decision: Decision, nodes: Mapping[str, int]) -> dict[
     return aspects
 
 
-def _obstacle(s: Situation, decision: Decision) -> tuple[str, str] | None:
+def _obstacle(s: JobState, decision: Decision) -> tuple[str, str] | None:
     """What keeps the attempt from running, the most telling first."""
     if decision.kind in ("start", "restart", "hold"):
         return decision.reason, decision.message
@@ -113,7 +111,7 @@ def _obstacle(s: Situation, decision: Decision) -> tuple[str, str] | None:
     return None
 
 
-def _scheduled(s: Situation, decision: Decision) -> Aspect:
+def _scheduled(s: JobState, decision: Decision) -> Aspect:
     if decision.kind in ("start", "restart"):
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
     ranks = range(s.job.spec.num_nodes)
@@ -126,6 +124,6 @@ def _scheduled(s: Situation, decision: Decision) -> Aspect:
     return False, "WaitingForScheduler", f"{len(waiting)} of {s.job.spec.num_nodes} pods have no Kubernetes node yet"
 
 
-def _last_failure(s: Situation) -> Json | None:
+def _last_failure(s: JobState) -> Json | None:
     failures = s.before.get("failures") or ()
     return dict(failures[-1]) if failures else None

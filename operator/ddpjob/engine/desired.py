@@ -11,9 +11,10 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.spec import IMMUTABLE, DDPJobSpec
-from ddpjob.engine.actions import Create, EngineSettings, Json
+from ddpjob.api.wire import Json
+from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
-from ddpjob.engine.render import render
+from ddpjob.engine.template import render
 
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000

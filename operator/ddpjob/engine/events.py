@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
-from ddpjob.engine.decide import Decision
-from ddpjob.engine.situation import Situation
-from ddpjob.engine.text import shorten
+from ddpjob.engine.decision import Decision
+from ddpjob.engine.state import JobState
 
 _MAX_NOTE = 1000
 
 
-def notes(s: Situation, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
+def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
     """Notes on what ``status`` says that the recorded one did not."""
     match decision.kind:
         case "start":
@@ -31,7 +31,7 @@ def notes(s: Situation, decision: Decision, status: Mapping[str, Any]) -> Iterat
     yield from _observations(s, status)
 
 
-def _observations(s: Situation, status: Mapping[str, Any]) -> Iterator[Note]:
+def _observations(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
     before = {condition["type"]: condition for condition in s.before.get("conditions") or ()}
     for condition in status["conditions"]:
         old = before.get(condition["type"], {})
@@ -50,7 +50,7 @@ def _observations(s: Situation, status: Mapping[str, Any]) -> Iterator[Note]:
         yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status['attempt']} continues after step {step}")
 
 
-def _obstacles(s: Situation) -> set[str]:
+def _obstacles(s: JobState) -> set[str]:
     waiting = {pod.waiting[0] for pod in s.current.values() if pod.waiting}
     problems = {problem.reason for problem in s.observed.problems if problem.reason != "NameConflict"}
     unschedulable = {"Unschedulable" for pod in s.current.values() if pod.unschedulable is not None}

@@ -6,9 +6,8 @@ Every failure restarts the group and is counted; finer rules build on ``root_cau
 import signal as signals
 from collections.abc import Sequence
 
-from ddpjob.engine.actions import Json
+from ddpjob.api.wire import Json, clean, shorten
 from ddpjob.engine.pods import PodView
-from ddpjob.engine.text import clean, shorten
 
 _MAX_MESSAGE = 2000
 _SIGNAL_BASE = 128

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpjob.engine.actions import Json, Problem
+from ddpjob.api.wire import Json
+from ddpjob.engine.actions import Problem
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.spec import explain, parse_spec
-from ddpjob.engine.actions import Create, Delete, EngineSettings, Json, Note, Plan
-from ddpjob.engine.clock import seconds_between
-from ddpjob.engine.decide import Decision, decide
+from ddpjob.api.wire import Json, seconds_between
+from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from ddpjob.engine.events import notes
+from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observe import Observed
-from ddpjob.engine.situation import Situation
+from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, new_attempt, next_status
-from ddpjob.engine.template import template_faults
 
 
 def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
@@ -38,18 +38,18 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         job = Job.of(body, parse_spec(body))
     except ValidationError as error:
         return _refuse(body, explain(error), now)
-    situation = Situation(job, before, observed, now, settings)
-    if situation.finished:
-        return _after_the_end(situation)
+    state = JobState(job, before, observed, now, settings)
+    if state.finished:
+        return _after_the_end(state)
     if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
         return _refuse(body, faults, now)
-    decision = decide(situation)
+    decision = decide(state)
     if decision.is_final_or_destructive and not observed.live:
         return Plan(needs_live=True)
-    return _carry_out(situation, decision)
+    return _carry_out(state, decision)
 
 
-def _carry_out(s: Situation, decision: Decision) -> Plan:
+def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
     attempt = new_attempt(s, decision)
     return Plan(
@@ -63,7 +63,7 @@ def _carry_out(s: Situation, decision: Decision) -> Plan:
     )
 
 
-def _deletes(s: Situation, decision: Decision, attempt: int) -> Iterable[Delete]:
+def _deletes(s: JobState, decision: Decision, attempt: int) -> Iterable[Delete]:
     """Stop what must not run; ended pods of the attempt before this one stay, with their logs."""
     if decision.kind == "hold":
         return
@@ -76,7 +76,7 @@ def _deletes(s: Situation, decision: Decision, attempt: int) -> Iterable[Delete]
             yield pod.deletion()
 
 
-def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
+def _creates(s: JobState, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
     """The claim first: a pod whose claim is not there yet waits for a retry of the scheduler.
 
     The Service goes with the pods, first in line: it is there long before a container starts and asks for a name,
@@ -95,7 +95,7 @@ def _creates(s: Situation, decision: Decision, attempt: int) -> tuple[tuple[Crea
     return tuple(phase for phase in phases if phase)
 
 
-def _after_the_end(s: Situation) -> Plan:
+def _after_the_end(s: JobState) -> Plan:
     """A finished job: nothing of it runs on, and its time to live may be over."""
     stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources)
     seen = {"observedGeneration": s.job.generation}
@@ -120,12 +120,12 @@ def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     return Plan(status=status, urgent=True, events=(Note("Warning", "InvalidSpec", "; ".join(lines)),))
 
 
-def _deadline(s: Situation) -> float | None:
+def _deadline(s: JobState) -> float | None:
     limit = s.job.spec.active_deadline_seconds
     return None if limit is None else max(limit - s.active_seconds, 0.0)
 
 
-def _poll(s: Situation) -> tuple[str, str, int] | None:
+def _poll(s: JobState) -> tuple[str, str, int] | None:
     pod = s.current.get(0)
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None

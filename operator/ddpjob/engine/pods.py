@@ -10,9 +10,8 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ddpjob.api import names
-from ddpjob.engine.actions import Delete, Json
-from ddpjob.engine.clock import moment
-from ddpjob.engine.text import clean
+from ddpjob.api.wire import Json, clean, parse_timestamp
+from ddpjob.engine.actions import Delete
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
 # Waiting reasons that pass by themselves; every other one is worth a line in the status.
@@ -135,7 +134,7 @@ def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
     grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     finished = ended.get("finishedAt")
     # Times have whole seconds, and two machines' clocks set them: in doubt it is the answer to the signal.
-    return not finished or moment(finished) >= moment(meta["deletionTimestamp"]) - grace - _CLOCK_SKEW
+    return not finished or parse_timestamp(finished) >= parse_timestamp(meta["deletionTimestamp"]) - grace - _CLOCK_SKEW
 
 
 def _taken_away(status: Mapping[str, Any]) -> bool:

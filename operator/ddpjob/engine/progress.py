@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.engine.actions import Json
-from ddpjob.engine.clock import timestamp
-from ddpjob.engine.text import clean
+from ddpjob.api.wire import Json, clean, timestamp
 
 _MAX_INT = 2**53  # what every JSON reader holds exactly
 _MAX_PHASE = 64  # a trainer of any make fills this in

@@ -4,18 +4,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ddpjob.engine.actions import Json
-from ddpjob.engine.clock import timestamp
+from ddpjob.api.wire import Json, timestamp
 from ddpjob.engine.conditions import build, conditions, invalid
-from ddpjob.engine.decide import Decision
+from ddpjob.engine.decision import Decision
 from ddpjob.engine.pods import PodView
 from ddpjob.engine.progress import checkpoint_status, progress_status
-from ddpjob.engine.situation import Situation
+from ddpjob.engine.state import JobState
 
 _KEPT_FAILURES = 5
 
 
-def next_status(s: Situation, decision: Decision) -> Json:
+def next_status(s: JobState, decision: Decision) -> Json:
     """The complete status that follows ``decision``; equal to the recorded one where nothing changed."""
     begins = decision.begins_attempt
     status: Json = dict(s.before)
@@ -48,7 +47,7 @@ def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str],
     return status
 
 
-def new_attempt(s: Situation, decision: Decision) -> int:
+def new_attempt(s: JobState, decision: Decision) -> int:
     """The attempt that holds after the decision."""
     if decision.begins_attempt:
         # Pods may be newer than a status that somebody wiped: their names must not be met again.
@@ -60,13 +59,13 @@ def _no_nodes() -> dict[str, int]:
     return {"pending": 0, "running": 0, "succeeded": 0, "failed": 0}
 
 
-def _count_nodes(s: Situation) -> dict[str, int]:
+def _count_nodes(s: JobState) -> dict[str, int]:
     counts: Counter[str] = Counter(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_ranks)
     counts["succeeded"] = len(s.succeeded_ranks)
     return {"desired": s.job.spec.num_nodes} | {state: counts[state] for state in _no_nodes()}
 
 
-def _clockwork(s: Situation, decision: Decision) -> Json:
+def _clockwork(s: JobState, decision: Decision) -> Json:
     changes: Json = {}
     if decision.kind == "start" and "startTime" not in s.before:
         changes["startTime"] = timestamp(s.now)
@@ -77,7 +76,7 @@ def _clockwork(s: Situation, decision: Decision) -> Json:
     return changes
 
 
-def _failures(s: Situation, decision: Decision) -> Json:
+def _failures(s: JobState, decision: Decision) -> Json:
     if decision.failure is None:
         return {}
     changes: Json = {"failures": [*(s.before.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
@@ -87,7 +86,7 @@ def _failures(s: Situation, decision: Decision) -> Json:
     return changes
 
 
-def _training(s: Situation) -> Json:
+def _training(s: JobState) -> Json:
     """Progress and checkpoint, from rank 0's own words: its last answer, or what it said as it ended."""
     report = _report_of_rank_zero(s)
     if report is None:
@@ -98,7 +97,7 @@ def _training(s: Situation) -> Json:
     return changes
 
 
-def _forget_speed(s: Situation) -> Json:
+def _forget_speed(s: JobState) -> Json:
     """What was true of the attempt that ended alone; how far it came stays in view until the next one reports."""
     changes: Json = {}
     if progress := s.before.get("progress"):
@@ -108,7 +107,7 @@ def _forget_speed(s: Situation) -> Json:
     return changes
 
 
-def _report_of_rank_zero(s: Situation) -> Json | None:
+def _report_of_rank_zero(s: JobState) -> Json | None:
     pod: PodView | None = s.current.get(0)
     if pod is None:
         return None
@@ -122,7 +121,7 @@ def _report_of_rank_zero(s: Situation) -> Json | None:
     return s.observed.progress if s.observed.progress_pod == pod.name else None
 
 
-def _world(s: Situation, attempt: int) -> Json:
+def _world(s: JobState, attempt: int) -> Json:
     nodes, nproc = s.job.spec.num_nodes, s.job.nproc_per_node
     address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
     return {"numNodes": nodes, "nprocPerNode": nproc, "worldSize": nodes * nproc, "masterAddress": address}

@@ -1,47 +1,49 @@
-"""The shape of those parts of ``spec.template`` that rendering merges and that the CRD does not declare.
+"""Renders the YAML skeletons under ``templates/``; no value can change their structure.
 
-The CRD lets them through as they are, because a cluster may know fields that this version does not. What is merged
-element by element must still be a list of objects with names, or be refused by the name of the field.
+Every ``{{ }}`` is JSON-encoded by the environment's ``finalize`` hook, and JSON is YAML: an environment value of
+``"}\\nhostNetwork: true`` or ``no`` arrives as that very string. Undefined names are errors.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+import re
 from typing import Any
 
-# List -> the field that names its elements, and whether an element may do without.
-_POD_LISTS = {"volumes": ("name", False), "imagePullSecrets": ("name", True)}
-_CONTAINER_LISTS = {"volumeMounts": ("mountPath", False), "ports": ("name", True), "envFrom": ("name", True)}
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ddpjob.api.wire import Json
+
+# What YAML refuses raw, or folds as a line break, inside a double-quoted scalar though JSON leaves it as it is.
+# Everything else stays UTF-8: PyYAML reads an emoji escaped by JSON as two lone surrogates.
+_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def template_faults(template: Mapping[str, Any]) -> list[str]:
-    """What keeps a template (as in the manifest) from being merged, one line each with the field's path."""
-    return list(_of_pod(template.get("spec") or {}, "spec.template.spec"))
+def _encode(value: Any) -> str:
+    if isinstance(value, StrictUndefined):
+        return str(value)  # raises UndefinedError, which names the variable
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def _of_pod(spec: Mapping[str, Any], path: str) -> Iterator[str]:
-    yield from _of_object(spec, "securityContext", path)
-    for field, (name, optional) in _POD_LISTS.items():
-        yield from _of_list(spec.get(field), f"{path}.{field}", name, optional=optional)
-    for kind in ("containers", "initContainers"):
-        for index, container in enumerate(spec.get(kind) or ()):
-            place = f"{path}.{kind}[{index}]"
-            yield from _of_object(container, "securityContext", place)
-            for field, (name, optional) in _CONTAINER_LISTS.items():
-                yield from _of_list(container.get(field), f"{place}.{field}", name, optional=optional)
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("ddpjob.engine"),
+    undefined=StrictUndefined,
+    finalize=_encode,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=False,  # the output is YAML, not HTML; `finalize` does the escaping  # noqa: S701
+)
 
 
-def _of_object(parent: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
-    if not isinstance(parent.get(field) or {}, Mapping):
-        yield f"{path}.{field}: must be an object"
+def render(template: str, **values: Any) -> Json:
+    """The object that ``templates/<template>`` describes, with ``values`` in it.
 
-
-def _of_list(value: Any, path: str, name: str, *, optional: bool) -> Iterator[str]:
-    if value is None:
-        return
-    if not isinstance(value, list):
-        yield f"{path}: must be a list"
-        return
-    for index, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            yield f"{path}[{index}]: must be an object"
-        elif not (isinstance(item.get(name), str) or (optional and name not in item)):
-            yield f"{path}[{index}].{name}: must be a string"
+    Raises:
+        jinja2.UndefinedError: the template names a value that was not given (a bug of ours).
+    """
+    text = _ENVIRONMENT.get_template(template).render(**values)
+    rendered = yaml.load(text, Loader=_Loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
+    if not isinstance(rendered, dict):
+        raise TypeError(f"{template} must render one object, not {type(rendered).__name__}")
+    return rendered

@@ -10,7 +10,7 @@ from ddpjob.cluster.base import ClusterError, Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
-from ddpjob.engine.template import template_faults
+from ddpjob.engine.merge import template_faults
 from ddpjob.local.errors import LocalError
 
 _UID = "00000000-0000-4000-8000-000000000000"

@@ -6,8 +6,8 @@ https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from ddpjob.api.wire import timestamp
 from ddpjob.cluster.base import Json
-from ddpjob.engine.clock import timestamp
 from ddpjob.local.translate import LOOPBACK
 
 

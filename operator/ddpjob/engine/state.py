@@ -6,15 +6,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from ddpjob.engine.actions import EngineSettings, Json
-from ddpjob.engine.clock import seconds_between
+from ddpjob.api.wire import Json, seconds_between
+from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, spec_hash
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
 
 
 @dataclass(frozen=True)
-class Situation:
+class JobState:
     """Everything one plan depends on. ``before`` is the recorded status; the answers below are derived."""
 
     job: Job

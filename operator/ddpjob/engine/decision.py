@@ -7,10 +7,9 @@ suspended, and a deadline that has passed leaves no room for another restart.
 from dataclasses import dataclass
 from typing import Literal
 
-from ddpjob.engine.actions import Json
-from ddpjob.engine.clock import timestamp
+from ddpjob.api.wire import Json, timestamp
 from ddpjob.engine.failures import failed_pods, failure_record, root_cause
-from ddpjob.engine.situation import Situation
+from ddpjob.engine.state import JobState
 
 Kind = Literal["go_on", "start", "restart", "suspend", "succeed", "fail", "hold"]
 
@@ -38,7 +37,7 @@ class Decision:
         return self.kind in ("restart", "suspend", "succeed", "fail")
 
 
-def decide(s: Situation) -> Decision:
+def decide(s: JobState) -> Decision:
     """The decision for an unfinished job."""
     spec = s.job.spec
     if s.newest_attempt > s.attempt > 0:
@@ -77,7 +76,7 @@ def decide(s: Situation) -> Decision:
     return _judge_attempt(s)
 
 
-def _judge_attempt(s: Situation) -> Decision:
+def _judge_attempt(s: JobState) -> Decision:
     # Until the gang was complete, a pod that goes away is one we took back (quota) or make again: no failure.
     failed = [pod for pod in failed_pods(list(s.current.values())) if s.gang_was_complete or not pod.deleting]
     failed = [pod for pod in failed if pod.node_rank not in s.succeeded_ranks]

@@ -1,0 +1,41 @@
+"""Values as the Kubernetes API writes them: JSON objects, RFC 3339 times, text that fits into a field.
+
+Nothing here reads a clock: the current time always comes in as an argument.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+
+def timestamp(time: datetime) -> str:
+    """Return ``time`` as RFC 3339 in UTC with whole seconds, the format of ``metav1.Time``."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str) -> datetime:
+    """Return the time that ``timestamp`` wrote; fractions of a second are accepted."""
+    return datetime.fromisoformat(text)
+
+
+def seconds_between(start: str, end: datetime) -> float:
+    """Return the seconds from the timestamp ``start`` to ``end``, at least 0 even if the clock was set back."""
+    return max((end - parse_timestamp(start)).total_seconds(), 0.0)
+
+
+def clean(text: object) -> str:
+    """Return ``text`` as valid Unicode: each lone surrogate, which ``json.loads`` accepts, becomes "?"."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return ``text`` cut in the middle to at most ``limit`` characters; most of what is kept is its end.
+
+    The beginning names the source and the end of a log usually holds the error.
+    """
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    return f"{text[:head]} … {text[-(limit - head - 3) :]}"
