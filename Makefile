@@ -89,7 +89,7 @@ format: setup  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup  ## CRD, chart copy, plain manifests and field reference from their sources
+generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
 	$(PY) -m tests.install.generate
 
 constraints: setup  ## pin what is installed now

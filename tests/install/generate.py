@@ -1,7 +1,7 @@
 """Writes every file that is derived from another: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; chart → manifests/rbac.yaml, operator.yaml.
-Tests in this folder hold each of them equal to what this writes.
+models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; flow.py → docs/flow.svg;
+chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
 import sys
@@ -12,10 +12,12 @@ import yaml
 from ddpjob.api.crd import as_yaml
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
+from tests.install.flow import draw
 
 CRD = ROOT / "manifests" / "crd.yaml"
 CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
 FIELDS = ROOT / "docs" / "fields.md"
+FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
 
@@ -67,7 +69,7 @@ def _text(objects: list[Object]) -> str:
 
 def main() -> None:
     """Write them all; those that need Helm come last, so that the others are there if it cannot be built."""
-    for path, text in ((CRD, as_yaml()), (CHART_CRD, as_yaml()), (FIELDS, reference())):
+    for path, text in ((CRD, as_yaml()), (CHART_CRD, as_yaml()), (FIELDS, reference()), (FLOW, draw().svg())):
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     for name, objects in plain_manifests().items():

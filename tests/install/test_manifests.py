@@ -9,7 +9,8 @@ import yaml
 from ddpjob.api.crd import as_yaml, custom_resource_definition
 from tests.install.chart import ROOT, Object, of_kind, template, tool
 from tests.install.fields import reference
-from tests.install.generate import CHART_CRD, CRD, FIELDS, OPERATOR, RBAC, plain_manifests
+from tests.install.flow import draw
+from tests.install.generate import CHART_CRD, CRD, FIELDS, FLOW, OPERATOR, RBAC, plain_manifests
 
 AGAIN = "is out of date: run `make generate` and commit the result"
 
@@ -25,6 +26,16 @@ def test_every_copy_of_the_crd_is_what_the_models_print(path: Path) -> None:
 
 def test_the_field_reference_is_what_the_models_print() -> None:
     assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
+
+
+def test_the_flow_diagram_is_current() -> None:
+    assert FLOW.read_text(encoding="utf-8") == draw().svg(), f"docs/flow.svg {AGAIN}"
+
+
+def test_the_flow_diagram_names_modules_that_exist() -> None:
+    modules = draw().modules
+    assert len(modules) >= 10
+    assert [name for name in modules if not (ROOT / "operator" / "ddpjob" / name).exists()] == []
 
 
 def test_helm_renders_the_crd_unchanged() -> None:
