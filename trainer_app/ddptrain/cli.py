@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
     add_place(evaluate)
     add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    add_model_verbs(verbs)
+    add_model_verbs(verbs, main)
     add_run_verbs(verbs)
     add_data_verbs(verbs)
     return parser

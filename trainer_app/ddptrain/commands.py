@@ -22,11 +22,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from ddptrain.flags import add_config, add_place, add_verb, chosen, whole, world
 from ddptrain.resources import calm_torch
 from ddptrain.signals import StopFlag
 
+Main = Callable[[Sequence[str]], int]  # the whole command line
 _PLACE = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
 
@@ -174,8 +176,8 @@ def _verify_data(arguments: dict[str, Any]) -> int:
 _COMPARED = {"data": "digits"}  # defaults of ``compare`` that differ: it proves as much with the set that all have
 
 
-def add_model_verbs(verbs: Any) -> None:
-    """Declare the verbs."""
+def add_model_verbs(verbs: Any, main: Main) -> None:
+    """Declare the verbs; ``compare`` and ``bench`` run whole commands through ``main`` in forked processes."""
     infer = add_verb(
         verbs,
         "infer",
@@ -216,7 +218,7 @@ def add_model_verbs(verbs: Any) -> None:
         verbs,
         "compare",
         "prove that the number of ranks does not change the training",
-        _compare,
+        functools.partial(_compare, main),
         example="ddptrain compare --worlds 1,2 --checks gradients --ways ddp",
     )
     _add_compare_flags(compare)
@@ -224,7 +226,7 @@ def add_model_verbs(verbs: Any) -> None:
         verbs,
         "bench",
         "time to accuracy over seeds and ranks, and speed beside plain loops",
-        _bench,
+        functools.partial(_bench, main),
         example="ddptrain bench --data digits --seeds 1 --worlds 1 --parts accuracy",
     )
     _add_bench_flags(bench)
@@ -268,7 +270,7 @@ def _export(arguments: dict[str, Any]) -> int:
     return export(resolve(os.environ, arguments), out, kind, run=run, step=step)
 
 
-def _compare(arguments: dict[str, Any]) -> int:
+def _compare(main: Main, arguments: dict[str, Any]) -> int:
     calm_torch()
     from ddptrain.experiments import compare
 
@@ -285,10 +287,10 @@ def _compare(arguments: dict[str, Any]) -> int:
         steps=steps,
     )
     with _stoppable("compare"):
-        return compare.compare(plan, as_json=as_json, keep=keep)
+        return compare.compare(plan, main, as_json=as_json, keep=keep)
 
 
-def _bench(arguments: dict[str, Any]) -> int:
+def _bench(main: Main, arguments: dict[str, Any]) -> int:
     calm_torch()
     from ddptrain.experiments import bench
 
@@ -303,7 +305,7 @@ def _bench(arguments: dict[str, Any]) -> int:
         batch=config.global_batch,
     )
     with _stoppable("bench"):
-        return bench.bench(plan, as_json=as_json)
+        return bench.bench(plan, main, as_json=as_json)
 
 
 def _stoppable(phase: str) -> contextlib.AbstractContextManager[None]:

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,11 @@ class Bench:
         return self.trials.call(lambda: work(mnist.load(self.plan.data, self.plan.data_dir)), name)
 
 
-def bench(plan: Plan, *, as_json: bool = False) -> int:
+def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
     """Measure everything and print tables, or one JSON object. Returns 0."""
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
-        results = Bench(plan, Trials(folder), folder).run()
+        results = Bench(plan, Trials(folder, main), folder).run()
     print(dumps(results) if as_json else tables(results))
     return 0
 

@@ -153,14 +153,14 @@ class Comparison:
         return self._trials.train(name, world, *common, *flags, code=code)
 
 
-def compare(plan: Plan, *, as_json: bool = False, keep: str = "") -> int:
+def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False, keep: str = "") -> int:
     """Run everything and print the table, or one JSON object. Returns 0 if all holds, else 1.
 
     Args:
         keep: leave the trials in this directory, which must be empty, to be looked at.
     """
     with _folder(keep) as folder:
-        proofs = Comparison(plan, Trials(folder), quiet=as_json).proofs()
+        proofs = Comparison(plan, Trials(folder, main), quiet=as_json).proofs()
     failed = [proof for proof in proofs if not proof.holds]
     if as_json:
         print(dumps({"holds": not failed, "worlds": list(plan.worlds), "proofs": [asdict(proof) for proof in proofs]}))

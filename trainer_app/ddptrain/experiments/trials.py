@@ -64,10 +64,14 @@ class Trial:
 
 
 class Trials:
-    """Runs commands below ``folder``, one at a time."""
+    """Runs commands below ``folder``, one at a time.
 
-    def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
-        self._folder = folder
+    Args:
+        main: runs one command line of ddptrain and returns its exit code; called in a forked child.
+    """
+
+    def __init__(self, folder: Path, main: Callable[[Sequence[str]], int], env: Mapping[str, str] = os.environ) -> None:
+        self._folder, self._main = folder, main
         kept = {k: v for k, v in env.items() if not k.startswith(_FOREIGN) and k not in _RANK_VARIABLES}
         self.env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
         preload()
@@ -90,9 +94,7 @@ class Trials:
         """Run one command of ``ddptrain`` with its output in ``folder/log``."""
 
         def command() -> int:
-            from ddptrain.cli import main
-
-            return main([str(word) for word in argv])
+            return self._main([str(word) for word in argv])
 
         got, cost = self._fork(command, folder)
         if got != code:

@@ -163,30 +163,6 @@ def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[tor
     return views
 
 
-def build(config: Config, model: nn.Module, group: Group) -> GradientSync:
-    """The configured way; ``graphs.check`` has said that a recording, if wanted, can be."""
-    way = _way(config, model, group)
-    if config.cuda_graph:
-        return Graphed(way, group, full=config.global_batch, bf16=config.bf16)
-    return way
-
-
-def _way(config: Config, model: nn.Module, group: Group) -> GradientSync:
-    """Where there is one rank, all but ``bitwise`` are the plain backward pass."""
-    if config.sync == "bitwise":
-        from ddptrain.training.bitwise import Bitwise
-
-        return Bitwise(model, group, bf16=config.bf16)
-    if group.world_size == 1:
-        return GradientSync(model, group, accum=config.accum, bf16=config.bf16)
-    if config.sync == "bucketed":
-        return Bucketed(model, group, accum=config.accum, bf16=config.bf16)
-    if config.sync == "manual":
-        return Manual(model, group, accum=config.accum, bf16=config.bf16)
-
-    return Ddp(model, group, accum=config.accum, bf16=config.bf16)
-
-
 class Ddp(GradientSync):
     """DistributedDataParallel, which averages while the backward pass still runs."""
 

@@ -27,6 +27,7 @@ from ddptrain.signals import StopFlag
 from ddptrain.training import gradient_sync as graphs
 from ddptrain.training import gradient_sync as sync
 from ddptrain.training import models, optim
+from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.evaluate import Evaluation, evaluate
 from ddptrain.training.resume import begin
 
@@ -81,7 +82,7 @@ class Training:
         if began.complete:
             assert began.evaluation is not None, "the last step ends an epoch"
             return Result(began.evaluation, began.place, began.place, already_finished=True)
-        self._sync = sync.build(self._config, self._model, self._group)
+        self._sync = build_gradient_sync(self._config, self._model, self._group)
         self._batches = self._make_batches()
         evaluation = None
         for step in range(self.done, self.schedule.total_steps):
@@ -198,3 +199,16 @@ class Training:
             dtype=getattr(torch, self._config.dtype),
             on_use=on_use if self._audit else None,
         )
+
+
+def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) -> sync.GradientSync:
+    """Return the implementation that ``--sync`` and ``--cuda-graph`` name; one rank needs no exchange."""
+    if config.sync == "bitwise":
+        return Bitwise(model, group, bf16=config.bf16)
+    implementation: type[sync.GradientSync] = sync.GradientSync
+    if group.world_size > 1:
+        implementation = {"ddp": sync.Ddp, "manual": sync.Manual, "bucketed": sync.Bucketed}[config.sync]
+    built = implementation(model, group, accum=config.accum, bf16=config.bf16)
+    if config.cuda_graph:
+        return sync.Graphed(built, group, full=config.global_batch, bf16=config.bf16)
+    return built
