@@ -9,7 +9,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpjob.cli.prepare import Prepared, Request, prepare, require_programs
+from ddpjob.cli.options import Request
+from ddpjob.cli.prepare import Prepared, prepare, require_programs
 from ddpjob.local.errors import LocalError
 from ddpjob.local.session import render
 from tests.cli.program import shell_job, with_volume

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.cli.assign import assign
+from ddpjob.cli.prepare import assign
 from ddpjob.local.errors import LocalError
 from tests.cli.program import shell_job
 

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cli.curve import Point, drawing, losses, sparkline
+from ddpjob.cli.live import sparkline
+from ddpjob.cli.summary import Point, drawing, losses
 from ddptrain.reporting.metrics import effective_rows
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddpjob.cli import data
-from ddpjob.cli.places import Places
+from ddpjob.cli import prepare
+from ddpjob.cli.host_paths import HostPaths
+from ddpjob.cli.prepare import digits_if_offline, runs_ddptrain, use_directory
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import StateFolder
 from tests.cli.program import shell_job, with_volume
@@ -41,9 +42,9 @@ def decide(
         asked.append(directory)
         return fetched
 
-    monkeypatch.setattr(data, "_fetch", fetch)
-    monkeypatch.setattr(data, "_is_whole", lambda directory: (directory / "whole").exists())
-    data.digits_if_offline(Places(job, StateFolder(folder)), fresh=fresh, say=said.append, warn=said.append)
+    monkeypatch.setattr(prepare, "_fetch", fetch)
+    monkeypatch.setattr(prepare, "_is_whole", lambda directory: (directory / "whole").exists())
+    digits_if_offline(HostPaths(job, StateFolder(folder)), fresh=fresh, say=said.append, warn=said.append)
     args: list[str] = job["spec"]["args"]
     return args
 
@@ -73,7 +74,7 @@ def test_data_on_the_volume_is_used_unless_it_is_about_to_be_emptied(
     (there / "whole").touch()
     job = a_job("train", "--data-dir", "/checkpoints/data", "--download")
     args = decide(job, tmp_path, said, monkeypatch, fetched=None, fresh=fresh)
-    assert (data.value_of(args, "--data-dir") or "").endswith(expected)
+    assert (prepare.value_of(args, "--data-dir") or "").endswith(expected)
 
 
 def test_a_job_that_downloads_nothing_stays_as_it_is(
@@ -89,7 +90,7 @@ def test_a_job_that_downloads_nothing_stays_as_it_is(
 
 def test_a_directory_takes_the_place_of_the_jobs_own(tmp_path: Path) -> None:
     job = a_job("train", "--data-dir", "/checkpoints/data", "--download", "--epochs", "2")
-    data.use_directory(Places(job, StateFolder(tmp_path)), str(tmp_path))
+    use_directory(HostPaths(job, StateFolder(tmp_path)), str(tmp_path))
     assert job["spec"]["args"] == ["train", "--epochs", "2", "--data-dir", str(tmp_path)]
 
 
@@ -97,7 +98,7 @@ def test_a_directory_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "mnist").mkdir()
     monkeypatch.chdir(tmp_path)
     job = a_job()
-    data.use_directory(Places(job, StateFolder(tmp_path)), "mnist")
+    use_directory(HostPaths(job, StateFolder(tmp_path)), "mnist")
     assert job["spec"]["args"] == ["train", "--data-dir", str(tmp_path / "mnist")]
 
 
@@ -105,7 +106,7 @@ def test_a_directory_that_would_be_taken_for_a_mount_is_refused(tmp_path: Path) 
     job = a_job("train")
     job["spec"]["checkpoint"]["mountPath"] = str(tmp_path)
     with pytest.raises(LocalError, match="where the job mounts a volume"):
-        data.use_directory(Places(job, StateFolder(tmp_path)), str(tmp_path))
+        use_directory(HostPaths(job, StateFolder(tmp_path)), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -119,13 +120,13 @@ def test_a_directory_that_would_be_taken_for_a_mount_is_refused(tmp_path: Path) 
     ],
 )
 def test_jobs_that_run_ddptrain_are_known_by_their_command(spec: Json, expected: bool) -> None:
-    assert data.runs_ddptrain({"spec": spec}) is expected
+    assert runs_ddptrain({"spec": spec}) is expected
 
 
 def test_the_directory_of_a_claim_is_the_users_where_one_was_named(tmp_path: Path) -> None:
     job = a_job(data={"claimName": "shared", "mountPath": "/data"})
-    places = Places(job, StateFolder(tmp_path), {"shared": Path("/mine")})
-    assert places.on_host("/data/x") == Path("/mine/x")
-    assert places.on_host("/checkpoints/x") == tmp_path / "volumes" / "default" / "mnist-checkpoints" / "x"
-    assert places.on_host("/elsewhere") == Path("/elsewhere")
-    assert places.claims() == ["mnist-checkpoints", "shared"]
+    paths = HostPaths(job, StateFolder(tmp_path), {"shared": Path("/mine")})
+    assert paths.on_host("/data/x") == Path("/mine/x")
+    assert paths.on_host("/checkpoints/x") == tmp_path / "volumes" / "default" / "mnist-checkpoints" / "x"
+    assert paths.on_host("/elsewhere") == Path("/elsewhere")
+    assert paths.claims() == ["mnist-checkpoints", "shared"]

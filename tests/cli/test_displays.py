@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from ddpjob.api import names
-from ddpjob.cli.ending import Outcome, lines
-from ddpjob.cli.facts import Facts, facts
+from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.live import LiveDisplay
-from ddpjob.cli.ndjson import JsonDisplay
-from ddpjob.cli.places import Places
-from ddpjob.cli.plain import INTERVAL, PlainDisplay
+from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
+from ddpjob.cli.snapshot import Snapshot, snapshot
+from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.local.state import StateFolder
 from tests.builders import a_job, ended, running
 
@@ -51,9 +50,9 @@ def a_pod(rank: int, status: Json, attempt: int = 2) -> Json:
     return {"metadata": {"name": f"mnist-0a1b2-{attempt}-{rank}", "labels": labels}, "status": status}
 
 
-def some_facts(**changes: Any) -> Facts:
+def some_facts(**changes: Any) -> Snapshot:
     job = a_job(status=STATUS | changes)
-    return facts(job, [a_pod(0, running()), a_pod(1, ended(3)), a_pod(0, ended(1), attempt=1)])
+    return snapshot(job, [a_pod(0, running()), a_pod(1, ended(3)), a_pod(0, ended(1), attempt=1)])
 
 
 class Clock:
@@ -64,7 +63,7 @@ class Clock:
         return self.now
 
 
-def drawn(shown: Facts, width: int = 120) -> str:
+def drawn(shown: Snapshot, width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     display = LiveDisplay(console)
     display.show(shown)
@@ -72,7 +71,7 @@ def drawn(shown: Facts, width: int = 120) -> str:
     return console.export_text()
 
 
-def told(*shown: Facts, clock: Clock | None = None) -> str:
+def told(*shown: Snapshot, clock: Clock | None = None) -> str:
     stream = io.StringIO()
     display = PlainDisplay(stream, clock=clock or Clock())
     for one in shown:
@@ -133,7 +132,7 @@ def test_a_change_of_state_is_told_at_once() -> None:
 
 def test_a_small_terminal_and_a_large_job_keep_the_nodes_that_need_attention() -> None:
     pods = [a_pod(rank, ended(1) if rank == 77 else running()) for rank in range(100)]
-    text = drawn(facts(a_job(status=STATUS, numNodes=100), pods), width=60)
+    text = drawn(snapshot(a_job(status=STATUS, numNodes=100), pods), width=60)
     assert "mnist-0a1b2-2-77" in text
     assert "… and 88 more" in text
     assert len(text.splitlines()) < 24
@@ -145,30 +144,30 @@ def test_a_hostile_status_cannot_steer_the_terminal(show: Any) -> None:
     conditions = [{"type": "Running", "status": "False", "reason": "R", "message": evil}]
     job = a_job(status=STATUS | {"state": evil, "conditions": conditions, "progress": PROGRESS | {"loss": "1e3\x07"}})
     waiting = {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": evil, "message": evil}}}]}
-    text = show(facts(job, [a_pod(0, waiting)]))
+    text = show(snapshot(job, [a_pod(0, waiting)]))
     assert "[bold]x[/bold]" in text  # no markup of ours either
     for character in "\x07\u202e":
         assert character not in text
     assert "owned" not in text and "\x1b]" not in text and "\x1b[2J" not in text
 
 
-def an_outcome(tmp_path: Path, status: Json, **more: Any) -> Outcome:
+def a_result(tmp_path: Path, status: Json, **more: Any) -> RunResult:
     job = a_job(status=status)
-    return Outcome(job, Places(job, StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more)
+    return RunResult(job, HostPaths(job, StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more)
 
 
 FAILURE = {"attempt": 2, "rank": 1, "pod": "mnist-0a1b2-2-1", "action": "Fail", "reason": "Error", "exitCode": 3}
 
 
 def test_a_failure_ends_with_three_lines_and_the_culprits_last_words(tmp_path: Path) -> None:
-    outcome = an_outcome(
+    result = a_result(
         tmp_path,
         {"state": "Failed", "restarts": 1, "failures": [FAILURE | {"message": "node_rank 1 ended with exit code 3"}]},
     )
-    log = outcome.places.record.log("mnist-0a1b2-2-1")
+    log = result.paths.record.log("mnist-0a1b2-2-1")
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {n}\n" for n in range(1000)) + "last \x1b[31mwords")
-    told_lines = lines(outcome, 80)
+    told_lines = summary_lines(result, 80)
     assert told_lines[1:4] == [
         "error: mnist failed after 1 restart: node_rank 1 ended with exit code 3",
         "hint:  its last lines are below",
@@ -176,18 +175,18 @@ def test_a_failure_ends_with_three_lines_and_the_culprits_last_words(tmp_path: P
     ]
     assert told_lines[-1] == "  last words"
     assert "  line 0" not in told_lines
-    assert outcome.exit_code == 1
+    assert result.exit_code == 1
 
 
 def test_data_that_could_not_be_downloaded_leads_to_the_options_that_do_without(tmp_path: Path) -> None:
     failure = FAILURE | {"exitCode": 66, "message": "no mirror delivered FILE; next: ddptrain data fetch"}
-    outcome = an_outcome(tmp_path, {"state": "Failed", "failures": [failure]})
-    assert "--digits-if-offline" in lines(outcome, 80)[2]
+    result = a_result(tmp_path, {"state": "Failed", "failures": [failure]})
+    assert "--digits-if-offline" in summary_lines(result, 80)[2]
 
 
 def test_a_program_that_is_not_installed_is_told_apart(tmp_path: Path) -> None:
-    outcome = an_outcome(tmp_path, {"state": "Failed", "failures": [FAILURE | {"reason": "StartError"}]})
-    assert "installed here" in lines(outcome, 80)[2]
+    result = a_result(tmp_path, {"state": "Failed", "failures": [FAILURE | {"reason": "StartError"}]})
+    assert "installed here" in summary_lines(result, 80)[2]
 
 
 @pytest.mark.parametrize(
@@ -195,12 +194,12 @@ def test_a_program_that_is_not_installed_is_told_apart(tmp_path: Path) -> None:
     [("Succeeded", None, 0), ("Succeeded", 2, 0), ("Failed", None, 1), ("Suspended", 2, 130), ("Suspended", 15, 143)],
 )
 def test_the_exit_code_says_how_it_ended(tmp_path: Path, state: str, stopped_by: int | None, code: int) -> None:
-    outcome = an_outcome(tmp_path, {"state": state}, stopped_by=stopped_by)
-    assert outcome.exit_code == code
-    assert outcome.wire()["exitCode"] == code
-    assert ("ddpjob run mnist.yaml" in "\n".join(lines(outcome, 80))) == (state == "Suspended")
+    result = a_result(tmp_path, {"state": state}, stopped_by=stopped_by)
+    assert result.exit_code == code
+    assert result.wire()["exitCode"] == code
+    assert ("ddpjob run mnist.yaml" in "\n".join(summary_lines(result, 80))) == (state == "Suspended")
 
 
 def test_an_accuracy_that_is_no_number_does_not_spoil_the_result(tmp_path: Path) -> None:
-    outcome = an_outcome(tmp_path, {"state": "Succeeded", "progress": {"accuracy": "nan", "loss": "nan"}})
-    json.loads(json.dumps(outcome.wire()), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    result = a_result(tmp_path, {"state": "Succeeded", "progress": {"accuracy": "nan", "loss": "nan"}})
+    json.loads(json.dumps(result.wire()), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))

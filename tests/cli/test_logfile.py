@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cli import logfile
-from ddpjob.cli.logfile import LogFile, last_lines
+from ddpjob.cli import logs
+from ddpjob.cli.logs import LogFile, last_lines
 
 
 def test_a_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -35,17 +35,17 @@ def test_the_last_lines_are_those_that_reading_all_would_give(
     expected = text.split("\n")
     if expected[-1] == "":
         expected.pop()
-    before, logfile._BLOCK = logfile._BLOCK, block
+    before, logs._BLOCK = logs._BLOCK, block
     try:
         assert last_lines(path, count) == (expected[-count:] if count else [])
     finally:
-        logfile._BLOCK = before
+        logs._BLOCK = before
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
-    path.write_bytes(b"x" * (logfile._LONGEST + 10 * logfile._BLOCK))
+    path.write_bytes(b"x" * (logs._LONGEST + 10 * logs._BLOCK))
     log = LogFile(path)
     pieces = [*log.lines(), log.remainder()]
     assert sum(map(len, pieces)) == path.stat().st_size
-    assert max(map(len, pieces)) <= logfile._LONGEST + logfile._BLOCK
+    assert max(map(len, pieces)) <= logs._LONGEST + logs._BLOCK

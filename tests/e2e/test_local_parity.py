@@ -22,7 +22,7 @@ TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", 
 
 
 def job(name: str, *args: str, **spec: object) -> Json:
-    """Two nodes of one process each; one thread per rank, so that both places compute the very same numbers."""
+    """Two nodes of one process each; one thread per rank, so that both paths compute the very same numbers."""
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",

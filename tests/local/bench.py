@@ -12,10 +12,9 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.local.kubelet import Kubelet
-from ddpjob.local.machine import Machine
-from ddpjob.local.ports import Ports
-from ddpjob.local.sources import Sources
+from ddpjob.local.kubelet import Kubelet, Machine
+from ddpjob.local.references import Sources
+from ddpjob.local.resources import Ports
 from ddpjob.local.state import StateFolder
 from tests.processes import eventually_async
 

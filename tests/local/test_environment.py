@@ -13,8 +13,7 @@ import pytest
 from ddpjob.cluster.base import Json
 from ddpjob.local import environment
 from ddpjob.local.errors import LocalError
-from ddpjob.local.expand import expand
-from ddpjob.local.sources import ConfigError, Sources
+from ddpjob.local.references import ConfigError, Sources, expand
 from ddpjob.local.translate import Translator
 from tests.local.builders import a_config_map, a_container, a_pod, a_secret
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.local import cpus, gpus, ports
+from ddpjob.local import resources
 from ddpjob.local.errors import LocalError
-from ddpjob.local.ports import Ports
+from ddpjob.local.resources import Ports, cpu_limit, cpu_share, gpu_limit, gpu_share, visible_gpus
 from tests.local.builders import a_container, a_pod
 
 
@@ -28,14 +28,14 @@ from tests.local.builders import a_container, a_pod
 def test_every_pod_gets_an_even_slice_of_the_cpus(
     available: list[int], nodes: int, limit: int | None, slices: list[list[int]]
 ) -> None:
-    assert [cpus.share(available, rank, nodes, limit) for rank in range(nodes)] == slices
+    assert [cpu_share(available, rank, nodes, limit) for rank in range(nodes)] == slices
 
 
 def test_a_pod_is_limited_only_if_all_its_containers_are() -> None:
     small, large = ({"resources": {"limits": {"cpu": amount}}} for amount in ("300m", "1500m"))
-    assert cpus.limit_of(a_pod(a_container(**small), a_container("b", **large))) == 2
-    assert cpus.limit_of(a_pod(a_container(**small), a_container("b"))) is None
-    assert cpus.limit_of(a_pod(a_container(**small))) == 1
+    assert cpu_limit(a_pod(a_container(**small), a_container("b", **large))) == 2
+    assert cpu_limit(a_pod(a_container(**small), a_container("b"))) is None
+    assert cpu_limit(a_pod(a_container(**small))) == 1
 
 
 def test_pods_of_an_attempt_meet_at_one_port_and_report_at_their_own() -> None:
@@ -50,28 +50,28 @@ def test_pods_of_an_attempt_meet_at_one_port_and_report_at_their_own() -> None:
 def test_a_port_that_somebody_listens_on_is_not_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        assert not ports._is_free(listener.getsockname()[1])
+        assert not resources._is_free(listener.getsockname()[1])
 
 
 def test_where_no_port_is_free_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        monkeypatch.setattr(ports, "_candidates", lambda: (port, port))
+        monkeypatch.setattr(resources, "_candidates", lambda: (port, port))
         with pytest.raises(LocalError, match="is free"):
-            ports.free_port(set())
+            resources.free_port(set())
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> None:
     with socket.socket() as outgoing:
         outgoing.bind(("127.0.0.1", 0))
         ephemeral = outgoing.getsockname()[1]
-    low = int(ports._RANGE_FILE.read_text().split()[0])
+    low = int(resources._RANGE_FILE.read_text().split()[0])
     if low <= 2048:
         pytest.skip("this machine's kernel leaves no ports below its own range")
     taken: set[int] = set()
     for _ in range(20):
-        taken.add(ports.free_port(taken))
+        taken.add(resources.free_port(taken))
     assert len(taken) == 20
     assert max(taken) < low <= ephemeral
 
@@ -79,10 +79,10 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> 
 def test_the_gpus_are_those_this_process_may_use(tmp_path: Path) -> None:
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()
-    assert gpus.available({}, tmp_path) == ["0", "1"]
-    assert gpus.available({"CUDA_VISIBLE_DEVICES": "2, GPU-ab"}, tmp_path) == ["2", "GPU-ab"]
-    assert gpus.available({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
-    assert gpus.available({}, tmp_path / "none") == []
+    assert visible_gpus({}, tmp_path) == ["0", "1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-ab"}, tmp_path) == ["2", "GPU-ab"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+    assert visible_gpus({}, tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_the_gpus_are_those_this_process_may_use(tmp_path: Path) -> None:
 def test_pods_get_as_many_gpus_as_their_limits_say_and_take_turns_where_there_are_too_few(
     devices: list[str], wanted: int, shares: list[list[str]]
 ) -> None:
-    assert [gpus.share(devices, rank, wanted) for rank in range(2)] == shares
+    assert [gpu_share(devices, rank, wanted) for rank in range(2)] == shares
 
 
 def test_only_a_container_with_gpus_in_its_limits_is_given_any() -> None:
-    assert gpus.wanted(a_container(resources={"limits": {"nvidia.com/gpu": 2}})) == 2
-    assert gpus.wanted(a_container(resources={"limits": {"nvidia.com/gpu": "2"}})) == 2
-    assert gpus.wanted(a_container()) == 0
+    assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": 2}})) == 2
+    assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": "2"}})) == 2
+    assert gpu_limit(a_container()) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.local import lock
+from ddpjob.local import state
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import StateFolder, default_root
 from tests.processes import die_with_parent
@@ -114,8 +114,8 @@ def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path)
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from ddpjob.local.lock import holder\n"
-            "print('asks', flush=True)\nwhile True: holder(pathlib.Path(sys.argv[1]))",
+            "import sys, pathlib; from ddpjob.local.state import lock_holder\n"
+            "print('asks', flush=True)\nwhile True: lock_holder(pathlib.Path(sys.argv[1]))",
             str(folder.path / "lock"),
         ],
         stdout=subprocess.PIPE,
@@ -123,7 +123,7 @@ def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path)
     )
     try:
         assert asker.stdout is not None
-        asker.stdout.readline()
+        assert asker.stdout.readline() == b"asks\n"
         for _ in range(20):
             with folder.locked():
                 pass
@@ -137,13 +137,13 @@ def test_a_lock_file_that_is_deleted_between_opening_and_locking_is_none(
 ) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     deletions = iter([(folder.path / "lock").unlink])
-    really = lock._try_lock
+    really = state._try_lock
 
     def as_another_deletes_it(descriptor: int, *, shared: bool) -> bool:
         for unlink in deletions:
             unlink()
         return really(descriptor, shared=shared)
 
-    monkeypatch.setattr(lock, "_try_lock", as_another_deletes_it)
+    monkeypatch.setattr(state, "_try_lock", as_another_deletes_it)
     with folder.locked():
         assert folder.runner() == os.getpid()

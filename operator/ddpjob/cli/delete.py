@@ -11,9 +11,8 @@ import typer
 from typer import Option
 
 from ddpjob.api import names
-from ddpjob.cli.find import find, state_folder
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.printable import one_line
+from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
+from ddpjob.cli.text import one_line
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder, StateFolder
 

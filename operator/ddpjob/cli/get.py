@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from ddpjob.cli import errors
-from ddpjob.cli.find import find, state_folder
-from ddpjob.cli.options import Namespace, StateDir
-from ddpjob.cli.printable import one_line
-from ddpjob.cli.times import since
+from ddpjob.cli.options import Namespace, StateDir, find, state_folder
+from ddpjob.cli.text import USAGE, age, one_line, show_error
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
@@ -54,8 +51,8 @@ def get(
         return 0
     _print(jobs, output, single=False)
     for problem in damaged:
-        errors.show(problem)
-    return errors.USAGE if damaged else 0
+        show_error(problem)
+    return USAGE if damaged else 0
 
 
 def _job(record: JobFolder) -> Json:
@@ -76,9 +73,9 @@ def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> 
         if output == "json":
             print(json.dumps(shown, indent=2))
         else:
-            from ddpjob.cli import documents
+            from ddpjob.cli.jobfile import dump
 
-            print(documents.dump(shown), end="")
+            print(dump(shown), end="")
         return 0
     from ddpjob.api.crd import COLUMNS
 
@@ -100,7 +97,7 @@ def _cell(record: JobFolder, job: Json, column: Json) -> str:
         value = value or "Pending"
         return "Interrupted" if value in _ACTIVE and record.runner() is None else one_line(value)
     if column["type"] == "date":
-        return since(str(value)) if value else ""
+        return age(str(value)) if value else ""
     return "" if value is None else one_line(value)
 
 

@@ -3,16 +3,17 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ddpjob.api import names
-from ddpjob.cli import documents, fields
-from ddpjob.cli.errors import did_you_mean
+from ddpjob.api.crd import openapi
+from ddpjob.cli.text import did_you_mean
 from ddpjob.local.errors import LocalError
 
 Json = dict[str, Any]
@@ -103,7 +104,7 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
 
 def _documents(text: str, source: str) -> list[Json]:
     try:
-        loaded = [document for document in yaml.load_all(text, documents.Loader) if document is not None]
+        loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
         json.dumps(loaded, default=str, skipkeys=True)  # an anchor may lead back to itself, which no tree can hold
     except (RecursionError, ValueError) as error:
         raise LocalError(
@@ -113,7 +114,7 @@ def _documents(text: str, source: str) -> list[Json]:
         ) from error
     except yaml.YAMLError as error:
         raise LocalError(
-            f"{source} is not valid YAML: {documents.problem(error)}",
+            f"{source} is not valid YAML: {problem(error)}",
             "mind indentation, quotes and tabs",
             "correct that line",
         ) from error
@@ -156,7 +157,7 @@ def _as_written(job: Json, source: str) -> Json:
             raise LocalError(f"{source}: {name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
     job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SERVERS}
-    fields.check(job, source)
+    check(job, source)
     return job
 
 
@@ -180,3 +181,106 @@ def job_name(stem: str) -> str:
 
 def _name(job: Json) -> str:
     return str((job.get("metadata") or {}).get("name", "one without a name"))
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's safe loader without what Kubernetes' own reader does otherwise."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - so it is declared there
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Refuse a key that stands twice: one of the two would be lost without a word."""
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = str(key_node.value)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f'"{key}" stands twice', problem_mark=key_node.start_mark)
+            seen.add(key)
+        mapping = super().construct_mapping(node, deep)
+        return {_key(key): value for key, value in mapping.items()}
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes repeated parts out in full: not every reader of a manifest understands YAML's anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump(*objects: Any) -> str:
+    """Documents of one stream, escapes for whatever is not ASCII included."""
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120)
+
+
+def problem(error: yaml.YAMLError) -> str:
+    """What is wrong, and where, in one line."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return place + (error.problem or error.context or "")
+
+
+def _key(key: Hashable) -> Hashable:
+    return str(key).lower() if isinstance(key, bool) else str(key) if isinstance(key, int | float) else key
+
+
+_STRING = {"type": "string"}
+_TEXTS = {"type": "object", "additionalProperties": _STRING}
+_METADATA = {"name": _STRING, "namespace": _STRING, "labels": _TEXTS, "annotations": _TEXTS}
+# The rest of what Kubernetes knows there; it means nothing to a job on one machine.
+_OTHER_METADATA = ("finalizers", "generateName", "ownerReferences")
+_OPEN = "x-kubernetes-preserve-unknown-fields"
+
+
+@cache
+def schema() -> Json:
+    """The schema of what a user may write."""
+    whole = openapi()
+    known: Json = _METADATA | {name: {_OPEN: True} for name in _OTHER_METADATA}
+    whole["properties"]["metadata"] = {"type": "object", "properties": known}
+    return whole
+
+
+def child(node: Json, name: str) -> Json | None:
+    """The schema of a field, {} where anything goes, None where there is no such field."""
+    if name in node.get("properties", {}):
+        found: Json = node["properties"][name]
+        return found
+    if "additionalProperties" in node:
+        extra: Json = node["additionalProperties"]
+        return extra
+    is_open = not node or node.get(_OPEN) or ("properties" not in node and node.get("type", "object") == "object")
+    return {} if is_open else None
+
+
+def no_such_field(parent: str, name: str, node: Json) -> tuple[str, str]:
+    """The error and the hint for a field that does not exist."""
+    known = list(node.get("properties", {}))
+    if not known:
+        return f'{parent} has no fields, so no "{name}"', "it is a single value or a list"
+    return f'{parent or "a DDPJob"} has no field "{name}"', did_you_mean(name, known, f"it has {', '.join(known)}")
+
+
+def check(job: Json, source: str) -> None:
+    """Raises ``LocalError`` for the first field of the document that a DDPJob does not have."""
+    for error, hint in _unknown(job, schema(), ""):
+        raise LocalError(f"{source}: {error}", hint, "docs/fields.md lists every field")
+
+
+def _unknown(value: Any, node: Json, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            below = child(node, name)
+            if below is None:
+                yield no_such_field(path, name, node)
+            else:
+                yield from _unknown(inner, below, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _unknown(inner, node.get("items", {}), f"{path}[{index}]")

@@ -1,8 +1,10 @@
 """A run on a terminal: one table that stays in place, with everything else scrolling past above it."""
 
 import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -11,13 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.cli import ending
-from ddpjob.cli.curve import sparkline
-from ddpjob.cli.display import accuracy_text, size_text, speed_text
-from ddpjob.cli.ending import Outcome
-from ddpjob.cli.facts import Facts, Node
-from ddpjob.cli.printable import one_line, printable_line, ranks_text
-from ddpjob.cli.times import short, since
+from ddpjob.cli.output import size_text
+from ddpjob.cli.snapshot import NodeState, Snapshot
+from ddpjob.cli.summary import RunResult, summary_lines
+from ddpjob.cli.text import accuracy_text, age, duration, one_line, ranks_text, sanitize_line, speed_text
 
 _STYLES = {
     "Running": "bold cyan",
@@ -40,7 +39,7 @@ class LiveDisplay:
         self._console = console
         self._clock = clock
         self._begin = clock()
-        self._facts: Facts | None = None
+        self._facts: Snapshot | None = None
         self._losses: list[float] = []
         self._live = Live(
             console=console,
@@ -56,7 +55,7 @@ class LiveDisplay:
     def __exit__(self, *reason: object) -> None:
         self._live.stop()
 
-    def show(self, facts: Facts) -> None:
+    def show(self, facts: Snapshot) -> None:
         """Only remembers: the table is drawn at its own pace."""
         if facts.loss and (self._facts is None or facts.step != self._facts.step):
             with contextlib.suppress(ValueError):  # a trainer of any make fills this in
@@ -74,23 +73,23 @@ class LiveDisplay:
 
     def output(self, line: str) -> None:
         """Above the table."""
-        self._console.print(Text.assemble(("n0 ", "cyan"), printable_line(line)), soft_wrap=True)
+        self._console.print(Text.assemble(("n0 ", "cyan"), sanitize_line(line)), soft_wrap=True)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, result: RunResult) -> None:
         """The table stays as it is; the ending follows."""
         self._live.stop()
-        style = "red" if outcome.failed else ""
+        style = "red" if result.failed else ""
         width = min(self._console.width, 100)
-        for number, line in enumerate(ending.lines(outcome, width=width)):
+        for number, line in enumerate(summary_lines(result, width=width)):
             heading = line and not line.startswith((" ", "n"))
             self._console.print(
-                Text(line, style=style if outcome.failed and heading else "bold" if number == 1 else ""), soft_wrap=True
+                Text(line, style=style if result.failed and heading else "bold" if number == 1 else ""), soft_wrap=True
             )
 
     def _draw(self) -> RenderableType:
         return Text() if self._facts is None else self.table(self._facts)
 
-    def table(self, facts: Facts) -> RenderableType:
+    def table(self, facts: Snapshot) -> RenderableType:
         """The whole table for these facts."""
         parts: list[RenderableType] = [Text(), self._head(facts)]
         if facts.total_steps or facts.phase or facts.step:
@@ -100,7 +99,7 @@ class LiveDisplay:
             parts.append(Text(facts.message, style="yellow"))
         return Group(*parts)
 
-    def _head(self, facts: Facts) -> Text:
+    def _head(self, facts: Snapshot) -> Text:
         ranks = f" = {ranks_text(facts.num_nodes * facts.nproc_per_node)}" if facts.nproc_per_node else ""
         return Text.assemble(
             (facts.name, "bold"),
@@ -109,10 +108,10 @@ class LiveDisplay:
             f"  {size_text(facts)}{ranks}",
             (f"  attempt {facts.attempt}", "dim" if facts.attempt <= 1 else ""),
             (f"  restarts {facts.restarts} of at most {facts.max_restarts}", "yellow" if facts.restarts else "dim"),
-            f"  {short(self._clock() - self._begin)}",
+            f"  {duration(self._clock() - self._begin)}",
         )
 
-    def _training(self, facts: Facts) -> Text:
+    def _training(self, facts: Snapshot) -> Text:
         parts: list[str | tuple[str, str]] = [
             ("loss ", "dim"),
             facts.loss or "–",
@@ -129,19 +128,19 @@ class LiveDisplay:
         return Text.assemble(*parts)
 
 
-def _bar(facts: Facts) -> RenderableType:
+def _bar(facts: Snapshot) -> RenderableType:
     if not facts.total_steps:
         return Text(f"step {facts.step}" if facts.step else facts.phase or "", style="dim")
     bar = ProgressBar(total=facts.total_steps, completed=facts.step or 0, width=36)
     done = f"{facts.percent or 0} %  step {facts.step or 0}/{facts.total_steps}"
-    left = f"{short(facts.eta_seconds)} left" if facts.eta_seconds else (facts.phase or "")
+    left = f"{duration(facts.eta_seconds)} left" if facts.eta_seconds else (facts.phase or "")
     epoch = f"epoch {facts.epoch or 0}/{facts.total_epochs or '?'}"
     row = Table.grid(padding=(0, 1))
     row.add_row(Text(epoch), bar, Text(done), Text(left, style="dim"))
     return row
 
 
-def _nodes(nodes: tuple[Node, ...]) -> RenderableType:
+def _nodes(nodes: tuple[NodeState, ...]) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NODE", "POD", "STATE", "FOR", ""):
         table.add_column(column, no_wrap=column != "")
@@ -151,7 +150,19 @@ def _nodes(nodes: tuple[Node, ...]) -> RenderableType:
     shown = sorted([*shown, *usual[: _MOST_NODES - len(shown)]], key=lambda node: node.rank)
     for node in shown:
         style = _STYLES.get(node.state, "yellow")
-        table.add_row(f"n{node.rank}", node.pod, Text(node.state, style), since(node.since), Text(node.detail))
+        table.add_row(f"n{node.rank}", node.pod, Text(node.state, style), age(node.since), Text(node.detail))
     if len(shown) < len(nodes):
         table.add_row("", f"… and {len(nodes) - len(shown)} more", "", "", "")
     return table
+
+
+def sparkline(values: Sequence[float], width: int = 16) -> str:
+    """All values as a line of bars, lowest to highest; each bar is the mean of its share of them."""
+    finite = [value for value in values if math.isfinite(value)]
+    count = min(width, len(finite))
+    if count < 2:
+        return ""
+    edges = [len(finite) * i // count for i in range(count + 1)]
+    shown = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(shown), max(shown)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / (high - low))] if high > low else "▁" for v in shown)

@@ -3,16 +3,15 @@
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from ddpjob.api import names
-from ddpjob.cli.find import find, state_folder
-from ddpjob.cli.logfile import LogFile
-from ddpjob.cli.options import Name, Namespace, StateDir
-from ddpjob.cli.printable import printable_line
+from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
+from ddpjob.cli.text import sanitize_line
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
@@ -118,7 +117,7 @@ class _Reader:
         if self._several:
             colour = _COLOURS[rank % len(_COLOURS)]
             prefix = f"\x1b[{colour}mn{rank}\x1b[0m " if _is_coloured() else f"n{rank} "
-        print(prefix + printable_line(line))
+        print(prefix + sanitize_line(line))
 
 
 def _is_coloured() -> bool:
@@ -170,3 +169,72 @@ def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalE
         f"nodes are counted from 0; there are logs of {', '.join(map(str, ranks))}",
         f"ddpjob logs {record.name} --all",
     )
+
+
+_BLOCK = 65_536
+_LONGEST = 1_048_576  # bytes of a line without an end, after which it is shown as it is
+
+
+class LogFile:
+    """Complete lines of a file, each once. The file may appear later."""
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """``last``: begin with that many lines before the end, None for all."""
+        self._path = path
+        self._position = 0 if last is None else _start_of_last(path, last)
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """What came since the last call; a line that has no end yet waits for it."""
+        try:
+            stream = self._path.open("rb")
+        except OSError:
+            return
+        with stream:
+            stream.seek(self._position)
+            while block := stream.read(_BLOCK):
+                self._position += len(block)
+                *complete, self._rest = (self._rest + block).split(b"\n")
+                yield from (line.decode(errors="replace") for line in complete)
+                if len(self._rest) > _LONGEST:
+                    yield self.remainder()
+
+    def remainder(self) -> str:
+        """The line that never ended, once nothing more will come; empty where there is none."""
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a file, however large it is; none where there is no file."""
+    log = LogFile(path, last=count)
+    found = list(log.lines())
+    if rest := log.remainder():
+        found.append(rest)
+    return found[-count:] if count else []
+
+
+def _start_of_last(path: Path, count: int) -> int:
+    """Where the last lines begin, found from the end; a line without an end counts."""
+    try:
+        stream = path.open("rb")
+    except OSError:
+        return 0
+    with stream:
+        position = end = stream.seek(0, os.SEEK_END)
+        if count == 0:
+            return end
+        wanted = count
+        while position > 0:
+            size = min(_BLOCK, position)
+            position -= size
+            stream.seek(position)
+            block = stream.read(size)
+            found = len(block)
+            while (found := block.rfind(b"\n", 0, found)) >= 0:
+                if position + found == end - 1:
+                    continue  # the end of the last line begins no other
+                wanted -= 1
+                if wanted == 0:
+                    return position + found + 1
+    return 0

@@ -1,8 +1,15 @@
 """Options that several verbs share."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
+
+from ddpjob.cli.text import did_you_mean
+from ddpjob.local.errors import LocalError
+from ddpjob.local.state import JobFolder, StateFolder
 
 StateDir = Annotated[
     str | None,
@@ -18,3 +25,49 @@ Namespace = Annotated[
     Option("--namespace", "-n", metavar="NAME", help="Namespace to look in; all without it.", show_default=False),
 ]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.", show_default=False)]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``ddpjob run`` as they were given. again: the command that resumes what this one leaves."""
+
+    source: str
+    script_args: Sequence[str] = ()
+    nodes: int | None = None
+    nproc: int | None = None
+    assignments: Sequence[str] = ()
+    name: str | None = None
+    volumes: Sequence[str] = ()
+    data_dir: str | None = None
+    digits_if_offline: bool = False
+    fresh: bool = False
+    state_dir: Path | None = None
+    dry_run: bool = False
+    output: str | None = None
+    again: str = ""
+
+
+def state_folder(state_dir: str | None) -> StateFolder:
+    """The folder that was named, else the default one."""
+    return StateFolder(Path(state_dir).expanduser() if state_dir else None)
+
+
+def find(folder: StateFolder, name: str, namespace: str | None) -> JobFolder:
+    """The one job of that name. Raises ``LocalError`` where there is none, or one in each of several namespaces."""
+    jobs = [job for job in folder.jobs() if namespace in (None, job.namespace)]
+    found = [job for job in jobs if job.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        spaces = ", ".join(job.namespace for job in found)
+        raise LocalError(
+            f"there are {len(found)} jobs named {name}, in the namespaces {spaces}",
+            "a name is unique within its namespace only",
+            f"add --namespace {found[0].namespace}",
+        )
+    where = f" in namespace {namespace}" if namespace else ""
+    raise LocalError(
+        f"there is no job {name}{where} in {folder.root}",
+        did_you_mean(name, [job.name for job in jobs], "it was never run here, or it was deleted"),
+        "ddpjob get lists the jobs",
+    )

@@ -1,116 +1,202 @@
-"""The signature of ``ddpjob run``; ``execute`` does it."""
+"""``ddpjob run`` carried out. It brings the operator and the API's schema, so it comes late."""
 
-import shlex
+import asyncio
+import contextlib
+import json
+import signal
 import sys
-from pathlib import Path
-from typing import Annotated, Literal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from typer import Argument, Option
+from ddpjob.api import names
+from ddpjob.cli.jobfile import dump
+from ddpjob.cli.logs import LogFile
+from ddpjob.cli.options import Request
+from ddpjob.cli.output import Display, JsonDisplay, PipeSafeStream, PlainDisplay
+from ddpjob.cli.prepare import Prepared, digits_if_offline, prepare, require_programs, runs_ddptrain
+from ddpjob.cli.snapshot import snapshot
+from ddpjob.cli.summary import RunResult
+from ddpjob.cli.text import one_line
+from ddpjob.local.session import Options, Session, render
+from ddpjob.local.state import JobFolder
 
-from ddpjob.cli.options import StateDir
+Json = dict[str, Any]
 
 
-def run(
-    source: Annotated[
-        str, Argument(metavar="FILE|SCRIPT.py", help="A YAML file with one DDPJob, - for standard input, or a script.")
-    ],
-    script_args: Annotated[
-        list[str] | None,
-        Argument(metavar="SCRIPT_ARGS", help="Its arguments; those that begin with - after a --.", show_default=False),
-    ] = None,
-    *,
-    nodes: Annotated[
-        int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).", show_default=False)
-    ] = None,
-    nproc: Annotated[
-        int | None,
-        Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).", show_default=False),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
-            "null removes it. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, Option("--name", metavar="NAME", help="Another name for the job.", show_default=False)
-    ] = None,
-    volumes: Annotated[
-        list[str] | None,
-        Option(
-            "--volume",
-            metavar="CLAIM=DIR",
-            help="A directory that stands for a claim. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    data_dir: Annotated[
-        str | None,
-        Option("--data-dir", metavar="DIR", help="Train ddptrain with the data in DIR.", show_default=False),
-    ] = None,
-    digits_if_offline: Annotated[
-        bool,
-        Option(
-            "--digits-if-offline",
-            help="Where ddptrain would download MNIST and cannot, train on scikit-learn's digits.",
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Begin anew: forget the job's state and the checkpoints on its own claim.")
-    ] = False,
-    state_dir: StateDir = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what a cluster would be asked for, and run nothing.")
-    ] = False,
-    output: Annotated[
-        Literal["table", "plain", "json", "yaml"] | None,
-        Option(
-            "--output",
-            "-o",
-            metavar="FORM",
-            help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
-            show_default=False,
-        ),
-    ] = None,
-) -> int:
-    """Run a DDPJob, or a script under torchrun, on this machine.
-
-    It runs as a cluster would run it: the same pods, restarts and status. Run it again to resume what was interrupted.
-
-    \b
-    Exit codes:
-      0         it succeeded
-      1         it failed
-      2         it was refused: the command line, or the spec
-      130, 143  it was stopped by Ctrl-C or SIGTERM; run it again to resume
-
-    \b
-    Example:
-      ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
-    """
-    from ddpjob.cli.execute import execute
-    from ddpjob.cli.prepare import Request
-
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
-    return execute(
-        Request(
-            source=source,
-            script_args=script_args or (),
-            nodes=nodes,
-            nproc=nproc,
-            assignments=assignments or (),
-            name=name,
-            volumes=volumes or (),
-            data_dir=data_dir,
-            digits_if_offline=digits_if_offline,
-            fresh=fresh,
-            state_dir=Path(state_dir) if state_dir else None,
-            dry_run=dry_run,
-            output=output,
-            again=shlex.join(["ddpjob", *words]),
+def execute(request: Request) -> int:
+    """Run, or with ``dry_run`` only show, the job. Returns the exit code; raises ``LocalError``."""
+    audience = PipeSafeStream(sys.stdout)
+    prepared = prepare(request)
+    if request.dry_run:
+        return _dry_run(request, prepared)
+    require_programs(prepared.file.job)
+    display = _display(request.output, audience)
+    begin = time.monotonic()
+    with display:
+        for note in prepared.notes:
+            display.note(note)
+        for warning in prepared.warnings:
+            display.note(warning, loud=True)
+        if request.digits_if_offline:
+            warn = partial(display.note, loud=True)
+            digits_if_offline(prepared.paths, fresh=request.fresh, say=display.note, warn=warn)
+        options = Options(fresh=request.fresh, volumes=prepared.paths.volumes, directory=prepared.file.directory)
+        shows_output = not runs_ddptrain(prepared.file.job)
+        job, stopped_by = asyncio.run(
+            watched(
+                lambda on_change: Session(
+                    prepared.file.job,
+                    prepared.file.others,
+                    prepared.paths.folder,
+                    options,
+                    on_change=on_change,
+                    say=display.note,
+                ),
+                display,
+                audience,
+                prepared.paths.record if shows_output else None,
+            )
         )
-    )
+        result = RunResult(job, prepared.paths, time.monotonic() - begin, request.again, stopped_by)
+        display.end(result)
+    if request.output == "yaml":
+        print(dump(job), end="", file=audience.stream)
+    return result.exit_code
+
+
+def _dry_run(request: Request, prepared: Prepared) -> int:
+    """The objects that a cluster would hold, the user's ConfigMaps included; Secrets stay where they are."""
+    shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
+    objects = [*render(prepared.file.job), *shown]
+    for note in prepared.notes:
+        print(f"· {one_line(note)}", file=sys.stderr)
+    if len(shown) < len(prepared.file.others):
+        print("· Secrets are left out", file=sys.stderr)
+    if request.digits_if_offline:
+        print("· --digits-if-offline looks for MNIST when the job runs, not now", file=sys.stderr)
+    if request.output == "json":
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
+    else:
+        print(dump(*objects), end="")
+    return 0
+
+
+def _display(output: str | None, audience: PipeSafeStream) -> Display:
+    if output == "json":
+        return JsonDisplay(audience.stream)
+    if output == "yaml":
+        return PlainDisplay(PipeSafeStream(sys.stderr).stream)
+    if output == "table" or (output is None and audience.is_terminal()):
+        from rich.console import Console
+
+        from ddpjob.cli.live import LiveDisplay
+
+        return LiveDisplay(Console(file=audience.stream, highlight=False, emoji=False, markup=False))
+    return PlainDisplay(audience.stream)
+
+
+OnChange = Callable[[Json, Sequence[Json]], None]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OUTPUT_SECONDS = 0.2
+
+
+async def watched(
+    make: Callable[[OnChange], Session], display: Display, audience: PipeSafeStream, record: JobFolder | None
+) -> tuple[Json, int | None]:
+    """Run a session. ``record``: where node 0's output is, if it is to be shown.
+
+    Returns the job as it is in the end, and the signal that stopped it, None where none did.
+    """
+    seen: list[Json] = []
+    output = _Output(record, display)
+
+    def on_change(job: Json, pods: Sequence[Json]) -> None:
+        seen[:] = [job]
+        output.follow(job)
+        display.show(snapshot(job, pods))
+
+    session = make(on_change)
+    stop = _Stop(display.note)
+    audience.on_leave = lambda: stop.ask(signal.SIGPIPE)
+    running = asyncio.create_task(session.run(stop.event), name="session")
+    reading = asyncio.create_task(output.read_on(), name="output")
+    with stop.listening(running):
+        try:
+            job = await running
+        except asyncio.CancelledError:
+            if not seen or stop.number is None:
+                raise
+            job = seen[0]
+        finally:
+            reading.cancel()
+            output.read(to_the_end=True)
+    return job, stop.number
+
+
+class _Stop:
+    """The first signal asks the job to save and leave, the second kills it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.event = asyncio.Event()
+        self.number: int | None = None
+        self._say = say
+        self._running: asyncio.Task[Json] | None = None
+
+    @contextlib.contextmanager
+    def listening(self, running: asyncio.Task[Json]) -> Any:
+        self._running = running
+        loop = asyncio.get_running_loop()
+        # nohup leaves SIGHUP ignored, and so do we.
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heeded:
+            loop.add_signal_handler(number, self.ask, number)
+        try:
+            yield
+        finally:
+            for number in heeded:
+                loop.remove_signal_handler(number)
+
+    def ask(self, number: int) -> None:
+        """Asked once: stop in order. Asked again: at once."""
+        if self.number is None:
+            self.number = number
+            self.event.set()
+            self._say(f"{signal.Signals(number).name}: the trainer saves and leaves; once more to kill it at once")
+        elif self._running is not None and number != signal.SIGPIPE:
+            self._say("killing what still runs")
+            self._running.cancel()
+
+
+class _Output:
+    """Shows what node 0 of the current attempt prints."""
+
+    def __init__(self, record: JobFolder | None, display: Display) -> None:
+        self._record = record
+        self._display = display
+        self._pod = ""
+        self._log: LogFile | None = None
+
+    def follow(self, job: Json) -> None:
+        attempt = (job.get("status") or {}).get("attempt")
+        if self._record is None or not attempt:
+            return
+        meta = job["metadata"]
+        pod = names.pod_name(meta["name"], meta["uid"], attempt, 0)
+        if pod != self._pod:
+            self.read(to_the_end=True)
+            self._pod, self._log = pod, LogFile(self._record.log(pod))
+
+    def read(self, *, to_the_end: bool = False) -> None:
+        if self._log is None:
+            return
+        for line in self._log.lines():
+            self._display.output(line)
+        if to_the_end and (rest := self._log.remainder()):
+            self._display.output(rest)
+
+    async def read_on(self) -> None:
+        while True:
+            self.read()
+            await asyncio.sleep(_OUTPUT_SECONDS)

@@ -17,7 +17,7 @@ from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local.ports import Ports
+from ddpjob.local.resources import Ports
 
 _CONCURRENT_REQUESTS = 64
 _SWEEP_SECONDS = 60.0

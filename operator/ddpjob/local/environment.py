@@ -11,10 +11,8 @@ from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
-from ddpjob.local.expand import expand
-from ddpjob.local.gpus import VARIABLE
-from ddpjob.local.podfields import field_value, resource_value
-from ddpjob.local.sources import ConfigError, Sources
+from ddpjob.local.references import ConfigError, Sources, expand, field_value, resource_value
+from ddpjob.local.resources import CUDA_VISIBLE_DEVICES
 from ddpjob.local.translate import Translator, marked_port
 
 # What a program needs to find its libraries, its language, its GPUs and the network; nothing of the user's session.
@@ -83,7 +81,7 @@ def complete(
         "PYTHONUNBUFFERED": "1",
     }
     if gpus:
-        own[VARIABLE] = ",".join(gpus)
+        own[CUDA_VISIBLE_DEVICES] = ",".join(gpus)
     theirs = {
         name: value if name in declared.verbatim else translator.text(value) for name, value in declared.values.items()
     }

@@ -1,13 +1,49 @@
 """The kubelet of local mode: binds the pods of the in-memory cluster to this machine and runs each in a task."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Json
+from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.local.machine import Machine
-from ddpjob.local.pod import PodRun
+from ddpjob.cluster.memory.api import ApiServer
+from ddpjob.local import environment, pod_status
+from ddpjob.local.container import Container, Exit, Program, StartError
+from ddpjob.local.references import ConfigError, Sources, expand
+from ddpjob.local.resources import Ports, cpu_limit, cpu_share, gpu_limit, gpu_share
+from ddpjob.local.state import JobFolder
+from ddpjob.local.translate import LOOPBACK, Translator
+from ddpjob.local.volumes import Volumes
+
+NODE_NAME = "local"
+ENTRYPOINT = "ddptrain"
+"""What the project's own trainer image runs; other images are not read."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The node.
+
+    claim_directory: directory of a claim by name. directory: where containers without workingDir run.
+    nodes: pods of one attempt, which share the CPUs in ``available`` evenly, and ``gpus`` as their limits say.
+    """
+
+    server: ApiServer
+    folder: JobFolder
+    sources: Sources
+    ports: Ports
+    claim_directory: Callable[[str], Path]
+    directory: Path
+    domain: str
+    nodes: int
+    available: Sequence[int]
+    gpus: Sequence[str] = ()
 
 
 class Kubelet:
@@ -54,3 +90,198 @@ class Kubelet:
 def is_over(pod: Json) -> bool:
     """Whether all containers of a pod have ended."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+class PodRun:
+    """Runs one pod. Cancelling ``run`` kills every process of it before it returns."""
+
+    def __init__(self, pod: Json, machine: Machine) -> None:
+        self._machine = machine
+        self._namespace: str = pod["metadata"]["namespace"]
+        self._name: str = pod["metadata"]["name"]
+        self._folder = machine.folder.pod(self._name)
+        # As containers see it; the object itself gets these from binding and from the status.
+        where = {"hostIP": LOOPBACK, "podIP": LOOPBACK, "hostIPs": [{"ip": LOOPBACK}], "podIPs": [{"ip": LOOPBACK}]}
+        self._pod: Json = pod | {"spec": pod["spec"] | {"nodeName": NODE_NAME}, "status": where}
+        self._volumes = Volumes(self._pod, self._folder, machine.sources, machine.claim_directory)
+        self._inits: list[Json] = pod["spec"].get("initContainers") or []
+        self._mains: list[Json] = pod["spec"]["containers"]
+        reason = "PodInitializing" if self._inits else "ContainerCreating"
+        self._states = {c["name"]: pod_status.waiting(reason) for c in (*self._inits, *self._mains)}
+        self._running: dict[str, Container] = {}
+        self._sidecars: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._is_killed = False
+        self._killer: asyncio.TimerHandle | None = None
+        self._start = datetime.now(UTC)
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM now, SIGKILL to whatever is left after ``grace`` seconds; a second call can only shorten that.
+
+        Sidecars get their SIGTERM when the others have ended.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._stopping.is_set():
+            self._stopping.set()
+            sidecars = {container["name"] for container in self._inits if pod_status.is_sidecar(container)}
+            for name, container in self._running.items():
+                if name not in sidecars:
+                    container.signal(signal.SIGTERM)
+        if self._killer is None or self._killer.when() > loop.time() + grace:
+            if self._killer is not None:
+                self._killer.cancel()
+            self._killer = loop.call_later(grace, self._kill)
+
+    async def run(self) -> None:
+        """Until every container has ended and, where the pod was deleted, its object is gone."""
+        try:
+            self._machine.server.bind(self._namespace, self._name, NODE_NAME)
+        except NotFound:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed before it could record this pod
+        self._folder.mkdir(parents=True)
+        life = asyncio.create_task(self._live(), name=f"life of {self._name}")
+        try:
+            await asyncio.shield(life)
+        except asyncio.CancelledError:
+            self._kill()
+            await life
+            raise
+        self._confirm_deletion()
+
+    async def _live(self) -> None:
+        try:
+            self._volumes.prepare()
+            self._report()
+            await self._run_containers()
+        except ConfigError as error:
+            await self._stay_unready(self._mains[0]["name"], error)
+        finally:
+            await self._end_sidecars()
+            self._volumes.clean_up()
+
+    async def _run_containers(self) -> None:
+        for container in self._inits:
+            if pod_status.is_sidecar(container):
+                await self._start_sidecar(container)
+            else:
+                await self._run_container(container)
+            if self._stopping.is_set() or pod_status.exit_code(self._states[container["name"]]):
+                return
+        await asyncio.gather(*(self._run_container(container) for container in self._mains))
+
+    async def _start_sidecar(self, container: Json) -> None:
+        """It goes on until the containers have ended. One that ends by itself is not started again."""
+        started = asyncio.Event()
+        task = asyncio.create_task(self._run_container(container, started), name=f"{self._name}/{container['name']}")
+        self._sidecars.add(task)
+        task.add_done_callback(lambda _: started.set())
+        await started.wait()
+
+    async def _run_container(self, container: Json, started: asyncio.Event | None = None) -> None:
+        name = container["name"]
+        try:
+            program = program_of(self._pod, container, self._machine, self._volumes)
+        except ConfigError as error:
+            await self._stay_unready(name, error)
+            return
+        begin = datetime.now(UTC)
+        try:
+            process = await Container.start(program)
+        except StartError as error:
+            self._set(name, pod_status.terminated(128, "StartError", str(error), None, datetime.now(UTC)))
+            return
+        self._running[name] = process
+        if self._stopping.is_set():
+            process.signal(signal.SIGKILL if self._is_killed else signal.SIGTERM)
+        self._set(name, pod_status.running(begin))
+        if started is not None:
+            started.set()
+        ended = await process.wait()
+        del self._running[name]
+        self._set(name, self._terminated(container, ended, begin))
+
+    def _terminated(self, container: Json, ended: Exit, begin: datetime) -> Json:
+        name = container["name"]
+        falls_back = container.get("terminationMessagePolicy") == "FallbackToLogsOnError" and ended.code != 0
+        file, log = message_file(self._machine, self._name, name), self._machine.folder.log(self._name, name)
+        message = pod_status.termination_message(file, log, falls_back=falls_back)
+        return pod_status.terminated(ended.code, "Error" if ended.code else "Completed", message, begin, ended.at)
+
+    async def _stay_unready(self, name: str, error: ConfigError) -> None:
+        """What is missing comes with the user's file, which is read once: only a deletion ends this wait."""
+        self._set(name, pod_status.waiting("CreateContainerConfigError", str(error)))
+        await self._stopping.wait()
+
+    async def _end_sidecars(self) -> None:
+        """They get their SIGTERM last; nothing of the pod runs when this returns."""
+        if self._running and not self._stopping.is_set():
+            self.stop(float(self._pod["spec"].get("terminationGracePeriodSeconds", 30)))
+        for container in self._running.values():
+            container.signal(signal.SIGTERM)
+        await asyncio.gather(*self._sidecars)
+        if self._killer is not None:
+            self._killer.cancel()
+
+    def _kill(self) -> None:
+        self._is_killed = True
+        self._stopping.set()
+        for container in self._running.values():
+            container.kill()
+
+    def _set(self, container: str, state: Json) -> None:
+        self._states[container] = state
+        self._report()
+
+    def _report(self) -> None:
+        server = self._machine.server
+        with contextlib.suppress(NotFound):  # deleted by force: there is nobody to report to
+            stored = server.get(names.PODS, self._namespace, self._name)
+            if stored["metadata"]["uid"] == self._pod["metadata"]["uid"]:
+                status = pod_status.pod_status(stored, self._states, self._start, datetime.now(UTC))
+                server.patch_status(names.PODS, self._namespace, self._name, {"status": status})
+
+    def _confirm_deletion(self) -> None:
+        server, uid = self._machine.server, self._pod["metadata"]["uid"]
+        with contextlib.suppress(NotFound):
+            stored = server.get(names.PODS, self._namespace, self._name)
+            if stored["metadata"]["uid"] == uid and "deletionTimestamp" in stored["metadata"]:
+                server.delete(names.PODS, self._namespace, self._name, uid=uid, grace_seconds=0)
+
+
+def program_of(pod: Json, container: Json, machine: Machine, volumes: Volumes) -> Program:
+    """What to start. Raises ``ConfigError`` for what cannot be resolved."""
+    name, meta = container["name"], pod["metadata"]
+    variables = environment.declared(pod, container, machine.sources)
+    message = message_file(machine, meta["name"], name)
+    message.touch()
+    paths = volumes.paths(container, variables.values) | {container["terminationMessagePath"]: str(message)}
+    translator = Translator(
+        pod=meta["name"],
+        service=pod["spec"].get("subdomain", ""),
+        namespace=meta["namespace"],
+        domain=machine.domain,
+        port_of=machine.ports.of,
+        paths=paths,
+    )
+    words = [*(container.get("command") or _entrypoint(name)), *(container.get("args") or ())]
+    rank = int((meta.get("labels") or {}).get(names.LABEL_NODE_RANK, 0))
+    devices = gpu_share(machine.gpus, rank, gpu_limit(container))
+    return Program(
+        words=translator.words(expand(word, variables.values) for word in words),
+        environment=environment.complete(pod, variables, translator, message, devices),
+        directory=machine.directory / translator.text(container.get("workingDir") or "."),
+        cpus=cpu_share(machine.available, rank, machine.nodes, cpu_limit(pod)),
+        log=machine.folder.log(meta["name"], name),
+    )
+
+
+def message_file(machine: Machine, pod: str, container: str) -> Path:
+    """Where a container's termination message is, in place of its terminationMessagePath."""
+    return machine.folder.pod(pod) / f"{container}.termination-log"
+
+
+def _entrypoint(container: str) -> list[str]:
+    if container == names.TRAINER_CONTAINER:
+        return [ENTRYPOINT]
+    raise ConfigError(f"container {container} names no command, and images, which would, are not read on this machine")

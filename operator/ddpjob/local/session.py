@@ -6,9 +6,10 @@ kubelet; it judges nothing by itself. What it does at the start is in ``start``.
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +19,14 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local import admission, controllerlog, gpus, start
+from ddpjob.local import admission, resume
 from ddpjob.local.admission import render
 from ddpjob.local.controlplane import ControlPlane
 from ddpjob.local.errors import LocalError
-from ddpjob.local.kubelet import Kubelet, is_over
-from ddpjob.local.machine import Machine
-from ddpjob.local.ports import Ports
-from ddpjob.local.sources import Sources
-from ddpjob.local.start import is_true
+from ddpjob.local.kubelet import Kubelet, Machine, is_over
+from ddpjob.local.references import Sources
+from ddpjob.local.resources import Ports, visible_gpus
+from ddpjob.local.resume import is_true
 from ddpjob.local.state import StateFolder
 from ddpjob.local.volumes import sweep_shared_memory
 
@@ -95,9 +95,9 @@ class Session:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
         _require_linux()
-        start.check_volumes(self._admitted, self._options.volumes)
+        resume.check_volumes(self._admitted, self._options.volumes)
         try:
-            with self._folder.locked(), controllerlog.kept_in(self._folder.path):
+            with self._folder.locked(), _log_to_file(self._folder.path):
                 return await self._run(stop)
         except OSError as error:
             raise LocalError(
@@ -109,10 +109,10 @@ class Session:
     async def _run(self, stop: asyncio.Event) -> Json:
         sweep_shared_memory()
         if self._options.fresh:
-            start.forget(self._folder, self._state, self._admitted, self._options.volumes, self._say)
-        begin = start.prepare(self._cluster, self._folder, self._admitted, self._say)
+            resume.forget(self._folder, self._state, self._admitted, self._options.volumes, self._say)
+        begin = resume.prepare(self._cluster, self._folder, self._admitted, self._say)
         self._dated = begin.dated
-        start.explain(self._admitted, self._state, self._options.volumes, self._say)
+        resume.explain(self._admitted, self._state, self._options.volumes, self._say)
         spec, settings = admission.job_of(self._admitted).spec, EngineSettings()
         ports = Ports(rendezvous=spec.rendezvous.port, progress=names.PROGRESS_PORT)
         control = ControlPlane(
@@ -144,7 +144,7 @@ class Session:
             domain=settings.cluster_domain,
             nodes=nodes,
             available=sorted(os.sched_getaffinity(0)),
-            gpus=gpus.available(),
+            gpus=visible_gpus(),
         )
 
     def _claim_directory(self, claim: str) -> Path:
@@ -165,7 +165,7 @@ class Session:
                 stays = suspend or stop.is_set()
                 self._suspend(stays)
                 if not stays and not is_true(self._job, "Finished"):
-                    self._say(start.resumed(self._job))
+                    self._say(resume.resumed(self._job))
             elif stop.is_set() and self._dated is None:
                 self._suspend(True)
             if self._is_at_rest() and not kubelet.is_busy:
@@ -225,3 +225,25 @@ def _require_linux() -> None:
             "it relies on the kernel to leave no process behind",
             "run it in a Linux virtual machine or container, or use a cluster",
         )
+
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@contextlib.contextmanager
+def _log_to_file(folder: Path) -> Iterator[None]:
+    """Write the log of package ``ddpjob`` to ``controller.log`` there, anew, and nowhere else meanwhile."""
+    logger = logging.getLogger("ddpjob")
+    before = logger.level, logger.propagate
+    handler = logging.FileHandler(folder / "controller.log", "w")
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ddpjob.cluster.base import Json
-from ddpjob.local.expand import expand
-from ddpjob.local.podfields import field_value, resource_value
-from ddpjob.local.sources import ConfigError, Sources
+from ddpjob.local.references import ConfigError, Sources, expand, field_value, resource_value
 
 SHARED_MEMORY = Path("/dev/shm")
 _FILES = ("configMap", "secret", "downwardAPI", "projected")

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.cli.printable import one_line
+from ddpjob.cli.text import one_line
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeState:
     """One node of the attempt. since: when this state began, as Kubernetes writes times."""
 
     rank: int
@@ -25,7 +25,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Snapshot:
     """A job at one moment. Numbers of the training are text, as in the status. accuracy: from 0 to 1."""
 
     name: str
@@ -50,7 +50,7 @@ class Facts:
     eta_seconds: int | None
     checkpoint_step: int | None
     resumed_from_step: int | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeState, ...]
 
     def wire(self) -> Json:
         """For programs: camelCase as in the status, absent where unknown."""
@@ -59,13 +59,13 @@ class Facts:
         return values
 
 
-def facts(job: Json, pods: Sequence[Json]) -> Facts:
+def snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     """The facts of a job and its pods."""
     status, spec = job.get("status") or {}, job.get("spec") or {}
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
     attempt = int(status.get("attempt") or 0)
     num_nodes = int(spec.get("numNodes") or 1)
-    return Facts(
+    return Snapshot(
         name=one_line(job["metadata"]["name"]),
         namespace=one_line(job["metadata"].get("namespace") or "default"),
         state=one_line(status.get("state") or "Pending"),
@@ -109,14 +109,16 @@ def _message(status: Mapping[str, Any]) -> str:
     return "" if running.get("status") == "True" else str(running.get("message") or "")
 
 
-def _nodes(pods: Sequence[Json], attempt: int) -> list[Node]:
+def _nodes(pods: Sequence[Json], attempt: int) -> list[NodeState]:
     nodes = []
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
         rank = str(labels.get(names.LABEL_NODE_RANK, ""))
         if labels.get(names.LABEL_ATTEMPT) == str(attempt) and rank.isdigit():
             state, detail, since = pod_state(pod)
-            nodes.append(Node(int(rank), one_line(pod["metadata"]["name"]), one_line(state), one_line(detail), since))
+            nodes.append(
+                NodeState(int(rank), one_line(pod["metadata"]["name"]), one_line(state), one_line(detail), since)
+            )
     return nodes
 
 

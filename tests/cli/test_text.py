@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cli.printable import one_line, printable, printable_line
+from ddpjob.cli.text import one_line, sanitize, sanitize_line
 
 ATTACKS = {
     "a colour": ("\x1b[31mred\x1b[0m", "red"),
@@ -25,23 +25,23 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_sequence_that_steers_terminals_is_taken_out_or_spelled(attack: str) -> None:
     given_text, expected = ATTACKS[attack]
-    assert printable(given_text) == expected
+    assert sanitize(given_text) == expected
 
 
 @given(st.text())
 def test_no_control_character_but_tab_and_line_feed_is_left(text: str) -> None:
-    left = printable(text)
+    left = sanitize(text)
     assert not [c for c in left if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160]
     left.encode()  # no lone surrogates either
 
 
 @given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert printable(text) == text
+    assert sanitize(text) == text
 
 
 def test_a_progress_bar_shows_its_last_state() -> None:
-    assert printable_line("10 %\r50 %\r100 %\r\n") == "100 %"
+    assert sanitize_line("10 %\r50 %\r100 %\r\n") == "100 %"
 
 
 def test_one_line_has_no_line_breaks() -> None:

@@ -1,11 +1,64 @@
-"""Free TCP ports in place of the fixed ones that every pod has for itself in a cluster."""
+"""Which CPUs the pods of one attempt get, so that their programs, which count CPUs, do not fight for the same ones."""
 
 import errno
+import os
 import random
 import socket
+from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 
+from ddpjob.cluster.base import Json
+from ddpjob.cluster.memory.quantities import amount
 from ddpjob.local.errors import LocalError
+
+
+def cpu_share(available: Sequence[int], rank: int, nodes: int, limit: int | None = None) -> list[int]:
+    """The CPUs of node ``rank``: an even slice, at least one and at most ``limit``.
+
+    With more nodes than CPUs they take turns.
+    """
+    cpus = sorted(available)
+    if nodes >= len(cpus):
+        return [cpus[rank % len(cpus)]]
+    begin, end = rank * len(cpus) // nodes, (rank + 1) * len(cpus) // nodes
+    return cpus[begin:end][:limit]
+
+
+def cpu_limit(pod: Json) -> int | None:
+    """CPUs that the limits of the pod's containers add up to, rounded up; None if one of them has no limit."""
+    limits = [
+        (container.get("resources") or {}).get("limits", {}).get("cpu") for container in pod["spec"]["containers"]
+    ]
+    stated = [amount(limit) for limit in limits if limit is not None]
+    return max(ceil(sum(stated)), 1) if len(stated) == len(limits) else None
+
+
+_GPU_RESOURCE = "nvidia.com/gpu"
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GPU_DRIVER) -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = environment.get(CUDA_VISIBLE_DEVICES)
+    if given is not None:
+        return [word.strip() for word in given.split(",") if word.strip() not in ("", "-1")]
+    return [str(index) for index, _ in enumerate(driver.glob("*"))]
+
+
+def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
+    """The GPUs of node ``rank``, each of which wants so many; with too few of them nodes take turns."""
+    if not devices:
+        return []
+    return [devices[(rank * wanted + n) % len(devices)] for n in range(min(wanted, len(devices)))]
+
+
+def gpu_limit(container: Json) -> int:
+    """GPUs in a container's limits."""
+    limit = str((container.get("resources") or {}).get("limits", {}).get(_GPU_RESOURCE, 0))
+    return int(limit) if limit.isdecimal() else 0
+
 
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_EPHEMERAL = (32768, 60999)

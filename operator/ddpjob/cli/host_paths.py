@@ -26,7 +26,7 @@ def claim_of(volume: Json) -> str | None:
 
 
 @dataclass(frozen=True)
-class Places:
+class HostPaths:
     """Paths of one job. volumes: claim name to the directory that the user gave in its place."""
 
     job: Json

@@ -3,8 +3,10 @@
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from ddpjob.api.wire import timestamp
 from ddpjob.cluster.base import Json
@@ -117,3 +119,25 @@ def _container_status(container: Json, state: Json, *, is_init: bool) -> Json:
         "image": container.get("image", ""),
         "imageID": "",
     }
+
+
+MAX_MESSAGE_BYTES = 4096
+MAX_LOG_BYTES = 2048
+MAX_LOG_LINES = 80
+
+
+def termination_message(file: Path, log: Path, *, falls_back: bool) -> str:
+    """The end of the message file, or of the log where that is empty and ``falls_back``."""
+    said = _end_of(file, MAX_MESSAGE_BYTES)
+    if said or not falls_back:
+        return said
+    return "".join(_end_of(log, MAX_LOG_BYTES).splitlines(keepends=True)[-MAX_LOG_LINES:])
+
+
+def _end_of(path: Path, size: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            return file.read(size).decode(errors="replace")
+    except OSError:
+        return ""

@@ -18,8 +18,7 @@ from ddpjob.engine.actions import EngineSettings, status_patch
 from ddpjob.engine.desired import desired_pods, spec_hash
 from ddpjob.local.admission import job_of
 from ddpjob.local.errors import LocalError
-from ddpjob.local.kubelet import is_over
-from ddpjob.local.program import ENTRYPOINT
+from ddpjob.local.kubelet import ENTRYPOINT, is_over
 from ddpjob.local.state import JobFolder, StateFolder
 from ddpjob.local.volumes import remove_own
 
@@ -27,7 +26,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ResumeState:
     """What the session has to go on with.
 
     suspend: what the user's file says of it.
@@ -45,7 +44,7 @@ def is_true(job: Json, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in conditions)
 
 
-def prepare(cluster: MemoryCluster, folder: JobFolder, wanted: Json, say: Say) -> Beginning:
+def prepare(cluster: MemoryCluster, folder: JobFolder, wanted: Json, say: Say) -> ResumeState:
     """Put the job into ``cluster``: the one that was begun, or a new one in its place."""
     cluster.create_namespace(folder.namespace)
     suspend = bool(wanted["spec"].get("suspend"))
@@ -53,7 +52,7 @@ def prepare(cluster: MemoryCluster, folder: JobFolder, wanted: Json, say: Say) -
     old = folder.job() if dumped else None
     if dumped is None or old is None:
         _create(cluster, folder, wanted)
-        return Beginning(suspend)
+        return ResumeState(suspend)
     if not is_true(old, "Finished") and _is_same(old, wanted):
         cluster.load(dumped)
         return _resume(cluster, folder, old, wanted, say)
@@ -65,7 +64,7 @@ def prepare(cluster: MemoryCluster, folder: JobFolder, wanted: Json, say: Say) -
     claims = [[plural, obj] for plural, obj in dumped["objects"] if plural == names.CLAIMS.plural]
     cluster.load(dumped | {"objects": [[p, o] for p, o in claims if not o["metadata"].get("ownerReferences")]})
     _create(cluster, folder, wanted)
-    return Beginning(suspend)
+    return ResumeState(suspend)
 
 
 def forget(folder: JobFolder, state: StateFolder, wanted: Json, volumes: Mapping[str, Path], say: Say) -> None:
@@ -140,7 +139,7 @@ def _is_same(old: Json, wanted: Json) -> bool:
         return False  # written by another version
 
 
-def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Json, say: Say) -> Beginning:
+def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Json, say: Say) -> ResumeState:
     suspend = bool(wanted["spec"].get("suspend"))
     settled = is_true(old, "Suspended") or not (old.get("status") or {}).get("attempt")
     # No process of an earlier run lives on: what looks alive died with it.
@@ -154,9 +153,9 @@ def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Json, 
     if settled:
         if not suspend and is_true(old, "Suspended"):
             say(resumed(old))
-        return Beginning(suspend)
+        return ResumeState(suspend)
     last = datetime.fromtimestamp((folder.path / "cluster.json").stat().st_mtime, UTC)
-    return Beginning(suspend, min(last, datetime.now(UTC)))
+    return ResumeState(suspend, min(last, datetime.now(UTC)))
 
 
 def resumed(job: Json) -> str:
