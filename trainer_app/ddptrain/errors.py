@@ -11,6 +11,8 @@ import re
 import traceback
 from pathlib import Path
 
+from ddptrain import exit_codes
+
 
 class TrainerError(Exception):
     """A failure with a stable exit code.
@@ -21,7 +23,7 @@ class TrainerError(Exception):
         next_step: what to do or type next.
     """
 
-    code = 1
+    code = exit_codes.USER_ERROR
     cause = "own"
 
     def __init__(self, message: str, *, hint: str = "", next_step: str = "") -> None:
@@ -42,31 +44,31 @@ class TrainerError(Exception):
 class UsageError(TrainerError):
     """A flag, an environment variable or a value that cannot be meant."""
 
-    code = 2
+    code = exit_codes.USAGE
 
 
 class DataError(TrainerError):
     """The dataset is absent, or its content is not what it must be."""
 
-    code = 66
+    code = exit_codes.DATA
 
 
 class RendezvousError(TrainerError):
     """Not every rank arrived in time; the message names who is missing."""
 
-    code = 69
+    code = exit_codes.RENDEZVOUS
 
 
 class RanksError(TrainerError):
     """This machine or this build cannot run the ranks or the backend asked for."""
 
-    code = 71
+    code = exit_codes.RANKS
 
 
 class VolumeError(TrainerError):
     """The checkpoint directory cannot be written."""
 
-    code = 73
+    code = exit_codes.VOLUME
 
 
 class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an error
@@ -76,7 +78,7 @@ class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an e
         saved: whether a checkpoint of the last completed step is on the volume.
     """
 
-    code = 75
+    code = exit_codes.STOPPED
 
     def __init__(self, message: str, *, saved: bool) -> None:
         super().__init__(message)
@@ -86,32 +88,32 @@ class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an e
 class Hang(TrainerError):  # noqa: N818
     """A collective did not complete within the group's timeout."""
 
-    code = 76
+    code = exit_codes.HANG
 
 
 class PeerLost(TrainerError):  # noqa: N818
     """Another rank went away; its own report holds the reason."""
 
-    code = 77
+    code = exit_codes.PEER_LOST
     cause = "peer"
 
 
 class Mismatch(TrainerError):  # noqa: N818
     """The checkpoint or the data belongs to another run than the one configured."""
 
-    code = 78
+    code = exit_codes.MISMATCH
 
 
 class NotFinite(TrainerError):  # noqa: N818
     """The loss is NaN or infinite."""
 
-    code = 79
+    code = exit_codes.NOT_FINITE
 
 
 class Superseded(TrainerError):  # noqa: N818
     """A newer attempt has claimed the checkpoint directory."""
 
-    code = 80
+    code = exit_codes.SUPERSEDED
 
 
 # What gloo, NCCL and the TCP store say when the other side is gone, and when it stays silent.
@@ -165,7 +167,7 @@ def volume_error(error: OSError, path: Path | str) -> TrainerError:
 
 def exit_code(error: BaseException) -> int:
     """The process exit code for an error; 1 for anything this module does not know."""
-    return error.code if isinstance(error, TrainerError) else 1
+    return error.code if isinstance(error, TrainerError) else exit_codes.USER_ERROR
 
 
 def where(error: BaseException) -> str | None:

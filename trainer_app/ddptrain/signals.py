@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+from ddptrain import exit_codes
 from ddptrain.errors import Stopped
 
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -65,7 +66,7 @@ class StopFlag:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                os._exit(128 + signal.SIGINT)
+                os._exit(exit_codes.SIGNAL_BASE + signal.SIGINT)
         if self._phase is not None:
             phase, self._phase = self._phase, None  # once: what cleans up after it must not be interrupted too
             self.leave_if_requested(phase)

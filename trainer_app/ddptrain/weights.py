@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddptrain import exit_codes
 from ddptrain.checkpoint import newest_valid, reading
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import DataError, Mismatch, TrainerError
@@ -121,4 +122,4 @@ def assert_alike(model: nn.Module, group: Group) -> None:
 class WeightsDiffer(TrainerError):  # noqa: N818
     """The ranks do not begin with the same weights."""
 
-    code = 78
+    code = exit_codes.MISMATCH

@@ -29,6 +29,7 @@ from ddptrain.data import mnist
 from ddptrain.data import sampling as audit
 from ddptrain.data.sampling import Schedule
 from ddptrain.errors import UsageError
+from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials
 from ddptrain.files import dumps, make_directory
 
@@ -96,10 +97,10 @@ class Comparison:
 
     def _gradients(self) -> Iterator[Judge]:
         flags = ("--optimizer", "sgd", "--weight-decay", 0, "--stop-after", 1)
-        alone = self._train("gradients-1", 1, *flags, code=75)
+        alone = self._train("gradients-1", 1, *flags, code=STOPPED)
         for world in self._several:
             for way in (*self._plan.ways, "bitwise"):
-                trial = self._train(f"gradients-{way}-{world}", world, *_way(way), *flags, code=75)
+                trial = self._train(f"gradients-{way}-{world}", world, *_way(way), *flags, code=STOPPED)
                 yield _later(equal_first_gradients, f"{way}, {world} ranks", alone, trial)
 
     def _bits(self) -> Iterator[Judge]:
@@ -118,7 +119,15 @@ class Comparison:
         """One training, stopped and gone on with at another number of ranks."""
         total = self._schedule.total_steps
         for leg, world in enumerate(route[:-1], 1):
-            self._train("bits-changing", world, "--sync", "bitwise", "--stop-after", total * leg // len(route), code=75)
+            self._train(
+                "bits-changing",
+                world,
+                "--sync",
+                "bitwise",
+                "--stop-after",
+                total * leg // len(route),
+                code=STOPPED,
+            )
         return self._train("bits-changing", route[-1], "--sync", "bitwise")
 
     def _resume(self) -> Iterator[Judge]:
@@ -126,7 +135,7 @@ class Comparison:
         for way in [way for way in self._plan.ways if self._several]:
             world = self._several[-1]
             whole = self._train(f"resume-{way}-whole", world, *_way(way))
-            self._train(f"resume-{way}-cut", world, *_way(way), "--stop-after", half, code=75)
+            self._train(f"resume-{way}-cut", world, *_way(way), "--stop-after", half, code=STOPPED)
             cut = self._train(f"resume-{way}-cut", world, *_way(way))
             subject = f"{way}, {world} ranks, stopped after step {half}"
             yield _later(equal_bits, "weights' SHA-256, resumed", subject, whole, cut)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddptrain import exit_codes
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
 from ddptrain.launcher.processes import die_with
@@ -155,7 +156,7 @@ class Trials:
         return os.waitstatus_to_exitcode(status), cost
 
     def _become(self, work: Callable[[], int], log: Path, parent: int) -> NoReturn:
-        code = 1
+        code = exit_codes.USER_ERROR
         try:
             die_with(parent)
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ddptrain import exit_codes
 from ddptrain.checkpoint import newest_place
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks, free_port
@@ -40,7 +41,16 @@ from ddptrain.reporting.termination import Report
 from ddptrain.resources import calm_torch, oom_kills
 from ddptrain.signals import STOPPING, StopFlag, heeded
 
-_NOT_AGAIN = (0, 2, 71, 75, 78, 79, 80)  # codes that a second life would end with as well, or that are no failure
+# Codes that a second life would end with as well, or that are no failure.
+_NOT_AGAIN = (
+    0,
+    exit_codes.USAGE,
+    exit_codes.RANKS,
+    exit_codes.STOPPED,
+    exit_codes.MISMATCH,
+    exit_codes.NOT_FINITE,
+    exit_codes.SUPERSEDED,
+)
 _VOLUME = 5.0  # seconds for the volume to tell what it holds
 
 
@@ -125,7 +135,7 @@ def _live(
             f"next: raise it, or lower --batch-size or the ranks per node"
         )
     _tell_other_nodes(ranks, node, report)
-    if postmortem and report["code"] not in (0, 75, 80):
+    if postmortem and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
             report = blame(report, other)
             own_printer(config.log_format)(f"error: {report['message']}")
@@ -314,7 +324,11 @@ class Supervisor:
         while self._read(child, child.reports, last=True):
             pass
         report = report_of(child)
-        if report.get("cause") == "own" and report.get("outcome") == "failed" and report["code"] != 80:
+        if (
+            report.get("cause") == "own"
+            and report.get("outcome") == "failed"
+            and report["code"] != exit_codes.SUPERSEDED
+        ):
             self._postmortem.write(report, self.sightings, [])
 
     def _look_for_a_hang(self) -> None:

@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import UsageError
@@ -139,7 +140,7 @@ def die_with(parent: int) -> None:
     """In a child: be killed as soon as ``parent`` ends, also if it ended before this line."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
+        os._exit(exit_codes.SIGNAL_BASE + signal.SIGKILL)
 
 
 def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
@@ -270,7 +271,7 @@ def _stopped_by_force(number: int) -> Report:
     )
     return {
         "outcome": "stopped",
-        "code": 75,
+        "code": exit_codes.STOPPED,
         "signal": None,
         "saved": False,
         "exception": "Stopped",

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddptrain import exit_codes
 from ddptrain.errors import Stopped, TrainerError, classify, exit_code, where
 from ddptrain.files import dumps
 
@@ -91,7 +92,7 @@ def killed(signal_number: int, *, rank: int) -> Report:
     """The report that a rank killed by a signal could not write."""
     hint = "; often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else ""
     return {
-        "schema": 1, "outcome": "failed", "code": 128 + signal_number, "cause": "own",
+        "schema": 1, "outcome": "failed", "code": exit_codes.SIGNAL_BASE + signal_number, "cause": "own",
         "rank": rank, "step": None, "phase": None, "signal": signal_number, "exception": None,
         "message": f"rank {rank} was killed by {_named(signal_number)}{hint}", "where": None, "checkpoint": None,
     }  # fmt: skip
