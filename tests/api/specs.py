@@ -83,6 +83,15 @@ GOOD: dict[str, Spec] = {
     },
     "number with resource claims": OK
     | {"nprocPerNode": 2, "template": {"spec": {"resourceClaims": [{"name": "g", "resourceClaimName": "x"}]}}},
+    "null in declared fields": OK
+    | {
+        "command": None,
+        "numNodes": 2,
+        "rendezvous": {"port": None, "timeoutSeconds": 60},
+        "restartPolicy": {"maxRestarts": None},
+        "resources": {"limits": {"cpu": 1, "memory": None}},
+        "template": {"spec": {"nodeSelector": {"a": "b", "c": None}, "containers": None}},
+    },
     "nproc auto": OK | {"nprocPerNode": "auto"},
 }
 
@@ -150,6 +159,11 @@ BAD: tuple[Bad, ...] = (
     Bad("args as one text", "args", OK | {"args": "--epochs 3"}),
     Bad("argument that is a number", "args", OK | {"args": ["--epochs", 3]}),
     Bad("unknown field", "nodes", OK | {"nodes": 2}),
+    Bad("field by its name in Python", "num_nodes", OK | {"num_nodes": 2}),
+    Bad("nested field by its name in Python", "timeout_seconds", OK | {"rendezvous": {"timeout_seconds": 60}}),
+    Bad("limit as true", "resources.limits", OK | {"resources": {"limits": {"cpu": True}}}),
+    Bad("limit with a fraction", "resources.limits", OK | {"resources": {"limits": {"cpu": 1.5}}}),
+    Bad("processes with a fraction", "nprocPerNode", OK | {"nprocPerNode": 1.5}),
     Bad("unknown field within", "restartPolicy.retries", OK | {"restartPolicy": {"retries": 2}}),
     Bad("unknown pull policy", "imagePullPolicy", OK | {"imagePullPolicy": "Sometimes"}),
     Bad("suspend in words", "suspend", OK | {"suspend": "yes"}),

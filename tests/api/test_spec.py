@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, explain
-from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, OK, Bad
+from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, explain, forbidden_changes, is_job_name, parse_spec
+from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS, OK, Bad, Edit
 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
@@ -15,7 +15,7 @@ def test_a_good_spec_is_accepted(spec: dict[str, object]) -> None:
 @pytest.mark.parametrize("bad", [bad for bad in BAD if not bad.cel_only], ids=lambda bad: bad.id)
 def test_a_bad_spec_is_refused_by_name(bad: Bad) -> None:
     with pytest.raises(ValidationError) as caught:
-        DDPJobSpec.model_validate(bad.spec)
+        parse_spec({"spec": bad.spec})
     lines = explain(caught.value)
     assert any(bad.field.split(".")[-1] in line for line in lines), lines
     assert any(bad.says in line for line in lines), lines
@@ -58,3 +58,48 @@ def test_an_error_names_the_path_as_the_user_wrote_it() -> None:
     with pytest.raises(ValidationError) as caught:
         DDPJobSpec.model_validate(OK | {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s"}}}]})
     assert explain(caught.value) == ["spec.env[0].valueFrom.secretKeyRef.key: Field required"]
+
+
+def test_an_unknown_field_is_named_as_unknown() -> None:
+    with pytest.raises(ValidationError) as caught:
+        parse_spec({"spec": OK | {"restartPolicy": {"retries": 2}}})
+    assert explain(caught.value) == ["spec.restartPolicy.retries: unknown field"]
+
+
+def test_null_in_a_declared_field_means_absent() -> None:
+    spec = parse_spec({"spec": GOOD["null in declared fields"]}).wire()
+    assert spec["rendezvous"] == {"port": 29500, "timeoutSeconds": 60}
+    assert spec["restartPolicy"] == {"maxRestarts": 3}
+    assert spec["resources"] == {"limits": {"cpu": 1}}
+    assert spec["template"] == {"spec": {"nodeSelector": {"a": "b"}}}
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD if bad.cel_only], ids=lambda bad: bad.id)
+def test_a_job_name_that_cannot_begin_pod_names_is_refused(bad: Bad) -> None:
+    assert not is_job_name(bad.name)
+
+
+def test_a_job_name_of_the_greatest_length_is_accepted() -> None:
+    assert is_job_name("a" * 44 + "1")
+    assert not is_job_name("a\n")
+
+
+@pytest.mark.parametrize("edit", ILLEGAL_EDITS, ids=lambda edit: edit.id)
+def test_a_change_of_an_immutable_field_is_reported(edit: Edit) -> None:
+    (message,) = forbidden_changes(stored(edit.before), stored(edit.after))
+    assert message.startswith(f"{edit.field} is immutable: delete the job")
+
+
+@pytest.mark.parametrize("edit", LEGAL_EDITS, ids=lambda edit: edit.id)
+def test_a_change_of_a_mutable_field_is_not_reported(edit: Edit) -> None:
+    assert forbidden_changes(stored(edit.before), stored(edit.after)) == []
+
+
+def test_true_and_one_in_a_template_are_different_values() -> None:
+    old, new = ({"template": {"spec": {"anyField": value}}} for value in (True, 1))
+    assert len(forbidden_changes(old, new)) == 1
+
+
+def stored(spec: dict[str, object]) -> dict[str, object]:
+    """The minimal spec with these fields, as the API server stores it."""
+    return parse_spec({"spec": OK | spec}).wire()

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 
 class Rule:
@@ -37,6 +37,15 @@ class ApiModel(BaseModel):
     rules: ClassVar[tuple[Rule, ...]] = ()
     list_keys: ClassVar[tuple[str, ...]] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        """Treat null in a declared field as absent, as the API server does."""
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        declared = {field.alias for field in cls.model_fields.values()}
+        return {key: item for key, item in value.items() if item is not None or key not in declared}
+
     @model_validator(mode="after")
     def _keyed_lists_have_unique_keys(self) -> Self:
         for name in type(self).model_fields:
@@ -45,8 +54,9 @@ class ApiModel(BaseModel):
                 continue
             keys = [tuple(getattr(item, key) for key in type(item).list_keys) for item in value]
             if value[0].list_keys and len(set(keys)) < len(keys):
-                twice = next(key for key in keys if keys.count(key) > 1)
-                raise ValueError(f"{to_camel(name)}: duplicate value {'/'.join(map(str, twice))}")
+                index, twice = next((i, key) for i, key in enumerate(keys) if key in keys[:i])
+                context = {"field": f"{to_camel(name)}[{index}]", "value": "/".join(map(str, twice))}
+                raise PydanticCustomError("duplicate", "{field}: duplicate value {value}", context)
         return self
 
     @classmethod

@@ -6,7 +6,8 @@ Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-ap
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from ddpjob.api.model import ApiModel, OpenModel
 
@@ -18,15 +19,23 @@ DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?
 ENV_NAME = r"^[ -<>-~]+$"
 
 
-def _quantity(value: int | str) -> int | str:
+def _quantity(value: object) -> object:
+    message = "must be a quantity that is not negative, for example 500m, 4 or 16Gi"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise PydanticCustomError("quantity_type", message)
     if (isinstance(value, int) and value < 0) or (isinstance(value, str) and not re.fullmatch(QUANTITY, value)):
-        raise ValueError("must be a quantity that is not negative, for example 500m, 4 or 16Gi")
+        raise ValueError(message)
     return value
+
+
+def _without_nulls(value: object) -> object:
+    """Drop keys whose value is null, as the API server does in a map of declared values."""
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 Quantity = Annotated[
     int | str,
-    AfterValidator(_quantity),
+    BeforeValidator(_quantity),
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
@@ -129,7 +138,8 @@ class LocalReference(ApiModel):
     """Name of the object."""
 
 
-ResourceMap = Annotated[dict[str, Quantity], Field(max_length=32)]
+ResourceMap = Annotated[dict[str, Quantity], Field(max_length=32), BeforeValidator(_without_nulls)]
+TextMap = Annotated[dict[str, ShortText], Field(max_length=64), BeforeValidator(_without_nulls)]
 
 
 class ResourceClaimUse(OpenModel):
@@ -155,9 +165,9 @@ class Resources(ApiModel):
 class TemplateMetadata(OpenModel):
     """Labels and annotations added to every pod of the job."""
 
-    labels: Annotated[dict[str, ShortText], Field(max_length=64)] | None = None
+    labels: TextMap | None = None
     """Labels; those under ddpjob.dev/ are the operator's."""
-    annotations: Annotated[dict[str, LongText], Field(max_length=64)] | None = None
+    annotations: Annotated[dict[str, LongText], Field(max_length=64), BeforeValidator(_without_nulls)] | None = None
     """Annotations."""
 
 
@@ -215,7 +225,7 @@ class PodTemplateSpec(OpenModel):
     """Containers; `trainer` is merged with the short fields of the job, others run beside it."""
     init_containers: Annotated[list[TemplateContainer], Field(max_length=32)] | None = None
     """Containers that run before the trainer."""
-    node_selector: Annotated[dict[str, ShortText], Field(max_length=64)] | None = None
+    node_selector: TextMap | None = None
     """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = None
     """Taints that the pods tolerate, added to the operator's 30 s for lost nodes."""

@@ -4,9 +4,13 @@ Every rule stands twice, as CEL for the API server and as a validator here; test
 the two to the same verdict. Descriptions are the docstrings below each field (``kubectl explain ddpjob.spec``).
 """
 
+import json
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel, Rule
@@ -30,16 +34,17 @@ YEAR = 365 * DAY
 _NPROC_MESSAGE = f"must be auto or a number from 1 to {names.MAX_NPROC_PER_NODE}"
 
 
-def _nproc(value: int | str) -> int | str:
-    fits = 1 <= value <= names.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"
-    if not fits:
+def _nproc(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise PydanticCustomError("nproc_type", _NPROC_MESSAGE)
+    if not (1 <= value <= names.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"):
         raise ValueError(_NPROC_MESSAGE)
     return value
 
 
 NprocPerNode = Annotated[
     int | str,
-    AfterValidator(_nproc),
+    BeforeValidator(_nproc),
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
@@ -137,15 +142,14 @@ IMMUTABLE = (
 )
 
 
-def _immutable_rules() -> tuple[Rule, ...]:
-    # At spec level with has(): a rule on the field itself would let it be added and removed.
-    return tuple(
-        Rule(
-            f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
-            f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)",
-        )
-        for name in IMMUTABLE
+# At spec level with has(): a rule on the field itself would let it be added and removed.
+_IMMUTABLE_RULES = {
+    name: Rule(
+        f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
+        f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)",
     )
+    for name in IMMUTABLE
+}
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
@@ -188,7 +192,7 @@ class DDPJobSpec(ApiModel):
             "!has(self.checkpoint) || !has(self.data) || self.checkpoint.mountPath != self.data.mountPath",
             _PATHS_MESSAGE,
         ),
-        *_immutable_rules(),
+        *_IMMUTABLE_RULES.values(),
     )
 
     image: Image | None = None
@@ -261,28 +265,51 @@ class DDPJobSpec(ApiModel):
         return self
 
 
+_NAME = "[a-z]([-a-z0-9]*[a-z0-9])?"
 NAME_RULE = Rule(
-    f"self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= {names.MAX_JOB_NAME}",
+    f"self.metadata.name.matches('^{_NAME}$') && size(self.metadata.name) <= {names.MAX_JOB_NAME}",
     f"metadata.name must be at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter "
     "and ending with a letter or digit: pod and host names are made from it",
 )
 
 
+def is_job_name(name: str) -> bool:
+    """Return whether a DDPJob may have this name: ``NAME_RULE`` in Python."""
+    return len(name) <= names.MAX_JOB_NAME and re.fullmatch(_NAME, name) is not None
+
+
+def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return one message for each immutable field that differs between two stored specs of one job.
+
+    The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed differs, too.
+    """
+    return [rule.message for name, rule in _IMMUTABLE_RULES.items() if not _is_equal(old.get(name), new.get(name))]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are the same; unlike ``==``, true is not 1."""
+    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
 def parse_spec(job: dict[str, Any]) -> DDPJobSpec:
-    """The typed spec of a job as the API server gave it.
+    """Return the typed spec of a job as the API server stores it.
 
     Raises:
         pydantic.ValidationError: the spec breaks a rule; ``explain`` turns it into lines for a user.
     """
-    return DDPJobSpec.model_validate(job.get("spec") or {})
+    return DDPJobSpec.model_validate(job.get("spec") or {}, by_alias=True, by_name=False)
 
 
 def explain(error: ValidationError) -> list[str]:
-    """One line for each error: the field's path as the user wrote it, and what is wrong with it."""
-    lines = []
-    for item in error.errors():
-        path = "spec"
-        for part in item["loc"]:
-            path += f"[{part}]" if isinstance(part, int) else f".{part}"
-        lines.append(f"{path}: {item['msg'].removeprefix('Value error, ')}")
-    return lines
+    """Return one line for each error: the field's path as the user wrote it, and what is wrong with it."""
+    return [f"{field_path('spec', item['loc'])}: {message_of(item)}" for item in error.errors()]
+
+
+def field_path(root: str, location: Iterable[int | str]) -> str:
+    """Return the path below ``root`` of one of pydantic's errors, for example ``spec.env[0].name``."""
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+
+
+def message_of(error: ErrorDetails) -> str:
+    """Return what one of pydantic's errors says is wrong, in the words of this project."""
+    return "unknown field" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")

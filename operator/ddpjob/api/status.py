@@ -3,13 +3,36 @@
 Numbers of the training (loss, accuracy) are strings: NaN is not JSON, and a float would not survive a round trip.
 """
 
+import re
+from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ddpjob.api.model import ApiModel
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def is_time(value: str) -> bool:
+    """Return whether a text is a time of RFC 3339 with seconds: the format ``date-time`` of the API server."""
+    if not _TIME.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value.upper())
+    except ValueError:
+        return False
+    return True
+
+
+def _time(value: str) -> str:
+    if not is_time(value):
+        raise PydanticCustomError("time_type", "must be a time of RFC 3339, for example 2026-03-01T12:00:00Z")
+    return value
+
+
+Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
 CONDITIONS = (
     "Scheduled",
     "Running",
