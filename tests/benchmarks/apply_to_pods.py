@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tests.benchmarks.api_server import ApiServer, Timeline
-from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.operator_process import OperatorProcess
-from tests.benchmarks.page import write_section
+from tests.benchmarks.report import describe_machine, write_section
 from tests.controlplane import control_plane
 
 SIZES = (1, 8, 32, 64)

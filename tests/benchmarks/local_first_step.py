@@ -10,7 +10,7 @@ the data are inside.
 
 Cold: before the run the pages of all files of this virtual environment, torch's above all, are dropped from the page
 cache (posix_fadvise, POSIX_FADV_DONTNEED); what stayed, because other programs have it mapped, is told. Warm: right
-after a run. Cold and warm runs take turns. Every run has a state folder of its own.
+after a run. Cold and warm runs take turns. Every run has a state folder of its namespace.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.machine import describe_machine
-from tests.benchmarks.page import write_section
 from tests.benchmarks.pagecache import drop, resident
+from tests.benchmarks.report import describe_machine, write_section
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"

@@ -17,13 +17,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from tests.benchmarks.machine import describe_machine
-from tests.benchmarks.page import write_section
+from tests.benchmarks.report import describe_machine, write_section
 from tests.e2e.demo import set_up
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Json, Kubectl
-from tests.e2e.scene import CLAIM, Scene, claim_of, scene, until_all_are_gone
-from tests.e2e.undisturbed import metrics_of
+from tests.e2e.namespace import CLAIM, JobNamespace, claim_of, job_namespace, until_all_are_gone
+from tests.e2e.reference import metrics_of
 from tests.kind.cluster import DEFAULT_NAME, Cluster
 
 NAME = "recovery"
@@ -42,7 +41,7 @@ class Life:
 
 def live(cluster: Cluster) -> Life:
     """Apply the example, kill the pod of the last node in mid-training, wait for the end."""
-    with scene(cluster, NAME) as place:
+    with job_namespace(cluster, NAME) as place:
         place.kubectl.apply(claim_of(place))
         applied = time.time()
         place.kubectl.apply(mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
@@ -59,7 +58,7 @@ def live(cluster: Cluster) -> Life:
         )
 
 
-def _steps(place: Scene, run: int) -> list[Json]:
+def _steps(place: JobNamespace, run: int) -> list[Json]:
     rows = [json.loads(line) for line in metrics_of(place).read_text().splitlines()]
     return [row for row in rows if row["event"] == "train" and row["run"] == run]
 

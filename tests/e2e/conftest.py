@@ -1,4 +1,4 @@
-"""One kind cluster and one installed operator for all tests here; one undisturbed training to compare others with."""
+"""One kind cluster and one installed operator for all tests here; one reference training to compare others with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import scene as scenes
+from tests.e2e import namespace as namespaces
 from tests.e2e.installation import Installation
-from tests.e2e.scene import Scene, scene
-from tests.e2e.undisturbed import Undisturbed, train_undisturbed
+from tests.e2e.namespace import JobNamespace, job_namespace
+from tests.e2e.reference import ReferenceRun, train_reference
 from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
@@ -28,7 +28,7 @@ def pytest_runtest_makereport(
     """Show what the cluster looks like, while the failed test's objects are still there."""
     report = yield
     if report.failed and call.when != "teardown" and _installed:
-        report.sections.append(("cluster", scenes.describe_everything(_installed[-1])))
+        report.sections.append(("cluster", namespaces.describe_everything(_installed[-1])))
     return report
 
 
@@ -66,19 +66,19 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
     installation.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
     installation.wait_until_ready()
     yield installation
-    scenes.until_all_are_gone(installation.kubectl)
+    namespaces.until_all_are_gone(installation.kubectl)
 
 
 @pytest.fixture
-def own(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A namespace and a volume of the test's own."""
+def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[JobNamespace]:
+    """A namespace and a volume of the test's namespace."""
     name: Any = request.node.name
-    with scene(cluster, str(name).removeprefix("test_")) as made:
+    with job_namespace(cluster, str(name).removeprefix("test_")) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cluster: Cluster, operator: Installation) -> Iterator[Undisturbed]:
+def reference(cluster: Cluster, operator: Installation) -> Iterator[ReferenceRun]:
     """The example, trained to its end while somebody watches."""
-    with scene(cluster, "undisturbed") as made:
-        yield train_undisturbed(made)
+    with job_namespace(cluster, "reference") as made:
+        yield train_reference(made)

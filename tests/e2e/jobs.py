@@ -35,7 +35,7 @@ def training() -> Training:
 
 
 def mnist_job(name: str, *arguments: str, storage_class: str = "", claim: str = "") -> Json:
-    """The example, with each of its nodes on a machine of its own.
+    """The example, with each of its nodes on a machine of its namespace.
 
     arguments: more flags for the trainer.
     storage_class: of the claim template; or claim: an existing claim instead of the template.

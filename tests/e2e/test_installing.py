@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import PROGRESS_SECONDS
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.undisturbed import Undisturbed
+from tests.e2e.reference import ReferenceRun
 from tests.kind.images import OPERATOR_TAG
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
@@ -27,16 +27,16 @@ def test_the_plain_manifests_are_accepted_by_the_api_server(operator: Installati
 
 
 def test_jobs_and_their_definition_outlive_the_release_and_meet_the_next_one(
-    undisturbed: Undisturbed, operator: Installation
+    reference: ReferenceRun, operator: Installation
 ) -> None:
-    before = undisturbed.scene.job(undisturbed.name)
+    before = reference.namespace.job(reference.name)
 
     operator.uninstall()
 
     assert operator.kubectl.objects("deployments") == []
-    assert undisturbed.scene.job(undisturbed.name) == before
+    assert reference.namespace.job(reference.name) == before
     operator.install(OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
     operator.wait_until_ready()
     assert operator.kubectl.object("customresourcedefinition", JOB_KIND)["status"]["acceptedNames"]["shortNames"]
-    after = undisturbed.scene.job(undisturbed.name)
+    after = reference.namespace.job(reference.name)
     assert after == before, f"a finished job is left as it is: {json.dumps(after['status'])}"

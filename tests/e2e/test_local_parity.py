@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +16,16 @@ from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import Json
-from tests.e2e.parity import differences, pods_of, status_of
-from tests.e2e.scene import CLAIM, Scene, claim_of
+from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
 LOCAL_SECONDS = 240.0
+# Durations and speeds: numbers that no two runs share.
+MEASURED = frozenset({"activeSeconds", "timings", "samplesPerSecond", "etaSeconds", "nodeName"})
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+# What the API server and its admission add to every object of that moment.
+_METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "managedFields"})
 TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", "10")
 
 
@@ -45,6 +53,48 @@ KILLED_RANK = job("killed-rank", *TRAINING, "--chaos", "kill:1:25", numNodes=1, 
 BAD_COMMAND = job("bad-command", command=["no-such-program"], numNodes=1, restartPolicy={"maxRestarts": 1})
 
 
+def status_of(job: Json) -> Json:
+    """The status of a finished job without what belongs to one run."""
+    status: Json = _plain(job["status"], job)
+    return status
+
+
+def pods_of(pods: Iterable[Json], job: Json) -> list[Json]:
+    """Specs, labels, annotations and owners of pods as they are stored, by name."""
+    return [_rendered(pod, job) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))]
+
+
+def differences(here: Any, there: Any, path: str = "") -> list[str]:
+    """Where two objects differ, a line each; empty when they are equal."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        keys = sorted({*here, *there})
+        return [line for key in keys for line in differences(here.get(key), there.get(key), f"{path}.{key}")]
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        pairs = enumerate(zip(here, there, strict=True))
+        return [line for index, (a, b) in pairs for line in differences(a, b, f"{path}[{index}]")]
+    return [] if here == there else [f"{path}: here {json.dumps(here)}, there {json.dumps(there)}"]
+
+
+def _rendered(pod: Json, job: Json) -> Json:
+    metadata = {key: value for key, value in pod["metadata"].items() if key not in _METADATA}
+    rendered: Json = _plain({"metadata": metadata, "spec": pod["spec"]}, job)
+    return rendered
+
+
+def _plain(value: Any, job: Json) -> Any:
+    uid = job["metadata"]["uid"]
+    text = json.dumps(value).replace(uid, "<uid>").replace(f"-{uid[:5]}", "-<uid5>")
+    return _without_measures(json.loads(_TIME.sub("<time>", text)))
+
+
+def _without_measures(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_measures(inner) for key, inner in value.items() if key not in MEASURED}
+    if isinstance(value, list):
+        return [_without_measures(inner) for inner in value]
+    return value
+
+
 def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[Json]]:
     """The finished job and its pods as local mode leaves them."""
     manifest = copy.deepcopy(manifest)
@@ -62,14 +112,14 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
 
 @pytest.mark.parametrize("manifest", [SUCCESS, KILLED_RANK, BAD_COMMAND], ids=lambda m: m["metadata"]["name"])
 def test_local_mode_renders_and_reports_what_the_cluster_does(
-    own: Scene, operator: Installation, tmp_path: Path, manifest: Json
+    namespace: JobNamespace, operator: Installation, tmp_path: Path, manifest: Json
 ) -> None:
     name = manifest["metadata"]["name"]
-    own.kubectl.apply(claim_of(own), manifest)
-    own.until_finished(name)
-    there, there_pods = own.job(name), own.pods()
+    namespace.kubectl.apply(claim_of(namespace), manifest)
+    namespace.until_finished(name)
+    there, there_pods = namespace.job(name), namespace.pods()
 
-    here, here_pods = run_locally(manifest, own.kubectl.namespace, tmp_path)
+    here, here_pods = run_locally(manifest, namespace.kubectl.namespace, tmp_path)
 
     found = differences(pods_of(here_pods, here), pods_of(there_pods, there), "pods")
     found += differences(status_of(here), status_of(there), "status")

@@ -9,8 +9,8 @@ from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Json
-from tests.e2e.scene import CLAIM, Scene, claim_of
-from tests.e2e.undisturbed import Undisturbed, metrics_of
+from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
+from tests.e2e.reference import ReferenceRun, metrics_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
@@ -24,12 +24,12 @@ os.kill(max(ranks), signal.SIGKILL)
 """
 
 
-def kill_a_pod(scene: Scene, pod: str) -> None:
-    scene.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+def kill_a_pod(namespace: JobNamespace, pod: str) -> None:
+    namespace.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
 
 
-def kill_a_process(scene: Scene, pod: str) -> None:
-    scene.kubectl("exec", pod, "--", "python3", "-c", KILL_A_RANK)
+def kill_a_process(namespace: JobNamespace, pod: str) -> None:
+    namespace.kubectl("exec", pod, "--", "python3", "-c", KILL_A_RANK)
 
 
 def uids(pods: list[Json]) -> dict[str, str]:
@@ -38,43 +38,43 @@ def uids(pods: list[Json]) -> dict[str, str]:
 
 @pytest.mark.parametrize("kill", [kill_a_pod, kill_a_process])
 def test_after_a_kill_in_mid_training_a_new_attempt_resumes_and_learns_the_same(
-    own: Scene, operator: Installation, undisturbed: Undisturbed, kill: Callable[[Scene, str], None]
+    namespace: JobNamespace, operator: Installation, reference: ReferenceRun, kill: Callable[[JobNamespace, str], None]
 ) -> None:
-    own.kubectl.apply(claim_of(own), mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
-    before = own.until_step(NAME, 60, checkpoint=50)
+    namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
+    before = namespace.until_step(NAME, 60, checkpoint=50)
     assert before["attempt"] == 1
-    victim = next(pod for pod in uids(own.pods()) if pod.endswith("-1-1"))
+    victim = next(pod for pod in uids(namespace.pods()) if pod.endswith("-1-1"))
 
-    kill(own, victim)
+    kill(namespace, victim)
 
-    status = own.until_finished(NAME)
+    status = namespace.until_finished(NAME)
     assert status["state"] == "Succeeded"
     assert (status["attempt"], status["restarts"]) == (2, 1)
     assert [failure["attempt"] for failure in status["failures"]] == [1]
     assert status["checkpoint"]["resumedFromStep"] >= 50
-    rows = effective_rows(metrics_of(own), "train")
-    assert [row["step"] for row in rows] == list(range(1, len(undisturbed.losses) + 1))
-    assert [row["loss"] for row in rows] == pytest.approx(undisturbed.losses, abs=1e-6)
+    rows = effective_rows(metrics_of(namespace), "train")
+    assert [row["step"] for row in rows] == list(range(1, len(reference.losses) + 1))
+    assert [row["loss"] for row in rows] == pytest.approx(reference.losses, abs=1e-6)
     assert len({row["run"] for row in rows}) == 2, "both attempts trained"
     assert operator.refused_requests() == []
 
 
 def test_killing_the_operator_in_mid_training_touches_no_pod_and_the_status_goes_on(
-    own: Scene, operator: Installation
+    namespace: JobNamespace, operator: Installation
 ) -> None:
-    own.kubectl.apply(claim_of(own), mnist_job(NAME, "--epochs", "1", "--step-delay", "0.1", claim=CLAIM))
-    own.until_step(NAME, 20)
-    before = uids(own.pods())
+    namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--epochs", "1", "--step-delay", "0.1", claim=CLAIM))
+    namespace.until_step(NAME, 20)
+    before = uids(namespace.pods())
 
     operator.kill()
 
-    seen = own.status(NAME)["progress"]["step"]
-    status = own.until_step(NAME, seen + 10)
+    seen = namespace.status(NAME)["progress"]["step"]
+    status = namespace.until_step(NAME, seen + 10)
     assert status["state"] == "Running", "the training must outlive the operator's absence: give it more steps"
-    assert uids(own.pods()) == before
-    status = own.until_finished(NAME)
+    assert uids(namespace.pods()) == before
+    status = namespace.until_finished(NAME)
     assert status["state"] == "Succeeded"
     assert (status["attempt"], status["restarts"]) == (1, 0)
-    assert uids(own.pods()) == before
-    starts = [line for line in metrics_of(own).read_text().splitlines() if json.loads(line)["event"] == "start"]
+    assert uids(namespace.pods()) == before
+    starts = [line for line in metrics_of(namespace).read_text().splitlines() if json.loads(line)["event"] == "start"]
     assert len(starts) == 1, "one undivided run"

@@ -10,8 +10,8 @@ from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, mnist_job, training
 from tests.e2e.kubectl import Json, condition_of, until
-from tests.e2e.scene import CLAIM, Scene, claim_of
-from tests.e2e.undisturbed import Undisturbed, metrics_of
+from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
+from tests.e2e.reference import ReferenceRun, metrics_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
@@ -22,84 +22,86 @@ def uids_of(pods: list[Json]) -> list[str]:
     return [pod["metadata"]["uid"] for pod in pods]
 
 
-def test_pods_on_both_workers_form_one_world_of_four(undisturbed: Undisturbed) -> None:
-    nodes = {pod["spec"]["nodeName"] for pod in undisturbed.pods}
-    assert len(undisturbed.pods) == 2
+def test_pods_on_both_workers_form_one_world_of_four(reference: ReferenceRun) -> None:
+    nodes = {pod["spec"]["nodeName"] for pod in reference.pods}
+    assert len(reference.pods) == 2
     assert len(nodes) == 2, f"both pods ran on {nodes}"
-    assert undisturbed.status["world"]["worldSize"] == 4
-    starts = [json.loads(line) for line in metrics_of(undisturbed.scene).read_text().splitlines() if '"start"' in line]
+    assert reference.status["world"]["worldSize"] == 4
+    starts = [
+        json.loads(line) for line in metrics_of(reference.namespace).read_text().splitlines() if '"start"' in line
+    ]
     assert [start["worldSize"] for start in starts] == [4]
 
 
-def test_the_job_finishes_and_succeeds_with_the_accuracy_in_status_and_metrics(undisturbed: Undisturbed) -> None:
-    assert condition_of(undisturbed.job, "Finished")["status"] == "True"
-    assert condition_of(undisturbed.job, "Succeeded")["status"] == "True"
-    assert undisturbed.status["state"] == "Succeeded"
-    assert undisturbed.status["restarts"] == 0
-    accuracy = float(undisturbed.status["progress"]["accuracy"])
+def test_the_job_finishes_and_succeeds_with_the_accuracy_in_status_and_metrics(reference: ReferenceRun) -> None:
+    assert condition_of(reference.job, "Finished")["status"] == "True"
+    assert condition_of(reference.job, "Succeeded")["status"] == "True"
+    assert reference.status["state"] == "Succeeded"
+    assert reference.status["restarts"] == 0
+    accuracy = float(reference.status["progress"]["accuracy"])
     assert accuracy >= training().least_accuracy
-    evaluations = effective_rows(metrics_of(undisturbed.scene), "eval")
+    evaluations = effective_rows(metrics_of(reference.namespace), "eval")
     assert [row["epoch"] for row in evaluations] == [1, 2]
     assert evaluations[-1]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
 
-def test_the_pods_of_a_finished_job_stay_with_their_logs(undisturbed: Undisturbed) -> None:
-    pods = undisturbed.scene.pods()
-    assert sorted(uids_of(pods)) == sorted(uids_of(undisturbed.pods))
+def test_the_pods_of_a_finished_job_stay_with_their_logs(reference: ReferenceRun) -> None:
+    pods = reference.namespace.pods()
+    assert sorted(uids_of(pods)) == sorted(uids_of(reference.pods))
     assert not [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
     first = next(pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].endswith("-0"))
-    assert "test accuracy" in undisturbed.scene.kubectl("logs", first)
+    assert "test accuracy" in reference.namespace.kubectl("logs", first)
 
 
-def test_kubectl_get_shows_the_steps_while_it_trains(undisturbed: Undisturbed) -> None:
-    steps = set(re.findall(r"\b(\d+)/\d{2,}\b", "\n".join(undisturbed.table)))
-    total = undisturbed.status["progress"]["totalSteps"]
+def test_kubectl_get_shows_the_steps_while_it_trains(reference: ReferenceRun) -> None:
+    steps = set(re.findall(r"\b(\d+)/\d{2,}\b", "\n".join(reference.table)))
+    total = reference.status["progress"]["totalSteps"]
     between = sorted(step for step in map(int, steps) if 0 < step < total)
-    assert len(between) >= 3, "\n".join(undisturbed.table)
+    assert len(between) >= 3, "\n".join(reference.table)
 
 
 def test_another_pod_that_cannot_write_evaluates_the_checkpoint_to_the_same_accuracy(
-    undisturbed: Undisturbed, trainer_image: str
+    reference: ReferenceRun, trainer_image: str
 ) -> None:
-    scene = undisturbed.scene
-    claim = f"{undisturbed.name}-checkpoints"
-    scene.kubectl.apply(evaluation_pod("judge", claim, trainer_image))
-    scene.kubectl.wait_for("jsonpath={.status.phase}=Succeeded", "pod/judge", 120)
-    verdict = json.loads(scene.kubectl("logs", "judge").splitlines()[-1])
-    assert verdict["accuracy"] == pytest.approx(float(undisturbed.status["progress"]["accuracy"]), abs=5e-5)
-    path = undisturbed.status["checkpoint"]["path"]
-    assert verdict["checkpoint"]["step"] == undisturbed.status["checkpoint"]["step"]
-    assert (scene.volume / path).is_file()
+    namespace = reference.namespace
+    claim = f"{reference.name}-checkpoints"
+    namespace.kubectl.apply(evaluation_pod("judge", claim, trainer_image))
+    namespace.kubectl.wait_for("jsonpath={.status.phase}=Succeeded", "pod/judge", 120)
+    verdict = json.loads(namespace.kubectl("logs", "judge").splitlines()[-1])
+    assert verdict["accuracy"] == pytest.approx(float(reference.status["progress"]["accuracy"]), abs=5e-5)
+    path = reference.status["checkpoint"]["path"]
+    assert verdict["checkpoint"]["step"] == reference.status["checkpoint"]["step"]
+    assert (namespace.volume / path).is_file()
 
 
 def test_the_charts_service_account_suffices_for_a_whole_life_of_a_job(
-    undisturbed: Undisturbed, operator: Installation
+    reference: ReferenceRun, operator: Installation
 ) -> None:
-    assert undisturbed.status["state"] == "Succeeded"
+    assert reference.status["state"] == "Succeeded"
     assert operator.refused_requests() == []
 
 
 def test_a_job_deleted_in_mid_training_leaves_nothing_but_the_claim_from_which_its_successor_resumes(
-    own: Scene, operator: Installation, undisturbed: Undisturbed
+    namespace: JobNamespace, operator: Installation, reference: ReferenceRun
 ) -> None:
     job = mnist_job("again", "--step-delay", "0.05", claim=CLAIM)
-    own.kubectl.apply(claim_of(own), job)
-    own.until_step("again", 60, checkpoint=50)
+    namespace.kubectl.apply(claim_of(namespace), job)
+    namespace.until_step("again", 60, checkpoint=50)
 
-    own.kubectl("delete", "ddp", "again", "--timeout=60s", timeout=90)
-    until("no pod and no service is left", lambda: not own.kubectl.objects("pods,services"), seconds=60)
-    assert own.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
+    namespace.kubectl("delete", "ddp", "again", "--timeout=60s", timeout=90)
+    until("no pod and no service is left", lambda: not namespace.kubectl.objects("pods,services"), seconds=60)
+    assert namespace.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
     before = operator.activity()
     time.sleep(QUIET_SECONDS)  # the claim is that nothing happens for that long
     assert operator.activity() == before
 
-    own.kubectl.apply(mnist_job("again", claim=CLAIM))
-    status = own.until_finished("again")
+    namespace.kubectl.apply(mnist_job("again", claim=CLAIM))
+    status = namespace.until_finished("again")
     assert status["state"] == "Succeeded"
     resumed = status["checkpoint"]["resumedFromStep"]
     assert resumed >= 50
-    said = [event["message"] for event in own.events("again") if event["reason"] == "ResumedFromCheckpoint"]
+    said = [event["message"] for event in namespace.events("again") if event["reason"] == "ResumedFromCheckpoint"]
     assert any(f"after step {resumed}" in message for message in said), said
-    assert [row["loss"] for row in effective_rows(metrics_of(own), "train")] == pytest.approx(
-        undisturbed.losses, abs=1e-6
+    assert [row["loss"] for row in effective_rows(metrics_of(namespace), "train")] == pytest.approx(
+        reference.losses, abs=1e-6
     )

@@ -21,13 +21,13 @@ CLAIM = "trainings"
 """The claim that a user made beforehand."""
 DELETE_SECONDS = 120.0
 
-live: list[Scene] = []
+live: list[JobNamespace] = []
 """Scenes that exist at this moment, for the report of a failed test."""
 _going: list[str] = []
 
 
 @dataclass(frozen=True)
-class Scene:
+class JobNamespace:
     """Everything of one test lies in this namespace and on this volume."""
 
     kubectl: Kubectl
@@ -82,11 +82,11 @@ class Scene:
 
 
 @contextmanager
-def scene(cluster: Cluster, what: str) -> Iterator[Scene]:
+def job_namespace(cluster: Cluster, what: str) -> Iterator[JobNamespace]:
     """A fresh namespace that enforces Pod Security "restricted", its volume, and a claim of it; all gone afterwards."""
     words = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
     name = f"e2e-{words}-{secrets.token_hex(3)}"
-    made = Scene(Kubectl(cluster.kubeconfig, name), cluster.shared_dir / name, name)
+    made = JobNamespace(Kubectl(cluster.kubeconfig, name), cluster.shared_dir / name, name)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     volume = cluster.shared_volume(name, storage_class=name)
@@ -100,10 +100,10 @@ def scene(cluster: Cluster, what: str) -> Iterator[Scene]:
         _remove(made, name)
 
 
-def claim_of(scene: Scene, name: str = CLAIM) -> Json:
+def claim_of(namespace: JobNamespace, name: str = CLAIM) -> Json:
     """A claim of the scene's volume."""
     spec = {
-        "storageClassName": scene.storage_class,
+        "storageClassName": namespace.storage_class,
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": "1Gi"}},
     }
@@ -112,7 +112,7 @@ def claim_of(scene: Scene, name: str = CLAIM) -> Json:
 
 def describe_everything(operator: Installation | None) -> str:
     """All live scenes, and the operator's side of the story."""
-    parts = [scene.describe() for scene in live]
+    parts = [namespace.describe() for namespace in live]
     if operator is not None:
         parts += [
             f"$ kubectl -n {operator.kubectl.namespace} {' '.join(words)}\n{_said(operator.kubectl, words)}"
@@ -132,7 +132,7 @@ def _said(kubectl: Kubectl, words: tuple[str, ...]) -> str:
         return str(error)
 
 
-def _remove(made: Scene, name: str) -> None:
+def _remove(made: JobNamespace, name: str) -> None:
     """Delete without waiting: the next test need not. ``until_all_are_gone`` waits at the end."""
     with suppress(CommandError):
         made.kubectl("delete", "namespace", name, "--wait=false")

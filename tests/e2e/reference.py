@@ -11,7 +11,7 @@ from pathlib import Path
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Json, Kubectl, condition_of, until
-from tests.e2e.scene import Scene
+from tests.e2e.namespace import JobNamespace
 from tests.kind.toolchain import binary
 from tests.processes import end, spawn
 
@@ -19,10 +19,10 @@ NAME = "mnist-cpu"
 
 
 @dataclass(frozen=True)
-class Undisturbed:
+class ReferenceRun:
     """The finished job, and what was seen while it ran."""
 
-    scene: Scene
+    namespace: JobNamespace
     name: str
     job: Json
     pods: list[Json]
@@ -38,22 +38,24 @@ class Undisturbed:
     @property
     def losses(self) -> list[float]:
         """Loss of every step, from the first."""
-        return [row["loss"] for row in effective_rows(metrics_of(self.scene), "train")]
+        return [row["loss"] for row in effective_rows(metrics_of(self.namespace), "train")]
 
 
-def metrics_of(scene: Scene) -> Path:
+def metrics_of(namespace: JobNamespace) -> Path:
     """metrics.jsonl, as it lies on the volume."""
-    return scene.volume / FILE_NAME
+    return namespace.volume / FILE_NAME
 
 
-def train_undisturbed(scene: Scene) -> Undisturbed:
+def train_reference(namespace: JobNamespace) -> ReferenceRun:
     """Apply the example, watch it as a user would, and wait for its end."""
-    with _table(scene.kubectl) as table:
-        scene.kubectl.apply(mnist_job(NAME, storage_class=scene.storage_class))
-        until("all nodes run", lambda: condition_of(scene.job(NAME), "Running").get("status") == "True", seconds=120)
-        pods = scene.pods()
-        scene.until_finished(NAME)
-        return Undisturbed(scene, NAME, scene.job(NAME), pods, table.read_text().splitlines())
+    with _table(namespace.kubectl) as table:
+        namespace.kubectl.apply(mnist_job(NAME, storage_class=namespace.storage_class))
+        until(
+            "all nodes run", lambda: condition_of(namespace.job(NAME), "Running").get("status") == "True", seconds=120
+        )
+        pods = namespace.pods()
+        namespace.until_finished(NAME)
+        return ReferenceRun(namespace, NAME, namespace.job(NAME), pods, table.read_text().splitlines())
 
 
 @contextmanager

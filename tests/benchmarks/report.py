@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it a figure says nothing."""
+"""Describes the machine of a measurement, and writes tables into docs/benchmarks.md between markers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.kind.toolchain import KUBERNETES_VERSION
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
 def describe_machine(*, kubernetes: bool = True) -> str:
@@ -20,6 +22,16 @@ def describe_machine(*, kubernetes: bool = True) -> str:
         f"{cores} cores of {_processor()}, Linux {platform.release().split('-')[0]}, "
         f"{cluster}Python {python}, {day}, load average {os.getloadavg()[0]:.1f}"
     )
+
+
+def write_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Replace what stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, opened, rest = page.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise SystemExit(f"{page} has no section {begin} ... {end}: add the two markers where the table belongs")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def _processor() -> str:
