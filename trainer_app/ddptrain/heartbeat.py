@@ -196,13 +196,13 @@ def dump_flight_recorder(descriptor: int) -> None:
 
 
 def place_in(stacks: str) -> str | None:
-    """``file.py:line`` of the training thread's innermost frame of this package, out of faulthandler's dump."""
-    folder = Path(__file__).parent
-    for thread in re.split(r"\n\n", stacks):
+    """Return ``file.py:line`` of the training thread's innermost frame of this package in a faulthandler dump."""
+    package = Path(__file__).parent
+    for thread in stacks.split("\n\n"):
         frames = [(Path(m["file"]), m["line"]) for m in _FRAME.finditer(thread)]
-        ours = [(path.name, line) for path, line in frames if path.parent == folder]
-        if ours and any(name == "worker.py" for name, _ in ours):  # the guard's thread never passes there
-            # What merely wraps the waiting says less than where the loop stands.
-            telling = [pair for pair in ours if pair[0] not in ("py", "chaos.py")] or ours
-            return f"{telling[0][0]}:{telling[0][1]}"
+        ours = [(path.name, line) for path, line in frames if package in path.parents]
+        if any(name == "worker.py" for name, _ in ours):  # only the training thread runs worker.py
+            # Frames of the heartbeat and of fault injection wrap the work and say nothing about it.
+            work = [pair for pair in ours if pair[0] not in ("heartbeat.py", "fault_injection.py")] or ours
+            return f"{work[0][0]}:{work[0][1]}"
     return None

@@ -9,6 +9,7 @@ strand the others in a collective.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from ddptrain import exit_codes
 from ddptrain.errors import Stopped
 
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None)
 
 
 def heeded() -> list[signal.Signals]:
@@ -70,3 +73,10 @@ class StopFlag:
         if self._phase is not None:
             phase, self._phase = self._phase, None  # once: what cleans up after it must not be interrupted too
             self.leave_if_requested(phase)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when ``parent`` ends; exit now if it has already ended."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(exit_codes.SIGNAL_BASE + signal.SIGKILL)

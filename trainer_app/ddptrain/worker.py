@@ -31,7 +31,6 @@ from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
 from ddptrain.files import dumps
 from ddptrain.heartbeat import BlackBox, Breadcrumbs
-from ddptrain.launcher.processes import Assignment
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
@@ -240,15 +239,18 @@ def run_here(
     return code
 
 
-def run_forked(assignment: Assignment, console: Console) -> int:
-    """Do the job in a child of the launcher, which reads the report from a pipe. Returns the exit code."""
+def run_forked(config: Config, ranks: Ranks, console: Console, *, job: str, box: BlackBox, reports: int) -> int:
+    """Run one rank in a child of the launcher and return its exit code.
+
+    Args:
+        reports: the pipe on which the launcher reads the report.
+    """
 
     def deliver(report: termination.Report) -> None:
-        with os.fdopen(assignment.reports, "wb") as pipe:
+        with os.fdopen(reports, "wb") as pipe:
             pipe.write(dumps(report).encode())
 
     stop = StopFlag()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked until now by the launcher
-    worker = Worker(assignment.config, assignment.ranks, console, stop, job=assignment.job, box=assignment.box)
-    return worker.run(deliver)
+    return Worker(config, ranks, console, stop, job=job, box=box).run(deliver)

@@ -85,7 +85,7 @@ def test_a_stopped_rank_is_named_with_what_it_was_doing(
     assert f"rank {2 if victim == 1 else 1} waits in {GRADIENTS}" in message["message"]
     folder = tmp_path / "reports" / "local-0"
     assert json.loads((folder / "node-0.json").read_text())["report"]["rank"] == victim
-    assert "train.py" in (folder / "rank-2.stacks.txt").read_text()
+    assert "trainer.py" in (folder / "rank-2.stacks.txt").read_text()
     recorded = json.loads((folder / "rank-2.flight.json").read_text())
     assert any("all_reduce" in entry["profiling_name"] for entry in recorded["entries"])
 
@@ -97,7 +97,7 @@ def test_a_rank_blocked_in_c_is_named_with_the_line_it_is_blocked_at(ddptrain: F
     assert run.wait() == 76, run.output()
     message = run.message()
     assert (message["rank"], message["step"], message["phase"]) == (1, 4, "batch")
-    assert message["where"].startswith("train.py:")
+    assert message["where"].startswith("trainer.py:")
 
 
 @pytest.mark.parametrize("victim", [0, 3])
@@ -251,7 +251,7 @@ def test_without_a_launcher_every_rank_that_still_can_ends_itself_and_says_what_
     blocked = runs[1].message()
     assert (blocked["cause"], blocked["exception"]) == ("own", "Hang")
     assert "in phase batch of step 4" in blocked["message"]
-    assert "train.py" in runs[1].output(), "its stacks are in its log"
+    assert "trainer.py" in runs[1].output(), "its stacks are in its log"
     waiting = runs[0].wait()
     message = runs[0].message()
     assert (waiting, message["cause"]) in ((76, "peer"), (77, "peer")), runs[0].output()
@@ -263,4 +263,4 @@ def test_a_process_that_trains_alone_watches_itself(ddptrain: ForkServer, idx: P
     message = run.message()
     assert (message["rank"], message["cause"], message["exception"]) == (0, "own", "Hang")
     assert "in phase batch of step 4" in message["message"]
-    assert "train.py" in run.output(), "its stacks are in its log"
+    assert "trainer.py" in run.output(), "its stacks are in its log"

@@ -131,7 +131,7 @@ def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) ->
     wait_until(lambda: not any(_lives(pid) for pid in ranks.values()), "the ranks to die")
 
 
-TOLD = "import os, signal, sys; from ddptrain import cli, launch; "
+TOLD = "import os, signal, sys; from ddptrain import cli; from ddptrain.launcher import launcher; "
 
 
 def told(program: str, log: Path) -> tuple[int, dict[str, object]]:
@@ -145,7 +145,7 @@ def told(program: str, log: Path) -> tuple[int, dict[str, object]]:
 
 
 def test_sigterm_while_the_launcher_imports_torch_is_obeyed_before_any_rank_is_forked(tmp_path: Path) -> None:
-    code, message = told("launch.preload = lambda: os.kill(os.getpid(), signal.SIGTERM)", tmp_path / "log")
+    code, message = told("launcher.preload = lambda: os.kill(os.getpid(), signal.SIGTERM)", tmp_path / "log")
     assert (code, message["outcome"], message["saved"]) == (75, "stopped", False)
     assert "grace" not in str(message["message"])
 

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 from ddptrain import exit_codes
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
-from ddptrain.launcher.processes import die_with
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.signals import die_with_parent
 
 # What would change a trial behind its command's back.
 _FOREIGN = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")
@@ -158,7 +158,7 @@ class Trials:
     def _become(self, work: Callable[[], int], log: Path, parent: int) -> NoReturn:
         code = exit_codes.USER_ERROR
         try:
-            die_with(parent)
+            die_with_parent(parent)
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -44,10 +43,7 @@ from ddptrain.heartbeat import BlackBox
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, forgive, tagged, terminal_of
 from ddptrain.reporting.termination import Report
-from ddptrain.signals import STOPPING
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from ddptrain.signals import STOPPING, die_with_parent
 
 
 @dataclass(frozen=True)
@@ -136,13 +132,6 @@ def spawned() -> NoReturn:
     _become_rank(Assignment(config, ranks, told["job"], told["reports"], box), told["parent"], 1)
 
 
-def die_with(parent: int) -> None:
-    """In a child: be killed as soon as ``parent`` ends, also if it ended before this line."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(exit_codes.SIGNAL_BASE + signal.SIGKILL)
-
-
 def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
     """In the child: shed the launcher, do the job, leave without running the parent's exit handlers."""
     code, ranks = 1, assignment.ranks
@@ -151,7 +140,7 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A group of its own: Ctrl-C at a terminal reaches the launcher alone, which passes it on once.
         os.setpgid(0, 0)
-        die_with(parent)
+        die_with_parent(parent)
         terminal = terminal_of()
         if terminal is not None:
             terminal = os.fdopen(os.dup(terminal.fileno()), "w")
@@ -167,7 +156,9 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         }
         from ddptrain.worker import run_forked
 
-        code = run_forked(assignment, Console(ranks.rank, terminal))
+        console = Console(ranks.rank, terminal)
+        job, box, reports = assignment.job, assignment.box, assignment.reports
+        code = run_forked(assignment.config, ranks, console, job=job, box=box, reports=reports)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -347,7 +338,7 @@ def _answer(work: Callable[[], Any], pipe: int, parent: int) -> NoReturn:
 
     try:
         signal.set_wakeup_fd(-1)
-        die_with(parent)
+        die_with_parent(parent)
         with os.fdopen(pipe, "wb") as stream:
             stream.write(json.dumps(work()).encode())
     finally:
