@@ -8,20 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.reporting.metrics import MetricsLog, effective_rows
+from ddptrain.reporting.console import Console
+from ddptrain.reporting.metrics import MetricsLogger, effective_rows
+from ddptrain.reporting.progress import Progress
 from tests.trainer.runs import ForkServer
 
 
 def write(
     path: Path, run: int, resumed: int | None, steps: range, *, origin: int = 0, evals: tuple[int, ...] = ()
 ) -> None:
-    log = MetricsLog(path, run)
-    log.add("start", {"resumedFrom": {"run": origin or run - 1, "step": resumed} if resumed is not None else None})
+    log = opened(path, run, {"run": origin or run - 1, "step": resumed} if resumed is not None else None)
     for step in steps:
-        log.add("train", {"step": step, "loss": run + step / 1000})
+        log.log("train", step, loss=run + step / 1000)
         if step in evals:
-            log.add("eval", {"step": step, "accuracy": 0.5, "loss": 1.0})
-    log.flush()
+            log.log("eval", step, accuracy=0.5, loss=1.0)
+    assert log.flush(steps[-1])
+
+
+def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
+    logger = MetricsLogger(Progress(1, "idx"), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger.open(path.parent, run, beside_checkpoints=True, resumedFrom=resumed_from)
+    return logger
 
 
 def origins(path: Path) -> list[tuple[int, int]]:
@@ -51,13 +58,12 @@ def test_a_run_from_zero_supersedes_everything(tmp_path: Path) -> None:
 
 def test_a_leftover_that_still_appends_is_not_heard(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    old = MetricsLog(path, 1)
-    old.add("start", {"resumedFrom": None})
-    old.add("train", {"step": 1, "loss": 1.0})
-    old.flush()
+    old = opened(path, 1)
+    old.log("train", 1, loss=1.0)
+    assert old.flush(1)
     write(path, 2, 1, range(2, 4))
-    old.add("train", {"step": 2, "loss": 99.0})
-    old.flush()
+    old.log("train", 2, loss=99.0)
+    assert old.flush(2)
     assert origins(path) == [(1, 1), (2, 2), (2, 3)]
 
 
@@ -89,10 +95,12 @@ def test_an_evaluation_follows_the_step_it_was_made_after(tmp_path: Path) -> Non
 
 def test_what_is_not_a_number_becomes_null_and_every_row_stays_json(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, 1)
-    log.add("train", {"step": 1, "loss": float("nan"), "lr": float("inf")})
-    log.flush(durable=True)
-    row = json.loads(path.read_text(), parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
+    log = opened(path, 1)
+    log.log("train", 1, loss=float("nan"), lr=float("inf"))
+    assert log.flush(1)
+    row = json.loads(
+        path.read_text().splitlines()[1], parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name))
+    )
     assert (row["loss"], row["lr"]) == (None, None)
 
 

@@ -292,7 +292,7 @@ def _consistent(config: Config) -> Config:
     return config
 
 
-def check_same_run(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
+def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
     """Refuse to continue another run's weights.
 
     Raises:

@@ -38,7 +38,7 @@ from ddptrain.resources import keep_freed_memory, threads_per_rank
 from ddptrain.self_watchdog import Guard
 from ddptrain.signals import STOPPING, StopFlag
 from ddptrain.training import bitwise
-from ddptrain.training.trainer import Result, Training
+from ddptrain.training.trainer import Result, Trainer
 
 if TYPE_CHECKING:
     from ddptrain.inference import Wanted
@@ -158,8 +158,8 @@ class Worker:
             f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
             f"global batch {config.global_batch}, {config.epochs} epoch(s)"
         )
-        training = Training(config, dataset, members, progress=self._progress, console=self._console, stop=self._stop)
-        result = training.run()
+        trainer = Trainer(config, dataset, members, progress=self._progress, console=self._console, stop=self._stop)
+        result = trainer.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
         members.close()
         return self._success(result)

@@ -11,7 +11,8 @@ import pytest
 
 from ddptrain.launcher.failure_report import Postmortem, read
 from ddptrain.launcher.processes import within
-from ddptrain.reporting.metrics import Journal
+from ddptrain.reporting.console import Console
+from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.reporting.progress import Progress
 from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, free_port, wait_until
@@ -73,16 +74,24 @@ def test_reports_of_a_run_with_more_nodes_under_the_same_name_are_forgotten(tmp_
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_metrics_that_cannot_be_written_are_a_checkpoint_problem_only_beside_checkpoints(
-    tmp_path: Path, beside: bool
+def test_refused_metrics_are_a_checkpoint_problem_only_beside_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: bool
 ) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/proc/self/oom_score_adj")  # opens, and takes numbers only
-    progress, said = Progress(1, "idx"), list[str]()
-    journal = Journal(
-        tmp_path, 1, steps_per_epoch=9, progress=progress, say=said.append, beside_checkpoints=beside
-    )  # fmt: skip
-    journal.row("train", 1, loss=1.0)
-    assert len(said) == 1
-    assert ("training goes on, unsaved" in said[0]) == beside
+    progress = Progress(1, "idx")
+    metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
+    metrics.open(tmp_path, 1, beside_checkpoints=beside)
+    replace_by_full_device(tmp_path / "metrics.jsonl")
+    metrics.log("train", 1, loss=1.0)
+    [said] = capsys.readouterr().out.splitlines()
+    assert "No space left" in said
+    assert ("training continues without saving" in said) == beside
     problem = progress.snapshot()["checkpointProblem"]
     assert problem.endswith("(1 in a row)") if beside else problem is None
+
+
+def replace_by_full_device(path: Path) -> None:
+    """Make every later write to this process's open file fail as on a full volume."""
+    [descriptor] = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(path)]
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    os.close(full)

@@ -160,7 +160,7 @@ def test_a_volume_that_fills_up_in_mid_run_costs_checkpoints_but_not_the_run(
     message = run.message()
     assert message["progress"]["checkpointProblem"] is None
     assert message["checkpoint"] == {"run": 1, "step": 27}
-    assert "training goes on, unsaved" in run.output()
+    assert "training continues without saving" in run.output()
     ddptrain.run(*command(2, idx, tmp_path / "whole", "--model", "mlp"))
     assert_same_end(tmp_path / "whole", small_disk)
     assert len(losses(small_disk)) == 27, "no row was lost or written twice"

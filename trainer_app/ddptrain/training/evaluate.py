@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,10 @@ class Evaluation:
     @property
     def loss(self) -> float:
         return self.loss_sum / self.samples
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that manifests and termination reports record."""
+        return {"accuracy": self.accuracy, "loss": self.loss, "correct": self.correct, "samples": self.samples}
 
 
 def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:

@@ -355,7 +355,7 @@ class Graphed(GradientSync):
         return loss_sum.detach()
 
 
-def check(config: Config, group: Group) -> None:
+def check_cuda_graph(config: Config, group: Group) -> None:
     """Refuse ``--cuda-graph`` where it cannot be, before anything is claimed or loaded.
 
     Raises:

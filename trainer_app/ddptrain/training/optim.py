@@ -1,6 +1,6 @@
-"""The optimizer and its one-cycle learning rate, a pure function of the step: nothing of the latter is ever saved.
+"""The optimizer and its one-cycle learning rate, which is a pure function of the step and therefore never saved.
 
-``train`` builds the one and sets the other before each step.
+Used by the trainer.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from torch import nn
 
 from ddptrain.config import Config
 
-_WARM_UP = 0.2  # share of all steps on the way up
+_WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 
 
 def build(config: Config, model: nn.Module, *, world_size: int = 1) -> torch.optim.Optimizer:
-    """Fused AdamW with betas .7/.9, or SGD with momentum .9; with ``--zero`` its state spread over the ranks.
+    """Return fused AdamW with betas .7/.9, or SGD with momentum .9; the trainer sets the learning rate of each step.
 
-    ZeRO stage 1 (Rajbhandari et al., arXiv:1910.02054): each rank updates some of the parameters and holds the
-    optimizer's state for these alone; then the parameters are broadcast. An update is computed for each parameter by
-    itself, so the weights are those of the unsharded optimizer, bit for bit.
+    With ``--zero`` (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054) each rank updates some of the parameters, holds
+    the optimizer's state for those alone, and broadcasts them. Each parameter is updated independently of the others,
+    so the weights are those of the unsharded optimizer, bit for bit.
     """
-    way: type[torch.optim.Optimizer] = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.AdamW
-    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.AdamW
+    settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": True}
     settings |= {"momentum": 0.9} if config.optimizer == "sgd" else {"betas": (0.7, 0.9)}
     if config.zero and world_size > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(model.parameters(), way, **settings)
-    return way(model.parameters(), **settings)
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer, **settings)
+    return optimizer(model.parameters(), **settings)
 
 
 def consolidate(optimizer: torch.optim.Optimizer) -> None:
-    """Bring sharded state together on rank 0, whose ``state_dict`` is then that of the unsharded optimizer.
+    """Gather sharded state on rank 0, whose ``state_dict`` then equals that of the unsharded optimizer.
 
-    Collective where the optimizer is sharded, nothing elsewhere.
+    Collective for a sharded optimizer; does nothing for others.
     """
     gather = getattr(optimizer, "consolidate_state_dict", None)
     if gather:
         gather(to=0)
 
 
-def learning_rate(peak: float, step: int, total_steps: int) -> float:
-    """Learning rate of the step after ``step`` completed ones: cosine up to ``peak``, cosine down to almost nothing.
+def learning_rate(lr: float, step: int, total_steps: int) -> float:
+    """Return the learning rate of the step after ``step`` completed ones: cosine up to ``lr``, cosine down to near 0.
 
     The one-cycle policy of Smith and Topin, arXiv:1708.07120.
     """
     top = _WARM_UP * total_steps
     if step < top:
-        return peak * _cosine(_START, 1.0, step / top)
-    return peak * _cosine(1.0, _END, (step - top) / max(1.0, total_steps - 1 - top))
+        return lr * _cosine(_START, 1.0, step / top)
+    return lr * _cosine(1.0, _END, (step - top) / max(1.0, total_steps - 1 - top))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Put ``rate`` into every parameter group."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set ``learning_rate`` in every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = learning_rate
 
 
 def _cosine(start: float, end: float, share: float) -> float:

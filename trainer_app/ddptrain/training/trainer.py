@@ -1,14 +1,12 @@
-"""The training loop. Collective: every rank runs the same lines in the same order.
-
-``worker`` calls it with group and data in hand; ``begin`` says where to start, ``sync`` and ``evaluate`` exchange.
-"""
+"""The training loop. Every rank runs the same lines in the same order; ``worker`` creates the ``Trainer``."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +15,22 @@ import torch
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
-from ddptrain.data.sampling import Audit, Indices, Schedule
+from ddptrain.data.sampling import Audit, Schedule
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import NotFinite, Stopped
 from ddptrain.reporting.console import Console
-from ddptrain.reporting.metrics import Recorder, Telling, result_of
+from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.reporting.progress import Progress
 from ddptrain.signals import StopFlag
-from ddptrain.training import gradient_sync as graphs
-from ddptrain.training import gradient_sync as sync
-from ddptrain.training import models, optim
+from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
+from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, evaluate
-from ddptrain.training.resume import begin
 
 
 @dataclass(frozen=True)
 class Result:
-    """How training ended: the last evaluation, and where it came from."""
+    """How a training ended: its last evaluation, and the checkpoints that it resumed from and wrote last."""
 
     evaluation: dict[str, Any]
     resumed_from: dict[str, int] | None
@@ -42,106 +38,126 @@ class Result:
     already_finished: bool
 
 
-class Training:
-    """One rank's model, optimizer and batches, at ``done`` completed steps."""
+class Trainer:
+    """One rank's model, optimizer and batches, and the loop over all steps."""
 
     def __init__(
         self, config: Config, dataset: Dataset, group: Group, *, progress: Progress, console: Console, stop: StopFlag
     ) -> None:
-        self._config, self._dataset, self._group = config, dataset, group
-        self._console, self._stop = console, stop
+        self._config, self._dataset, self._group, self._stop, self._say = config, dataset, group, stop, console.say
         group.crumbs.mark("setup")
         if config.cuda_graph:
-            graphs.check(config, group)
-        self.schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
-        self._recorder = Recorder(config, dataset, self.schedule, group.world_size, progress)
-        self._tell = Telling(self._recorder, console, self.schedule)
+            gradient_sync.check_cuda_graph(config, group)
+        self._schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
+        self._metrics = MetricsLogger(
+            progress, console, epochs=config.epochs, steps_per_epoch=self._schedule.steps_per_epoch
+        )
+        self._checkpointer = Checkpointer(
+            config, dataset, self._schedule, group.world_size, metrics=self._metrics, say=console.say
+        )
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None
         self._model = models.build(config, group.device)
         self._optimizer = optim.build(config, self._model, world_size=group.world_size)
-        self.done = 0
 
     def run(self) -> Result:
-        """Train to the end.
+        """Train from the newest checkpoint to the last step.
 
         Raises:
-            Stopped: a signal came; all ranks left after the same step.
-            NotFinite, Superseded, VolumeError, Mismatch: see errors.
+            Stopped: a signal came; all ranks leave after the same step.
+            NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
         """
-        began = begin(
-            self._config,
-            self._group,
-            self._recorder,
-            model=self._model,
-            optimizer=self._optimizer,
-            say=self._console.say,
-        )
-        if began.place:
-            self.done = began.step
-            self._tell.resumed(began.place, began.evaluation)
-        if began.complete:
-            assert began.evaluation is not None, "the last step ends an epoch"
-            return Result(began.evaluation, began.place, began.place, already_finished=True)
-        self._sync = build_gradient_sync(self._config, self._model, self._group)
-        self._batches = self._make_batches()
-        evaluation = None
-        for step in range(self.done, self.schedule.total_steps):
-            stopping = self._advance(step)
-            if self.schedule.ends_epoch(self.done):
-                evaluation = self._evaluate()
-                self._save(evaluation)
-            elif stopping or (self._config.checkpoint_every and self.done % self._config.checkpoint_every == 0):
-                self._save(None)
-            if stopping and self.done < self.schedule.total_steps:
-                self._leave()
-            if self._config.step_delay:
-                self._group.pause(self._config.step_delay)
+        config, group, schedule = self._config, self._group, self._schedule
+        start = resume(config, group, self._checkpointer, model=self._model, optimizer=self._optimizer, say=self._say)
+        if start.checkpoint:
+            self._metrics.resumed(start.checkpoint, (start.evaluation or {}).get("accuracy"))
+        if start.complete:
+            assert start.evaluation is not None, "the last step ends an epoch"
+            return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
+        self._gradients = build_gradient_sync(config, self._model, group)
+        self._batches = self._build_batches()
+        evaluation = saved = None
+
+        for step in range(start.step, schedule.total_steps):
+            started, done = time.perf_counter(), step + 1
+            group.crumbs.mark("batch", done)
+            batch = self._batches.at(step)
+            learning_rate = self._learning_rate(step)
+            optim.set_learning_rate(self._optimizer, learning_rate)
+
+            group.crumbs.mark("step")
+            loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
+            loss = loss_sum / batch.count
+            if not math.isfinite(loss):
+                raise self._not_finite(f"loss is {loss} at step {done}", loss, step)
+            with self._if_sharded("broadcast of updates"):
+                self._optimizer.step()
+            self._gradients.clear()
+            seconds = time.perf_counter() - started
+            self._metrics.step(done, loss=loss, learning_rate=learning_rate, samples=batch.count, seconds=seconds)
+
+            evaluation = self._evaluate(done) if schedule.ends_epoch(done) else None
+            if evaluation or stopping or (config.checkpoint_every and done % config.checkpoint_every == 0):
+                saved = self._save(done, evaluation)
+            if stopping and done < schedule.total_steps:
+                self._leave(done, saved)
+            if config.step_delay:
+                group.pause(config.step_delay)
+
         assert evaluation is not None, "the last step ends an epoch"
-        place = self._last_saved("finished")
-        self._sync.close()
-        return Result(result_of(evaluation), began.place, place, already_finished=False)
+        checkpoint = self._from_rank_zero("finished", saved).checkpoint
+        self._gradients.close()
+        return Result(evaluation.as_dict(), start.checkpoint, checkpoint, already_finished=False)
 
-    def _advance(self, step: int) -> bool:
-        """One optimizer step on one global batch; True if any rank wants to stop."""
-        started = time.perf_counter()
-        self._group.crumbs.mark("batch", step + 1)
-        batch = self._batches.at(step)
-        rate = self._rate_of(step)
-        optim.set_learning_rate(self._optimizer, rate)
-        self._group.crumbs.mark("step")
-        total, stopping = self._sync.step(batch, self._stop.requested or step + 1 == self._config.stop_after)
-        loss = total / batch.count
-        if not math.isfinite(loss):
-            raise self._not_finite(f"loss is {loss} at step {step + 1}", loss, step)
-        with self._exchanging("broadcast of updates"):
-            self._optimizer.step()
-        self._sync.clear()
-        self.done = step + 1
-        self._tell.step(self.done, loss=loss, rate=rate, samples=batch.count, seconds=time.perf_counter() - started)
-        return stopping
+    def _learning_rate(self, step: int) -> float:
+        return optim.learning_rate(self._config.lr, step, self._schedule.total_steps)
 
-    def _rate_of(self, step: int) -> float:
-        return optim.learning_rate(self._config.lr, step, self.schedule.total_steps)
-
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, done: int) -> Evaluation:
         self._group.crumbs.mark("evaluate")
-
-        def on_use(indices: Indices) -> None:
-            if self._audit:
-                self._audit.used("eval", self.done, indices)
-
+        on_use = functools.partial(self._audit.used, "eval", done) if self._audit else None
         result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group, on_use)
-        if not math.isfinite(result.loss):  # before anything is saved: these weights are worth nothing to a later start
-            raise self._not_finite(f"test loss is {result.loss} after step {self.done}", result.loss, self.done - 1)
-        self._tell.evaluation(self.done, result)
+        if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
+            raise self._not_finite(f"test loss is {result.loss} after step {done}", result.loss, done - 1)
+        self._metrics.evaluation(done, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
         return result
 
+    def _save(self, done: int, evaluation: Evaluation | None) -> SaveResult | None:
+        """Save on rank 0. Returns what was saved, or None on other ranks."""
+        if self._config.checkpoint_dir:
+            with self._if_sharded("gather of optimizer state"):  # collective, so on every rank
+                optim.consolidate(self._optimizer)
+        if self._group.rank != 0:
+            return None
+        self._group.crumbs.mark("save")
+        return self._checkpointer.save(done, self._state, evaluation)
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def _leave(self, done: int, saved: SaveResult | None) -> None:
+        """Leave the group and raise Stopped; every rank calls it after the same step."""
+        result = self._from_rank_zero("stopped", saved)
+        self._gradients.close()
+        self._group.close()
+        where = "and saved" if result.checkpoint else f"not saved: {result.reason}"
+        raise Stopped(f"stopped by a signal after step {done}, {where}", saved=result.checkpoint is not None)
+
+    def _from_rank_zero(self, moment: str, saved: SaveResult | None) -> SaveResult:
+        """Return the result of rank 0's last save on every rank; the others wait until it is written."""
+
+        def result() -> dict[str, Any]:
+            assert saved is not None, "rank 0 saves after the last step"
+            return asdict(saved)
+
+        return SaveResult(**self._group.from_rank_zero(moment, result, self._config.collective_timeout, ending=True))
+
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
-        """The error, with the samples of the last batch written down for whoever looks for the bad one."""
+        """Return the error, after rank 0 has written the indices of the last batch to a file."""
 
         def write() -> str | None:
-            indices = self._batches.indices(step)
-            return self._recorder.not_finite(step + 1, loss=loss, rate=self._rate_of(step), indices=indices)
+            return self._metrics.not_finite(
+                step + 1, loss=loss, learning_rate=self._learning_rate(step),
+                indices=self._batches.indices(step).tolist(), folder=self._checkpointer.run_folder,
+            )  # fmt: skip
 
         path = self._group.from_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
         return NotFinite(
@@ -150,65 +166,35 @@ class Training:
             next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
         )
 
-    def _leave(self) -> None:
-        """All ranks are here at the same step; rank 0 has saved it if there is a place to save."""
-        self._recorder.flush()
-        place = self._last_saved("stopped")
-        self._sync.close()
-        self._group.close()
-        saved = place is not None and place["step"] == self.done
-        reason = "the volume refused" if self._config.checkpoint_dir else "no --checkpoint-dir"
-        where = "and saved" if saved else f"not saved: {reason}"
-        raise Stopped(f"stopped by a signal after step {self.done}, {where}", saved=saved)
-
-    def _last_saved(self, moment: str) -> dict[str, int] | None:
-        """Rank 0's newest checkpoint, told to all; the others wait here until it is written."""
-
-        def place() -> dict[str, int] | None:
-            return self._recorder.progress.snapshot()["checkpoint"]  # type: ignore[no-any-return]
-
-        return self._group.from_rank_zero(moment, place, self._config.collective_timeout, ending=True)
-
-    def _save(self, evaluation: Evaluation | None) -> None:
-        if self._config.checkpoint_dir:
-            with self._exchanging("gather of optimizer state"):  # on every rank, not on rank 0 alone
-                optim.consolidate(self._optimizer)
-        if self._group.rank == 0:
-            self._group.crumbs.mark("save")
-            self._recorder.save(self.done, self._state, evaluation)
-
-    def _exchanging(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Around what is a collective with ``--zero``."""
+    def _if_sharded(self, collective: str) -> contextlib.AbstractContextManager[None]:
+        """Mark the enclosed calls as a wait in ``collective``, which they are only with ``--zero``."""
         sharded = self._config.zero and self._group.world_size > 1
-        return self._group.crumbs.waiting_in(what) if sharded else contextlib.nullcontext()
+        return self._group.crumbs.waiting_in(collective) if sharded else contextlib.nullcontext()
 
-    def _state(self) -> dict[str, Any]:
-        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def _make_batches(self) -> TrainingBatches:
-        def on_use(step: int, indices: Indices) -> None:
-            if self._audit:
-                self._audit.used("train", step, indices)
-
+    def _build_batches(self) -> TrainingBatches:
         return TrainingBatches(
             self._dataset.train_images,
             self._dataset.train_labels,
-            self.schedule,
+            self._schedule,
             shift=self._config.shift,
             device=self._group.device,
             dtype=getattr(torch, self._config.dtype),
-            on_use=on_use if self._audit else None,
+            on_use=functools.partial(self._audit.used, "train") if self._audit else None,
         )
 
 
-def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) -> sync.GradientSync:
-    """Return the implementation that ``--sync`` and ``--cuda-graph`` name; one rank needs no exchange."""
+def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) -> gradient_sync.GradientSync:
+    """Return the implementation that ``--sync`` and ``--cuda-graph`` select; a single rank exchanges nothing."""
     if config.sync == "bitwise":
         return Bitwise(model, group, bf16=config.bf16)
-    implementation: type[sync.GradientSync] = sync.GradientSync
+    implementation: type[gradient_sync.GradientSync] = gradient_sync.GradientSync
     if group.world_size > 1:
-        implementation = {"ddp": sync.Ddp, "manual": sync.Manual, "bucketed": sync.Bucketed}[config.sync]
+        implementation = {
+            "ddp": gradient_sync.Ddp,
+            "manual": gradient_sync.Manual,
+            "bucketed": gradient_sync.Bucketed,
+        }[config.sync]
     built = implementation(model, group, accum=config.accum, bf16=config.bf16)
     if config.cuda_graph:
-        return sync.Graphed(built, group, full=config.global_batch, bf16=config.bf16)
+        return gradient_sync.Graphed(built, group, full=config.global_batch, bf16=config.bf16)
     return built

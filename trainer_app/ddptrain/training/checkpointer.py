@@ -1,0 +1,259 @@
+"""Rank 0's checkpoints of a training, and how all ranks resume from one.
+
+The trainer calls ``resume`` before its first step and ``Checkpointer.save`` later. ``ddptrain.checkpoint`` defines the
+files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddptrain import weights
+from ddptrain.checkpoint import Checkpoints, Saved
+from ddptrain.config import Config, check_compatible, check_same_as_rank_zero
+from ddptrain.data.mnist import Dataset
+from ddptrain.data.sampling import Schedule
+from ddptrain.distributed.device import changes, not_the_same_bits, numerics
+from ddptrain.distributed.process_group import Group
+from ddptrain.errors import DataError, VolumeError
+from ddptrain.reporting.metrics import MetricsLogger
+from ddptrain.training.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What a save did.
+
+    Attributes:
+        checkpoint: run and step of the checkpoint written, or None.
+        reason: why none was written; empty if one was.
+    """
+
+    checkpoint: dict[str, int] | None
+    reason: str = ""
+
+
+class Checkpointer:
+    """Finds the checkpoint to resume from, claims a run, and saves. Only rank 0 calls its methods.
+
+    Without a checkpoint directory it saves nothing, and the metrics go to a temporary directory.
+
+    Attributes:
+        facts: what every manifest records about this training.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        schedule: Schedule,
+        world_size: int,
+        *,
+        metrics: MetricsLogger,
+        say: Callable[[str], None],
+    ) -> None:
+        self._bitwise, self._schedule, self._metrics, self._say = config.sync == "bitwise", schedule, metrics, say
+        self._checkpoints: Checkpoints | None = None
+        if config.checkpoint_dir:
+            self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, keep_best=config.keep_best)
+        self.facts: dict[str, Any] = {
+            "worldSize": world_size,
+            "data": dataset.name,
+            "dataDigest": dataset.digest,
+            "config": config.identity(),
+            "configHash": config.digest(),
+            "totalSteps": schedule.total_steps,
+            **numerics(),
+        }
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Folder of the claimed run; None without a checkpoint directory."""
+        return self._checkpoints.root / f"run-{self._checkpoints.run:06d}" if self._checkpoints else None
+
+    def newest(self) -> tuple[Saved, bytes] | None:
+        """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.
+
+        Raises:
+            Mismatch: it belongs to another configuration or other data, or ``--sync bitwise`` would give other
+                bits here.
+            VolumeError: the directory cannot be read.
+        """
+        if self._checkpoints is None:
+            self._say("no --checkpoint-dir: nothing will be saved, and a restart begins at step 0")
+            return None
+        found = self._checkpoints.resume(self._say)
+        if found is None:
+            return None
+        manifest = found[0].manifest
+        check_compatible(manifest, self.facts, self._checkpoints.root)
+        if not manifest.get("complete"):  # a complete training has nothing left to compute
+            changed = changes(manifest, self.facts)
+            if changed and self._bitwise:
+                raise not_the_same_bits(changed)
+            if changed or (not self._bitwise and manifest.get("worldSize") != self.facts["worldSize"]):
+                self._say(
+                    "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
+                )
+        return found
+
+    def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
+        """Claim a new run that continues ``resumed``, and open the metrics.
+
+        Raises:
+            VolumeError: the directory cannot be written.
+        """
+        start = {
+            "resumedFrom": resumed.place if resumed else None,
+            "worldSize": self.facts["worldSize"],
+            "attempt": None,
+            "quarantined": 0,
+            "totalSteps": self.facts["totalSteps"],
+            "data": self.facts["data"],
+        }
+        if self._checkpoints is None:
+            self._metrics.open_temporary(**start)
+            return
+        self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
+        attempt = env.get("DDPJOB_ATTEMPT")
+        start["attempt"] = int(attempt) if attempt and attempt.isdecimal() else attempt
+        start["quarantined"] = self._checkpoints.quarantined
+        owner = {"uid": env.get("DDPJOB_UID"), "attempt": start["attempt"], "host": socket.gethostname()}
+        run = self._checkpoints.claim({**owner, "time": time.time()})
+        self._metrics.open(self._checkpoints.root, run, beside_checkpoints=True, **start)
+
+    def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
+        """Write the metrics rows to disk, then a checkpoint of ``state()``.
+
+        A volume that refuses costs this checkpoint: the older ones remain, and the next save may succeed. Only the
+        last save of a training must succeed.
+
+        Raises:
+            Superseded: a newer start has claimed a higher run.
+            VolumeError: the checkpoint of the last step could not be written.
+        """
+        flushed = self._metrics.flush(step)  # rows reach the disk before the checkpoint that makes them final
+        if self._checkpoints is None:
+            return SaveResult(None, "no --checkpoint-dir")
+        last = step == self._schedule.total_steps
+        if flushed or last:
+            buffer = io.BytesIO()
+            torch.save(state(), buffer)
+            facts = {
+                **self.facts,
+                "cursor": asdict(self._schedule.cursor(step)),
+                "evaluation": evaluation.as_dict() if evaluation else None,
+                "complete": last,
+                "time": time.time(),
+            }
+            try:
+                saved = self._checkpoints.save(step, buffer.getvalue(), facts, last=last)
+            except VolumeError as error:
+                if last:
+                    raise
+                self._metrics.volume_refused(step, error)
+            else:
+                self._metrics.checkpoint_saved(saved.place)
+                return SaveResult(saved.place)
+        return SaveResult(None, "the volume refused")
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """Where a training starts.
+
+    Attributes:
+        checkpoint: run and step of the checkpoint resumed from, or None.
+        complete: that checkpoint is the end of the training.
+        evaluation: the evaluation recorded in it, if any.
+    """
+
+    checkpoint: dict[str, int] | None
+    complete: bool
+    evaluation: dict[str, Any] | None
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint["step"] if self.checkpoint else 0
+
+
+def resume(
+    config: Config,
+    group: Group,
+    checkpointer: Checkpointer,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    say: Callable[[str], None],
+) -> ResumeState:
+    """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.
+
+    Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
+
+    Raises:
+        Mismatch, VolumeError, DataError: see ``Checkpointer.newest`` and ``weights``.
+        WeightsDiffer: the ranks do not hold the same weights.
+    """
+    group.crumbs.mark("resume")
+    content = b""
+    facts = {"config": _shared_settings(config), "dataDigest": checkpointer.facts["dataDigest"]}
+
+    def on_rank_zero() -> dict[str, Any]:
+        nonlocal content
+        found = checkpointer.newest()
+        saved, content = found if found else (None, b"")
+        manifest = saved.manifest if saved else {}
+        complete = bool(manifest.get("complete"))
+        if not saved and config.init_from:
+            content = weights.read(Path(config.init_from))
+        if not complete:
+            checkpointer.claim(saved)
+        return {
+            "checkpoint": saved.place if saved else None,
+            "size": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "complete": complete,
+            "evaluation": manifest.get("evaluation"),
+            "facts": facts,
+        }
+
+    from_rank_zero = group.from_rank_zero("resume", on_rank_zero, config.collective_timeout)
+    check_same_as_rank_zero(from_rank_zero["facts"], facts, group.rank)
+    state = ResumeState(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
+    if state.complete:
+        return state
+    if from_rank_zero["size"]:
+        content = group.broadcast_bytes(content, from_rank_zero["size"])
+        if hashlib.sha256(content).hexdigest() != from_rank_zero["sha256"]:
+            raise DataError(
+                f"rank {group.rank} received damaged weights from rank 0", next_step="check the network, start again"
+            )
+    if state.checkpoint:
+        loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        say(f"resumed from run {state.checkpoint['run']}, step {state.step}")
+    elif config.init_from:
+        weights.load(model, weights.parse(content, group.device), config.init_from)
+        say(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
+    weights.assert_alike(model, group)
+    return state
+
+
+def _shared_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that must be the same on every rank: they decide the weights or which collectives run."""
+    values = config.identity() | {"zero": config.zero}
+    if config.zero:  # the optimizer's state is gathered before each save
+        values |= {"checkpoint_dir": bool(config.checkpoint_dir), "checkpoint_every": config.checkpoint_every}
+    return values
