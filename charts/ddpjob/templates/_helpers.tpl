@@ -1,4 +1,4 @@
-{{/* Beginning of every name: the release's name, with the chart's where the release's does not say it. */}}
+{{/* Prefix of every name: the release's name, followed by the chart's unless the release's name contains it. */}}
 {{- define "ddpjob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
@@ -9,12 +9,12 @@
 {{- end -}}
 {{- end }}
 
-{{/* Name of the operator's own objects; at most 63 characters. */}}
+{{/* Name of the operator's objects; at most 63 characters. */}}
 {{- define "ddpjob.operatorName" -}}
 {{- include "ddpjob.fullname" . }}-operator
 {{- end }}
 
-{{/* What the Deployment selects by; must never change between versions. */}}
+{{/* Labels of the Deployment's selector; must never change between versions. */}}
 {{- define "ddpjob.selectorLabels" -}}
 app.kubernetes.io/name: ddpjob
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.image.repository }}{{ ternary "@" ":" (hasPrefix "sha256:" $tag) }}{{ $tag }}
 {{- end }}
 
-{{/* The default repository has no registry in it and belongs to nobody: pulling it would run a stranger's image. */}}
+{{/* The default repository names no registry and is not ours, so pulling it could run an unknown image. */}}
 {{- define "ddpjob.pullPolicy" -}}
 {{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" (eq .Values.image.repository "ddpjob/operator")) -}}
 {{- end }}
@@ -63,7 +63,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* All that the operator may do. docs/operations.md says what each verb is for; tests/install holds the list. */}}
+{{/* All rights of the operator. docs/operations.md gives the use of each verb; tests/install checks the list. */}}
 {{- define "ddpjob.rules" -}}
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs]
