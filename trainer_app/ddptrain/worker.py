@@ -10,6 +10,7 @@ report goes.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -90,6 +91,7 @@ class Worker:
             hang_timeout=self._config.hang_timeout if alone else 0.0,
         )  # fmt: skip
         guard.start()
+        gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
             report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self._job]()
         except BaseException as error:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddptrain import heartbeat as breadcrumbs
+from ddptrain.distributed.process_group import Group
+from ddptrain.distributed.topology import Ranks
 from ddptrain.heartbeat import BlackBox, Breadcrumbs, Crumb
 from ddptrain.launcher.hang_detector import Watchdog, culprit, hang_report
 from ddptrain.launcher.processes import Child
+from ddptrain.signals import StopFlag
 from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, sighting
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
@@ -163,12 +167,33 @@ def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
     assert [(sighting.answered, sighting.where) for sighting in seen] == [(False, None)]
 
 
-def test_slow_work_that_shows_signs_of_life_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
+def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
-        "--epochs", 1, "--step-delay", 3,
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 3, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
+        "--epochs", 1, "--step-delay", 4,
     )  # fmt: skip
     assert run.wait() == 0, run.output()
+
+
+def test_a_pause_ends_with_a_heartbeat() -> None:
+    crumbs = Breadcrumbs()
+    group = Group(Ranks(), torch.device("cpu"), None, StopFlag(), crumbs)
+    begun = time.monotonic()
+    group.pause(0.3)
+    assert crumbs.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
+
+
+@pytest.mark.parametrize("place", ["close", "destroy_process_group"])
+def test_a_rank_that_hangs_while_it_closes_the_process_group_is_named(
+    ddptrain: ForkServer, idx: Path, place: str
+) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--hang-timeout", TIMEOUT, "--data", "idx", "--data-dir", idx, "--batch-size",
+        300, "--epochs", 1, "--chaos", f"hang:1:1:{place}",
+    )  # fmt: skip
+    assert run.wait() == 76, run.output()
+    message = run.message()
+    assert (message["rank"], message["phase"], message["cause"]) == (1, place, "own")
 
 
 def test_without_a_hang_timeout_a_stopped_rank_is_noticed_by_the_collective_that_waits_for_it(

@@ -27,6 +27,7 @@ from ddptrain.signals import StopFlag
 T = TypeVar("T")
 _LAST_WORDS = 0.3  # seconds that a failing rank 0 keeps the store up, for the others to read why
 _ANNOUNCING = 2.0  # seconds
+_PAUSE_HEARTBEAT = 0.1  # seconds
 
 
 class Group:
@@ -107,11 +108,11 @@ class Group:
         return values
 
     def pause(self, seconds: float) -> None:
-        """Sleep on purpose: long, perhaps, but no hang."""
+        """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
+            time.sleep(min(_PAUSE_HEARTBEAT, left))
             self.crumbs.touch()
-            time.sleep(min(1.0, left))
 
     def announce_leaving(self, reason: str) -> None:
         """Tell ranks that may be waiting in the store that this one is not coming. Never raises."""
@@ -128,11 +129,16 @@ class Group:
                 time.sleep(_LAST_WORDS)
 
     def close(self) -> None:
-        """Leave together: rank 0 hosts the store, so it must not go before the others have read their last word."""
+        """Destroy the process group on all ranks together: rank 0 hosts the store and must not exit before the others.
+
+        Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
+        """
+        self.crumbs.mark("close")
         if self._store is not None:
             with self.crumbs.waiting_in("barrier"):
                 dist.barrier()
-            dist.destroy_process_group()
+            with self.crumbs.waiting_in("destroy_process_group"):
+                dist.destroy_process_group()
             self._store = None
 
     def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:

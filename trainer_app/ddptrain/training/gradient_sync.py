@@ -182,6 +182,7 @@ class Ddp(GradientSync):
         wait for that lock to drop its last tensor: a rank then hung for ever after its last step, one run in thirty on
         a busy machine.
         """
+        self._group.crumbs.mark("close")
         self._forward = self.model
         del self._wrapped
         gc.collect()  # it is part of cycles
