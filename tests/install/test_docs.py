@@ -160,6 +160,29 @@ def test_the_field_reference_marks_what_is_fixed() -> None:
     }
 
 
+PACKAGES = {"operator": ROOT / "operator" / "ddpjob", "trainer": ROOT / "trainer_app" / "ddptrain"}
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    named = re.findall(r"`([\w./-]+\.(?:py|j2|tpl|toml|svg|yaml))`", text(ROOT / "docs" / "architecture.md"))
+    assert len(named) >= 60
+    for name in named:
+        assert any((folder / name).exists() for folder in (ROOT, *PACKAGES.values())), f"there is no {name}"
+
+
+@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+def test_the_architecture_page_lists_every_module(package: Path) -> None:
+    page = text(ROOT / "docs" / "architecture.md")
+    table = page.split(f"| `{package.relative_to(ROOT)}/` |", 1)[1].split("\n\n", 1)[0]
+    listed = {
+        f"{'' if folder == '(top level)' else folder.strip('`')}{name}"
+        for folder, names in re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    modules = {str(path.relative_to(package).with_suffix("")) for path in package.rglob("*.py")}
+    assert listed == {name for name in modules if not re.search(r"__(init|main)__$", name)}
+
+
 def test_shell_blocks_are_valid_shell() -> None:
     for page in PAGES:
         for block in blocks(page, "bash"):
