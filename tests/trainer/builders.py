@@ -1,4 +1,4 @@
-"""What several modules of the trainer's tests give the program: command lines, environments, data, sightings."""
+"""What several modules of the trainer's tests give the program: command lines, environments, data, rank_states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.launcher.hang_detector import Sighting
+from ddptrain.launcher.hang_detector import RankState
 
 REAL = Path(__file__).parents[3] / "shared" / "mnist"
 needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not in ../shared/mnist")
@@ -38,10 +38,10 @@ def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: objec
     }  # fmt: skip
 
 
-def sighting(rank: int, **more: Any) -> Sighting:
+def rank_state(rank: int, **more: Any) -> RankState:
     """A rank of a node of two that waits in a collective, as a watchdog sees it; but for ``more``."""
     facts: dict[str, Any] = {
         "rank": rank, "node": rank // 2, "step": 5, "phase": "step", "collective": "all_reduce", "collectives": 9,
         "quiet": 60.0, "stopped": False, "answered": True, "where": None,
     }  # fmt: skip
-    return Sighting(**facts | more)
+    return RankState(**facts | more)

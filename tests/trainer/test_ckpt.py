@@ -14,7 +14,7 @@ from ddptrain.checkpoint import Checkpoints, newest_valid
 from ddptrain.cli import main
 from ddptrain.errors import DataError
 from ddptrain.launcher import failure_report as why
-from tests.trainer.builders import command, sighting
+from tests.trainer.builders import command, rank_state
 from tests.trainer.runs import ForkServer, assert_same_end
 
 
@@ -130,14 +130,14 @@ def test_why_blames_the_failure_of_its_own_before_the_lost_peer_whoever_wrote_fi
         node_report(0, 1.0, [], code=77, cause="peer", rank=0),
         node_report(1, 2.0, [], code=137, rank=3),
     ]
-    assert why.judge(nodes)[0]["rank"] == 3
+    assert why.merge_reports(nodes)[0]["rank"] == 3
 
 
 def test_why_finds_the_rank_behind_only_by_looking_at_all_nodes_at_once() -> None:
-    waiting = [vars(sighting(rank, collectives=9)) for rank in (0, 1)]
-    behind = [vars(sighting(2, collectives=8)), vars(sighting(3, collectives=9))]
+    waiting = [vars(rank_state(rank, collectives=9)) for rank in (0, 1)]
+    behind = [vars(rank_state(2, collectives=8)), vars(rank_state(3, collectives=9))]
     nodes = [node_report(at, 1.0, r, code=76, cause="peer", rank=2 * at) for at, r in enumerate((waiting, behind))]
-    report, ranks = why.judge(nodes)
+    report, ranks = why.merge_reports(nodes)
     assert (report["rank"], report["cause"], len(ranks)) == (2, "own", 4)
 
 
@@ -146,7 +146,7 @@ def test_why_passes_over_what_is_no_report_and_over_what_another_version_adds(
 ) -> None:
     node = tmp_path / "reports" / "local-0" / "node-0.json"
     node.parent.mkdir(parents=True)
-    whole = {**node_report(0, 1.0, [{**vars(sighting(0)), "mood": "bad"}], code=76, rank=0), "nnodes": 1}
+    whole = {**node_report(0, 1.0, [{**vars(rank_state(0)), "mood": "bad"}], code=76, rank=0), "nnodes": 1}
     for content in ("", "[]", {**whole, "ranks": [{"rank": 0}]}, {**whole, "ranks": [1]}, {**whole, "ranks": None}):
         node.write_text(content if isinstance(content, str) else json.dumps(content))
         assert main(["why", str(tmp_path)]) == 66

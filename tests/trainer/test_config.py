@@ -11,7 +11,7 @@ import pytest
 
 from ddptrain.cli import main
 from ddptrain.config import Config, resolve
-from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, timeout_of
+from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.errors import Mismatch, UsageError
 from ddptrain.fault_injection import Plan
 from ddptrain.resources import threads_per_rank
@@ -146,4 +146,4 @@ def test_digits_that_are_no_decimal_numbers_are_not_taken_for_numbers() -> None:
     with pytest.raises(UsageError, match="is not ACTION:RANK:STEP"):
         Plan.parse("kill:²:7")
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})
-    assert timeout_of("timeout=²") == DEFAULT_TIMEOUT
+    assert parse_rendezvous_timeout("timeout=²") == DEFAULT_TIMEOUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddptrain.distributed.device import changes, not_the_same_bits, numerics, processor
+from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_changes, processor
 
 CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
 
@@ -22,9 +22,9 @@ def test_where_the_kernel_tells_nothing_the_architecture_must_do(tmp_path: Path)
 
 def test_changes_are_told_with_both_values_and_an_older_manifest_says_nothing_of_what_it_lacks() -> None:
     facts = numerics()
-    assert changes(facts, facts) == []
+    assert numerics_changes(facts, facts) == []
     older = {key: value for key, value in facts.items() if key != "cpu"}
-    assert changes(older, facts) == []
-    changed = changes({**facts, "threads": 64, "torch": "1.0"}, facts)
+    assert numerics_changes(older, facts) == []
+    changed = numerics_changes({**facts, "threads": 64, "torch": "1.0"}, facts)
     assert changed == [f"threads was 64, is {facts['threads']}", f"torch was 1.0, is {facts['torch']}"]
-    assert not_the_same_bits(changed).code == 78
+    assert bitwise_mismatch(changed).code == 78

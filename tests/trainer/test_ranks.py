@@ -9,17 +9,19 @@ import torch
 
 from ddptrain.config import Config
 from ddptrain.distributed.device import resolve_device
-from ddptrain.distributed.rendezvous import timeout_of
-from ddptrain.distributed.topology import by_hand, from_node, from_rank_environment, needs_launch
+from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
+from ddptrain.distributed.topology import from_flags, from_node_environment, from_rank_environment, needs_launch
 from ddptrain.errors import RanksError, TrainerError
-from ddptrain.resources import available, check_gpus, oom_kills, threads_per_rank
+from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 
 
 def test_ranks_are_dealt_out_node_by_node() -> None:
     seen = []
     for node_rank in range(3):
-        node = from_node({"NNODES": "3", "NODE_RANK": str(node_rank), "NPROC_PER_NODE": "2", "MASTER_ADDR": "m"})
-        seen += [(node.child(local).rank, node.node_of(node.child(local).rank)) for local in range(2)]
+        node = from_node_environment(
+            {"NNODES": "3", "NODE_RANK": str(node_rank), "NPROC_PER_NODE": "2", "MASTER_ADDR": "m"}
+        )
+        seen += [(node.of_local_rank(local).rank, node.node_of(node.of_local_rank(local).rank)) for local in range(2)]
     assert seen == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
 
 
@@ -52,9 +54,9 @@ def test_torchruns_variables_are_understood() -> None:
 
 
 def test_an_address_of_version_six_may_stand_in_brackets_as_in_a_url() -> None:
-    assert from_node({"NNODES": "2", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
+    assert from_node_environment({"NNODES": "2", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
     assert from_rank_environment({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
-    assert by_hand({}, init="tcp://[::1]:2", rank="0", world_size="1").master_addr == "::1"
+    assert from_flags({}, init="tcp://[::1]:2", rank="0", world_size="1").master_addr == "::1"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_an_address_of_version_six_may_stand_in_brackets_as_in_a_url() -> None:
 )
 def test_an_impossible_node_is_refused_and_the_variable_named(env: dict[str, str], named: str) -> None:
     with pytest.raises(TrainerError, match=named) as caught:
-        from_node(env)
+        from_node_environment(env)
     assert caught.value.code == 2
     assert len(caught.value.lines().splitlines()) == 3
 
@@ -110,7 +112,7 @@ def test_a_rank_that_cannot_tell_which_gpu_is_its_own_takes_none(monkeypatch: py
     [("", 600), ("timeout=30", 30), ("a=b, timeout=7.5", 7.5), ("timeout=soon", 600), ("timeout", 600)],
 )
 def test_the_rendezvous_timeout_is_read_as_torchrun_spells_it(conf: str, seconds: float) -> None:
-    assert timeout_of(conf) == seconds
+    assert parse_rendezvous_timeout(conf) == seconds
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_the_tightest_cgroup_quota_counts(tmp_path: Path, files: dict[str, str],
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content + "\n")
-    assert available(tmp_path) == (cpus or available(tmp_path / "nothing"))
+    assert available_cpus(tmp_path) == (cpus or available_cpus(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(

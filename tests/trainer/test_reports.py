@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddptrain.errors import Hang, PeerLost, Stopped, UsageError, classify
-from ddptrain.launcher.processes import Child, Node, root_cause
+from ddptrain.launcher.processes import WorkerGroup, WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
 from tests.trainer.builders import PROGRESS
@@ -141,22 +141,24 @@ def test_a_users_own_error_is_not_taken_for_a_lost_peer() -> None:
     assert type(classify(OSError("Connection reset by peer"))) is OSError
 
 
-def ended(rank: int, code: int, at: float, *, cause: str = "own", signal_number: int = 0, told: bool = True) -> Child:
+def ended(
+    rank: int, code: int, at: float, *, cause: str = "own", signal_number: int = 0, told: bool = True
+) -> WorkerProcess:
     """A child as the launcher has it after waitpid."""
     report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
     text = json.dumps(report).encode() if told else b""
-    return Child(rank, 0, -1, -1, report=text, status=signal_number or code << 8, ended=at)
+    return WorkerProcess(rank, 0, -1, -1, report=text, status=signal_number or code << 8, ended=at)
 
 
 def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
-    node = Node([ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)])
+    node = WorkerGroup([ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)])
     cause = root_cause(node)
     assert (cause["rank"], cause["code"], cause["signal"], cause["cause"]) == (1, 137, 9, "own")
     assert "SIGKILL" in cause["message"]
 
 
 def test_a_rank_killed_by_a_signal_without_a_name_is_reported_by_its_number() -> None:
-    cause = root_cause(Node([ended(0, 0, 1.0, signal_number=35, told=False)]))
+    cause = root_cause(WorkerGroup([ended(0, 0, 1.0, signal_number=35, told=False)]))
     assert (cause["code"], cause["signal"], cause["message"]) == (163, 35, "rank 0 was killed by signal 35")
 
 
@@ -171,42 +173,42 @@ NCCL = (
 def test_a_rank_that_nccls_watchdog_aborts_only_lost_a_peer(said: bytes) -> None:
     aborted = ended(0, 0, 1.0, signal_number=6, told=False)
     aborted.tail.append(said)
-    cause = root_cause(Node([aborted]))
+    cause = root_cause(WorkerGroup([aborted]))
     assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "peer")
     killed = ended(1, 0, 1.5, signal_number=9, told=False)
-    assert root_cause(Node([aborted, killed]))["rank"] == 1
+    assert root_cause(WorkerGroup([aborted, killed]))["rank"] == 1
 
 
 def test_a_rank_that_aborts_by_itself_is_to_blame() -> None:
     aborted = ended(0, 0, 1.0, signal_number=6, told=False)
     aborted.tail.append(b"terminate called after throwing an instance of 'std::bad_alloc'")
-    assert root_cause(Node([aborted]))["cause"] == "own"
+    assert root_cause(WorkerGroup([aborted]))["cause"] == "own"
 
 
 def test_of_two_culprits_the_earlier_is_named() -> None:
-    assert root_cause(Node([ended(0, 79, 2.0), ended(1, 66, 1.0)]))["code"] == 66
+    assert root_cause(WorkerGroup([ended(0, 79, 2.0), ended(1, 66, 1.0)]))["code"] == 66
 
 
 def test_a_node_that_only_lost_a_peer_says_so() -> None:
-    cause = root_cause(Node([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")]))
+    cause = root_cause(WorkerGroup([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")]))
     assert (cause["rank"], cause["code"], cause["cause"]) == (2, 77, "peer")
 
 
 def test_ranks_that_the_launcher_killed_are_not_to_blame() -> None:
     stuck = ended(0, 0, 3.0, signal_number=9, told=False)
     stuck.killed_by_us = True
-    assert root_cause(Node([stuck, ended(1, 77, 1.0, cause="peer")]))["rank"] == 1
+    assert root_cause(WorkerGroup([stuck, ended(1, 77, 1.0, cause="peer")]))["rank"] == 1
 
 
 def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() -> None:
     stuck = ended(0, 0, 3.0, signal_number=9, told=False)
     stuck.killed_by_us = True
-    cause = root_cause(Node([stuck], stop_signal=15))
+    cause = root_cause(WorkerGroup([stuck], stop_signal=15))
     assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
 
 
 def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
-    cause = root_cause(Node([ended(0, 3, 1.0, told=False)]))
+    cause = root_cause(WorkerGroup([ended(0, 3, 1.0, told=False)]))
     assert (cause["code"], cause["message"]) == (3, "rank 0 left with code 3 and no report")
 
 

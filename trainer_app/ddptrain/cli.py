@@ -17,7 +17,7 @@ from ddptrain.commands import add_data_verbs, add_model_verbs, add_run_verbs
 from ddptrain.config import Config, resolve
 from ddptrain.errors import TrainerError
 from ddptrain.flags import Parser, add_config, add_node, add_place, add_rank_by_hand, add_verb
-from ddptrain.reporting.console import as_objects, forgive, printable
+from ddptrain.reporting.console import escape_unencodable, ignore_write_errors, log_as_json
 from ddptrain.resources import check_gpus
 from ddptrain.signals import StopFlag
 
@@ -33,7 +33,7 @@ _EXAMPLES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code of trainer-interface's table."""
-    printable(sys.stdout, sys.stderr)
+    escape_unencodable(sys.stdout, sys.stderr)
     try:
         arguments = vars(_parser().parse_args(argv))
         return int(arguments.pop("run")(arguments))
@@ -46,24 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: dict[str, Any]) -> int:
     from ddptrain.distributed import topology as ranks
 
-    forgive()
+    ignore_write_errors()
     given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
     if not any(given.values()) and ranks.needs_launch(os.environ):
         return int(_launch(arguments)["code"])
     stop = StopFlag()
     stop.install()
     config = _resolved(arguments)
-    place = ranks.by_hand(os.environ, **given)
+    place = ranks.from_flags(os.environ, **given)
     if config.log_format == "json":
-        as_objects(place.rank)
+        log_as_json(place.rank)
     check_gpus(config.backend, config.device, place.nproc_per_node)
-    from ddptrain.resources import calm_torch
+    from ddptrain.resources import set_torch_defaults
 
-    calm_torch()
-    from ddptrain.reporting.console import Console, terminal_of
+    set_torch_defaults()
+    from ddptrain.reporting.console import Console, terminal_or_none
     from ddptrain.worker import run_here
 
-    return run_here(config, place, Console(place.rank, terminal_of(), as_json=config.log_format == "json"), stop)
+    return run_here(config, place, Console(place.rank, terminal_or_none(), as_json=config.log_format == "json"), stop)
 
 
 def _preflight(arguments: dict[str, Any]) -> int:
@@ -77,9 +77,9 @@ def _preflight(arguments: dict[str, Any]) -> int:
 
     if "RANK" in os.environ:  # torchrun, or by hand
         from ddptrain.distributed import topology as ranks
-        from ddptrain.resources import calm_torch
+        from ddptrain.resources import set_torch_defaults
 
-        calm_torch()
+        set_torch_defaults()
         from ddptrain.reporting.console import Console
         from ddptrain.worker import run_here
 
@@ -98,7 +98,7 @@ def _preflight(arguments: dict[str, Any]) -> int:
 
 
 def _launch_here(arguments: dict[str, Any]) -> int:
-    forgive()
+    ignore_write_errors()
     return int(_launch(arguments)["code"])
 
 
@@ -113,12 +113,12 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     max_restarts = arguments.pop("max_restarts", 0)
     config = _resolved(arguments)
     if config.log_format == "json":
-        as_objects(None, ("stderr",))
-    place = ranks.from_node(os.environ, **given)
+        log_as_json(None, ("stderr",))
+    place = ranks.from_node_environment(os.environ, **given)
     check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")
-    place = launch.with_port(place, port)
-    options = launch.Options(how, job, log_dir, max_restarts, fixed_port=bool(port))
+    place = launch.with_free_port(place, port)
+    options = launch.LaunchOptions(how, job, log_dir, max_restarts, fixed_port=bool(port))
     if how == "torchrun":
         from ddptrain.launcher import launcher as torchrun
 
@@ -137,9 +137,9 @@ def _resolved(arguments: dict[str, Any]) -> Config:
 
 
 def _evaluate(arguments: dict[str, Any]) -> int:
-    from ddptrain.resources import calm_torch
+    from ddptrain.resources import set_torch_defaults
 
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.inference import evaluate_checkpoint
 
     run, step = arguments.pop("only_run"), arguments.pop("step")

@@ -37,7 +37,7 @@ from ddptrain.distributed import topology as ranks
 from ddptrain.errors import DataError, UsageError, volume_error
 from ddptrain.files import dumps
 from ddptrain.flags import add_config, add_place, add_verb, chosen, whole, worlds_of
-from ddptrain.resources import calm_torch
+from ddptrain.resources import set_torch_defaults
 from ddptrain.signals import StopFlag
 
 Main = Callable[[Sequence[str]], int]  # the whole command line
@@ -241,7 +241,7 @@ def _infer(arguments: dict[str, Any]) -> int:
             hint="every pod would judge everything and write the same file",
             next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
         )
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.inference import Wanted
     from ddptrain.reporting.console import Console
     from ddptrain.worker import run_here
@@ -254,7 +254,7 @@ def _infer(arguments: dict[str, Any]) -> int:
 
 
 def _predict(arguments: dict[str, Any]) -> int:
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.inference import predict
 
     images, weights, as_json = arguments.pop("images"), arguments.pop("weights"), arguments.pop("json")
@@ -262,7 +262,7 @@ def _predict(arguments: dict[str, Any]) -> int:
 
 
 def _export(arguments: dict[str, Any]) -> int:
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.inference import export
 
     out, kind = Path(arguments.pop("out")), arguments.pop("format")
@@ -271,7 +271,7 @@ def _export(arguments: dict[str, Any]) -> int:
 
 
 def _compare(main: Main, arguments: dict[str, Any]) -> int:
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.experiments import compare
 
     worlds, checks, ways = (arguments.pop(name) for name in ("worlds", "checks", "ways"))
@@ -291,7 +291,7 @@ def _compare(main: Main, arguments: dict[str, Any]) -> int:
 
 
 def _bench(main: Main, arguments: dict[str, Any]) -> int:
-    calm_torch()
+    set_torch_defaults()
     from ddptrain.experiments import bench
 
     seeds, worlds, parts, as_json = (arguments.pop(name) for name in ("seeds", "worlds", "parts", "json"))

@@ -33,7 +33,7 @@ BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup",
 
 
 @dataclass(frozen=True)
-class Crumb:
+class HeartbeatRecord:
     """One rank's last sign of life. ``collective`` is what it waits in, or empty while it works by itself."""
 
     changes: int = 0
@@ -49,14 +49,14 @@ class Crumb:
         return f"in {self.collective}" if self.collective else f"in phase {self.phase}"
 
 
-def read(memory: bytes | memoryview) -> Crumb:
+def read(memory: bytes | memoryview) -> HeartbeatRecord:
     """The crumb in ``memory``. It is written in one go but not atomically; a rank that hangs is not writing."""
     changes, step, collectives, at, phase, collective = _LAYOUT.unpack_from(memory)
     text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
-    return Crumb(changes, step, collectives, at, text[0] or "start", text[1])
+    return HeartbeatRecord(changes, step, collectives, at, text[0] or "start", text[1])
 
 
-class Stillness:
+class StallTimer:
     """How long one rank's breadcrumbs have stood still, by the clock of who looks.
 
     Where the onlooker itself was stopped (a paused container), the time it slept counts against nobody.
@@ -78,7 +78,7 @@ class Stillness:
         return self.seconds
 
 
-class Breadcrumbs:
+class Heartbeat:
     """One rank's writer.
 
     Args:
@@ -94,7 +94,7 @@ class Breadcrumbs:
         self.touch()
 
     @property
-    def last(self) -> Crumb:
+    def last(self) -> HeartbeatRecord:
         """The newest crumb, safe to read from another thread."""
         return read(self._memory)
 
@@ -138,30 +138,30 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+
 
 
 @dataclass(frozen=True)
-class BlackBox:
+class Diagnostics:
     """File descriptors, the same in the launcher and in the rank."""
 
-    crumbs: int
+    heartbeat: int
     stacks: int
     flight: int
 
     @classmethod
-    def create(cls, rank: int) -> BlackBox:
-        names = ("crumbs", "stacks", "flight")
-        box = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
-        os.ftruncate(box.crumbs, SIZE)
-        return box
+    def create(cls, rank: int) -> Diagnostics:
+        names = ("heartbeat", "stacks", "flight")
+        diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
+        os.ftruncate(diagnostics.heartbeat, SIZE)
+        return diagnostics
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        return self.crumbs, self.stacks, self.flight
+        return self.heartbeat, self.stacks, self.flight
 
     def memory(self) -> memoryview:
-        """The crumbs, shared with whoever else maps them."""
-        return memoryview(mmap.mmap(self.crumbs, SIZE))
+        """The heartbeat, shared with whoever else maps them."""
+        return memoryview(mmap.mmap(self.heartbeat, SIZE))
 
-    def crumb(self) -> Crumb:
-        return read(os.pread(self.crumbs, SIZE, 0))
+    def crumb(self) -> HeartbeatRecord:
+        return read(os.pread(self.heartbeat, SIZE, 0))
 
     def texts(self) -> tuple[str, str]:
         """(stacks, flight recorder as JSON), empty where the rank could not dump them."""
@@ -180,10 +180,10 @@ class BlackBox:
                 os.close(descriptor)
 
 
-def answer_with_stacks(box: BlackBox) -> None:
-    """In the rank's main thread: from now on DUMP_SIGNAL writes all stacks into the box, then wakes the guard."""
+def register_stack_dump(diagnostics: Diagnostics) -> None:
+    """Make DUMP_SIGNAL write all stacks to ``diagnostics`` and wake the watchdog; call it in the main thread."""
     signal.signal(DUMP_SIGNAL, lambda *_: None)  # so that Python's own handler writes the signal to the wakeup pipe
-    faulthandler.register(DUMP_SIGNAL, file=box.stacks, all_threads=True, chain=True)
+    faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
 
 
 def dump_flight_recorder(descriptor: int) -> None:
@@ -195,7 +195,7 @@ def dump_flight_recorder(descriptor: int) -> None:
         os.pwrite(descriptor, json.dumps(recorded, default=str).encode()[:_MOST], 0)
 
 
-def place_in(stacks: str) -> str | None:
+def training_frame(stacks: str) -> str | None:
     """Return ``file.py:line`` of the training thread's innermost frame of this package in a faulthandler dump."""
     package = Path(__file__).parent
     for thread in stacks.split("\n\n"):

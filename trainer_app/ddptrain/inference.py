@@ -44,7 +44,7 @@ from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataError, Mismatch, TrainerError, UsageError
 from ddptrain.files import dumps, write_result
-from ddptrain.heartbeat import Breadcrumbs
+from ddptrain.heartbeat import Heartbeat
 from ddptrain.resources import threads_per_rank
 from ddptrain.signals import StopFlag
 from ddptrain.training import models
@@ -100,7 +100,7 @@ def model_of(config: Config, content: bytes, device: torch.device, origin: str) 
 
 def alone(device: torch.device) -> Group:
     """A group of this process only."""
-    return Group(Ranks(local_rank=0), device, None, StopFlag(), Breadcrumbs())
+    return Group(Ranks(local_rank=0), device, None, StopFlag(), Heartbeat())
 
 
 def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) -> int:
@@ -151,11 +151,11 @@ def infer(config: Config, group: Group, wanted: Wanted, timeout: float) -> str:
     """
     manifest, content = _share_checkpoint(config, group, wanted, timeout)
     config = dataclasses.replace(config, **Config.identity_of(manifest))
-    dataset = group.together("data", lambda: data_of(config, manifest["dataDigest"]), timeout)
+    dataset = group.run_on_all_ranks("data", lambda: data_of(config, manifest["dataDigest"]), timeout)
     images, labels = (getattr(dataset, f"{wanted.split}_{part}") for part in ("images", "labels"))
     predicted, probability = answers(model_of(config, content, group.device, config.checkpoint_dir), images, group)
     text = _table(labels, predicted, probability)
-    group.from_rank_zero("write", lambda: write_result(wanted.out, text.encode()), timeout)
+    group.run_on_rank_zero("write", lambda: write_result(wanted.out, text.encode()), timeout)
     right = int((predicted == labels).sum())
     return f"{len(labels)} answers in {wanted.out}, {right} of them right ({right / len(labels):.2%})"
 
@@ -185,7 +185,7 @@ def _share_checkpoint(config: Config, group: Group, wanted: Wanted, timeout: flo
         saved, content = open_checkpoint(config, run=wanted.run, step=wanted.step)
         return {"manifest": saved.manifest, "size": len(content)}
 
-    told = group.from_rank_zero("checkpoint", on_rank_zero, timeout)
+    told = group.run_on_rank_zero("checkpoint", on_rank_zero, timeout)
     return told["manifest"], group.broadcast_bytes(content, told["size"])
 
 

@@ -36,7 +36,7 @@ _PROBE = 4 * 2**20  # bytes
 def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> dict[str, Any]:
     """Run every check; collective. Returns ``{"code", "checks": [...], "bandwidth": [...]}``, the same on all ranks."""
     mine = _facts(config, group, load)
-    mine["wrong"] = answers.wrong_answers(group) if group.world_size > 1 else []
+    mine["wrong"] = answers.failed_collectives(group) if group.world_size > 1 else []
     # The clocks are read together: whoever leaves a barrier does so within milliseconds of the others.
     group.sum(torch.zeros(1, device=group.device))
     mine["clock"] = time.time()
@@ -44,11 +44,11 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> dict
     everybody: list[dict[str, Any]] = [mine]
     if group.world_size > 1:
         everybody = [{} for _ in range(group.world_size)]
-        with group.crumbs.waiting_in("all_gather of facts"):
+        with group.heartbeat.waiting_in("all_gather of facts"):
             dist.all_gather_object(everybody, mine)
     checks = [*agreement(everybody), _answers(everybody), _data(everybody), _clocks(everybody), _volumes(everybody)]
     failed = [check["code"] for check in checks if check["verdict"] == "failed"]
-    bandwidth = answers.bandwidths(group) if group.world_size > 1 and not failed else []
+    bandwidth = answers.measure_bandwidths(group) if group.world_size > 1 and not failed else []
     return {"code": failed[0] if failed else 0, "worldSize": group.world_size, "checks": checks, "bandwidth": bandwidth}
 
 

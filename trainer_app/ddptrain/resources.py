@@ -1,6 +1,6 @@
 """What the processor and the C library need to be told: how many threads there is a CPU for, which of them may spin.
 
-``cli`` and ``launch`` call ``calm_torch`` before anything imports torch, ``worker`` the rest when its rank begins. A
+``cli`` and ``launcher`` call ``set_torch_defaults`` before torch is imported; ``worker`` calls the rest. A
 rank with more threads than CPUs spends its time waiting for its own threads: several times slower, measured.
 
 What the container grants and whom it killed: the control groups of this process, in either version.
@@ -27,7 +27,7 @@ from ddptrain.errors import RanksError
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def available(root: Path = Path("/")) -> float:
+def available_cpus(root: Path = Path("/")) -> float:
     """CPUs by affinity and by the tightest cgroup quota (v2 and v1) above this process."""
     cpus = float(len(os.sched_getaffinity(0)))
     return min([cpus, *cpu_quotas(root)])
@@ -38,10 +38,10 @@ def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> i
     given = env.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    return max(1, math.floor(available() / local_ranks + 0.01))
+    return max(1, math.floor(available_cpus() / local_ranks + 0.01))
 
 
-def calm_torch(env: dict[str, str] | os._Environ[str] = os.environ) -> None:
+def set_torch_defaults(env: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Before torch is imported: keep idle threads from burning the peers' quota, and C++ traces out of the log.
 
     OpenMP's threads spin at every barrier by default. Where another process wants the core, each barrier then costs a

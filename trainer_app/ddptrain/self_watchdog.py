@@ -21,45 +21,45 @@ from ddptrain.errors import Hang, Stopped
 from ddptrain.heartbeat import (
     BEFORE_TRAINING,
     DUMP_SIGNAL,
-    BlackBox,
-    Breadcrumbs,
-    Stillness,
-    answer_with_stacks,
+    Diagnostics,
+    Heartbeat,
+    StallTimer,
     dump_flight_recorder,
+    register_stack_dump,
 )
-from ddptrain.signals import STOPPING, StopFlag
+from ddptrain.signals import STOP_SIGNALS, StopFlag
 
 _PATIENCE = 1.5  # seconds for the main thread to leave by itself where nothing could be saved anyway
 
 
-def margin_of(grace: float) -> float:
+def exit_margin(grace: float) -> float:
     """Seconds before the end of the grace at which a rank that still has not left is made to."""
     return min(3.0, 0.25 * grace)
 
 
-class Guard:
+class SelfWatchdog:
     """Watches the signals of this process.
 
     Args:
         leave: called once, from the guard's thread, with what ends this rank; it must end the process.
         grace: seconds from the signal to SIGKILL.
-        box: where dumps go; None without a launcher.
+        diagnostics: where dumps go; None without a launcher.
         hang_timeout: seconds without a breadcrumb after which the rank ends itself; 0 where a launcher sees to it.
     """
 
     def __init__(
         self,
         stop: StopFlag,
-        crumbs: Breadcrumbs,
+        heartbeat: Heartbeat,
         leave: Callable[[Stopped | Hang], None],
         *,
         grace: float,
-        box: BlackBox | None,
+        diagnostics: Diagnostics | None,
         hang_timeout: float = 0.0,
     ) -> None:
-        self._stop, self._crumbs, self._leave, self._box = stop, crumbs, leave, box
+        self._stop, self._heartbeat, self._leave, self._diagnostics = stop, heartbeat, leave, diagnostics
         self._grace, self._hang_timeout = grace, hang_timeout
-        self._stillness = Stillness(self._interval or 0.0)
+        self._stillness = StallTimer(self._interval or 0.0)
         self._last_word = threading.Lock()
         self._pipe, self._write = os.pipe()
 
@@ -68,11 +68,11 @@ class Guard:
         for end in (self._pipe, self._write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if self._box:
-            answer_with_stacks(self._box)
+        if self._diagnostics:
+            register_stack_dump(self._diagnostics)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
-    def take_last_word(self) -> bool:
+    def claim_report(self) -> bool:
         """True for the first who asks, main thread or guard: one of them reports the end, the other keeps still."""
         return self._last_word.acquire(blocking=False)
 
@@ -84,17 +84,17 @@ class Guard:
             ready, _, _ = select.select([self._pipe], [], [], pause)
             if ready:
                 signals = os.read(self._pipe, 4096)
-                if since is None and STOPPING & set(signals):
+                if since is None and STOP_SIGNALS & set(signals):
                     since = time.monotonic()
                     self._stop.requested = True
-                if DUMP_SIGNAL in signals and self._box:
-                    dump_flight_recorder(self._box.flight)
+                if DUMP_SIGNAL in signals and self._diagnostics:
+                    dump_flight_recorder(self._diagnostics.flight)
             if since is not None:
                 waited = time.monotonic() - since
-                if waited >= self._patience() and self.take_last_word():
-                    where = self._crumbs.last.doing
+                if waited >= self._patience() and self.claim_report():
+                    where = self._heartbeat.last.doing
                     self._leave(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
-            elif self._hangs() and self.take_last_word():
+            elif self._hangs() and self.claim_report():
                 with contextlib.suppress(Exception):  # stderr may be closed; that must not save a rank that hangs
                     _print_stacks()
                 self._leave(self._hang())
@@ -106,10 +106,10 @@ class Guard:
     def _hangs(self) -> bool:
         if self._interval is None:
             return False
-        return self._stillness.look(self._crumbs.last.changes) >= self._hang_timeout
+        return self._stillness.look(self._heartbeat.last.changes) >= self._hang_timeout
 
     def _hang(self) -> Hang:
-        crumb = self._crumbs.last
+        crumb = self._heartbeat.last
         error = Hang(
             f"no sign of life for {self._hang_timeout:g} s {crumb.doing} of step {crumb.step}",
             hint="the peers that this rank waits for know more" if crumb.collective else "the stacks are above",
@@ -118,8 +118,8 @@ class Guard:
         return error
 
     def _patience(self) -> float:
-        most = self._grace - margin_of(self._grace)
-        return min(_PATIENCE, most) if self._crumbs.last.phase in BEFORE_TRAINING else most
+        most = self._grace - exit_margin(self._grace)
+        return min(_PATIENCE, most) if self._heartbeat.last.phase in BEFORE_TRAINING else most
 
 
 def _print_stacks() -> None:

@@ -1,7 +1,7 @@
 """SIGTERM, SIGINT and SIGHUP become a flag; who acts on it depends on the phase.
 
 Installed by ``cli`` before anything slow: as PID 1 of a container a process has no default action for SIGTERM, and
-would sleep through it. Before training a rank may leave alone (``leave_if_requested``, ``interruptible``). In training
+would sleep through it. Before training a rank may leave alone (``raise_if_requested``, ``interruptible``). In training
 the flag rides in the metrics vector of ``sync``, so that all ranks leave after the same step: one that left alone would
 strand the others in a collective.
 """
@@ -18,14 +18,14 @@ from types import FrameType
 from ddptrain import exit_codes
 from ddptrain.errors import Stopped
 
-STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
 
-def heeded() -> list[signal.Signals]:
+def stop_signals() -> list[signal.Signals]:
     """The signals that tell this process to stop; a terminal that closes does not where ``nohup`` saw to that."""
-    return [n for n in sorted(STOPPING) if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    return [n for n in sorted(STOP_SIGNALS) if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class StopFlag:
@@ -38,10 +38,10 @@ class StopFlag:
 
     def install(self) -> None:
         """Take over the signals; only the main thread may."""
-        for number in heeded():
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
 
-    def leave_if_requested(self, phase: str) -> None:
+    def raise_if_requested(self, phase: str) -> None:
         """Raise if a signal came, in a phase where nothing needs saving.
 
         Raises:
@@ -59,7 +59,7 @@ class StopFlag:
         """
         self._phase = phase
         try:
-            self.leave_if_requested(phase)
+            self.raise_if_requested(phase)
             yield
         finally:
             self._phase = None
@@ -72,7 +72,7 @@ class StopFlag:
                 os._exit(exit_codes.SIGNAL_BASE + signal.SIGINT)
         if self._phase is not None:
             phase, self._phase = self._phase, None  # once: what cleans up after it must not be interrupted too
-            self.leave_if_requested(phase)
+            self.raise_if_requested(phase)
 
 
 def die_with_parent(parent: int) -> None:

@@ -108,7 +108,7 @@ def assert_alike(model: nn.Module, group: Group) -> None:
         return
     mine = torch.frombuffer(bytearray(bytes.fromhex(digest(model.state_dict()))), dtype=torch.uint8).to(group.device)
     everyone = [torch.zeros_like(mine) for _ in range(group.world_size)]
-    with group.crumbs.waiting_in("all_gather of digests"):
+    with group.heartbeat.waiting_in("all_gather of digests"):
         dist.all_gather(everyone, mine)
     strangers = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
     if strangers:

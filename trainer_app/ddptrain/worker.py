@@ -27,17 +27,17 @@ from ddptrain.data import download as fetch
 from ddptrain.data import mnist
 from ddptrain.distributed import process_group as group
 from ddptrain.distributed.device import resolve_backend, resolve_device
-from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, timeout_of
+from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
 from ddptrain.files import dumps
-from ddptrain.heartbeat import BlackBox, Breadcrumbs
+from ddptrain.heartbeat import Diagnostics, Heartbeat
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
 from ddptrain.resources import keep_freed_memory, threads_per_rank
-from ddptrain.self_watchdog import Guard
-from ddptrain.signals import STOPPING, StopFlag
+from ddptrain.self_watchdog import SelfWatchdog
+from ddptrain.signals import STOP_SIGNALS, StopFlag
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import Result, Trainer
 
@@ -50,7 +50,7 @@ class Worker:
 
     Args:
         job: train, preflight, or infer, which needs to know what is ``wanted``.
-        box: where a launcher reads breadcrumbs and dumps; None without one.
+        diagnostics: where a launcher reads breadcrumbs and dumps; None without one.
     """
 
     def __init__(
@@ -62,13 +62,15 @@ class Worker:
         *,
         job: str = "train",
         wanted: Wanted | None = None,
-        box: BlackBox | None = None,
+        diagnostics: Diagnostics | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
         self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
-        self._crumbs = Breadcrumbs(box.memory() if box else None, chaos.planned(config, ranks.rank, env))
-        self._job, self._wanted, self._box = job, wanted, box
+        self._heartbeat = Heartbeat(
+            diagnostics.memory() if diagnostics else None, chaos.planned(config, ranks.rank, env)
+        )
+        self._job, self._wanted, self._diagnostics = job, wanted, diagnostics
         self._group: group.Group | None = None
         self._timeout, self._on = DEFAULT_TIMEOUT, ""
 
@@ -85,9 +87,9 @@ class Worker:
             finally:
                 os._exit(error.code)  # whatever became of the report: the main thread, if it moves, waits for this
 
-        alone = self._box is None and sys.gettrace() is None  # no launcher above, no debugger inside
-        guard = Guard(
-            self._stop, self._crumbs, leave, grace=self._config.stop_grace, box=self._box,
+        alone = self._diagnostics is None and sys.gettrace() is None  # no launcher above, no debugger inside
+        guard = SelfWatchdog(
+            self._stop, self._heartbeat, leave, grace=self._config.stop_grace, diagnostics=self._diagnostics,
             hang_timeout=self._config.hang_timeout if alone else 0.0,
         )  # fmt: skip
         guard.start()
@@ -96,9 +98,9 @@ class Worker:
             report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self._job]()
         except BaseException as error:
             if self._group:
-                self._group.announce_leaving(str(error))
+                self._group.announce_exit(str(error))
             report = self._failure(error)
-        if not guard.take_last_word():
+        if not guard.claim_report():
             threading.Event().wait()  # the guard is speaking, and ends the process
         deliver(report)
         return int(report["code"])
@@ -106,7 +108,7 @@ class Worker:
     def _join(self) -> group.Group:
         """Device, threads, progress port, and the other ranks."""
         config, ranks = self._config, self._ranks
-        self._stop.leave_if_requested("start")  # one may have come while torch was imported
+        self._stop.raise_if_requested("start")  # one may have come while torch was imported
         device = resolve_device(config, ranks)
         backend = resolve_backend(config.backend, device)
         keep_freed_memory()
@@ -115,7 +117,7 @@ class Worker:
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()
-        self._timeout = config.rendezvous_timeout or timeout_of(self._env.get("PET_RDZV_CONF", ""))
+        self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(self._env.get("PET_RDZV_CONF", ""))
         self._begin("rendezvous")
         self._group = group.join(
             ranks,
@@ -124,7 +126,7 @@ class Worker:
             rendezvous_timeout=self._timeout,
             collective_timeout=config.collective_timeout,
             stop=self._stop,
-            crumbs=self._crumbs,
+            heartbeat=self._heartbeat,
             env=self._env,
         )
         self._on = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
@@ -154,7 +156,7 @@ class Worker:
         config = self._config
         members = self._join()
         self._begin("data")
-        dataset = members.together("data", self._load_data, self._timeout)
+        dataset = members.run_on_all_ranks("data", self._load_data, self._timeout)
         self._console.say(
             f"ddptrain: {self._on}, "
             f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
@@ -168,11 +170,11 @@ class Worker:
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
-        self._crumbs.mark(phase)
+        self._heartbeat.mark(phase)
 
     def _load_data(self) -> mnist.Dataset:
         with self._stop.interruptible("data"):
-            return fetch.load(self._config, say=self._console.say, alive=self._crumbs.touch)
+            return fetch.load(self._config, say=self._console.say, alive=self._heartbeat.touch)
 
     def _serve_progress(self) -> None:
         port = self._env.get("DDPJOB_PROGRESS_PORT", "")
@@ -241,7 +243,9 @@ def run_here(
     return code
 
 
-def run_forked(config: Config, ranks: Ranks, console: Console, *, job: str, box: BlackBox, reports: int) -> int:
+def run_forked(
+    config: Config, ranks: Ranks, console: Console, *, job: str, diagnostics: Diagnostics, reports: int
+) -> int:
     """Run one rank in a child of the launcher and return its exit code.
 
     Args:
@@ -254,5 +258,5 @@ def run_forked(config: Config, ranks: Ranks, console: Console, *, job: str, box:
 
     stop = StopFlag()
     stop.install()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # blocked until now by the launcher
-    return Worker(config, ranks, console, stop, job=job, box=box).run(deliver)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
+    return Worker(config, ranks, console, stop, job=job, diagnostics=diagnostics).run(deliver)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.launcher.failure_report import Postmortem, read
-from ddptrain.launcher.processes import within
+from ddptrain.launcher.failure_report import FailureReports, read
+from ddptrain.launcher.processes import run_with_timeout
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.reporting.progress import Progress
@@ -19,11 +19,11 @@ from tests.trainer.runs import ForkServer, free_port, wait_until
 
 
 def test_what_is_done_in_time_is_answered() -> None:
-    assert within(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
+    assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
 
 
 def test_what_fails_is_answered_with_none() -> None:
-    assert within(60, lambda: Path("/absent").read_text()) is None
+    assert run_with_timeout(60, lambda: Path("/absent").read_text()) is None
 
 
 def test_what_waits_for_ever_is_given_up_and_its_process_ended(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_what_waits_for_ever_is_given_up_and_its_process_ended(tmp_path: Path) -
         return (tmp_path / "pipe").read_text()
 
     begun = time.monotonic()
-    assert within(1, work) is None
+    assert run_with_timeout(1, work) is None
     assert time.monotonic() - begun < 30
     wait_until(lambda: _is_gone(int(told.read_text())), "its process to be gone")
 
@@ -65,11 +65,11 @@ def test_a_launcher_whose_reports_cannot_be_read_leaves_all_the_same(
 def test_reports_of_a_run_with_more_nodes_under_the_same_name_are_forgotten(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "local-0"
     report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
-    Postmortem(folder, 1, 2, range(2, 4)).write(report, [], [])
+    FailureReports(folder, 1, 2, range(2, 4)).write(report, [], [])
     (folder / "rank-3.stacks.txt").touch()
-    Postmortem(folder, 0, 1, range(2)).write({**report, "rank": 0}, [], [])
+    FailureReports(folder, 0, 1, range(2)).write({**report, "rank": 0}, [], [])
     assert [found["report"]["rank"] for found in read(folder)] == [0], "of two sizes the newest file's counts"
-    Postmortem(folder, 0, 1, range(2)).clear()
+    FailureReports(folder, 0, 1, range(2)).clear()
     assert list(folder.iterdir()) == []
 
 

@@ -16,12 +16,12 @@ import torch
 from ddptrain import heartbeat as breadcrumbs
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import BlackBox, Breadcrumbs, Crumb
-from ddptrain.launcher.hang_detector import Watchdog, culprit, hang_report
-from ddptrain.launcher.processes import Child
+from ddptrain.heartbeat import Diagnostics, Heartbeat, HeartbeatRecord
+from ddptrain.launcher.hang_detector import Watchdog, find_hung_rank, hang_report
+from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.signals import StopFlag
 from tests.trainer.builders import SMALL as SHORT
-from tests.trainer.builders import node, sighting
+from tests.trainer.builders import node, rank_state
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
 SMALL = (*SHORT, "--epochs", 3)
@@ -31,11 +31,11 @@ TIMEOUT = float(os.environ.get("DDPTRAIN_TEST_HANG_TIMEOUT", "3"))
 ALLOWED = TIMEOUT + 15
 
 
-def crumb(pid: int, rank: int) -> Crumb | None:
+def crumb(pid: int, rank: int) -> HeartbeatRecord | None:
     """What a launched rank says of itself at this moment."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            if f"ddptrain-crumbs-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
+            if f"ddptrain-heartbeat-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
                 return breadcrumbs.read(descriptor.read_bytes())
         except FileNotFoundError:
             continue
@@ -152,19 +152,19 @@ def test_a_rank_stopped_while_it_loads_the_data_is_told_to_the_node_that_polls_f
 
 
 def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
-    box = BlackBox.create(0)
-    for descriptor in (box.stacks, box.flight):
+    diagnostics = Diagnostics.create(0)
+    for descriptor in (diagnostics.stacks, diagnostics.flight):
         os.write(descriptor, b"of an earlier alarm")
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited: it answers nothing
     deaf = subprocess.Popen(["sleep", "600"])
     signal.signal(signal.SIGUSR1, before)
     try:
-        seen = Watchdog(0, 0).examine([Child(0, deaf.pid, -1, -1, box=box)])
+        seen = Watchdog(0, 0).examine([WorkerProcess(0, deaf.pid, -1, -1, diagnostics=diagnostics)])
     finally:
         deaf.kill()
         deaf.wait()
-        box.close()
-    assert [(sighting.answered, sighting.where) for sighting in seen] == [(False, None)]
+        diagnostics.close()
+    assert [(rank_state.answered, rank_state.where) for rank_state in seen] == [(False, None)]
 
 
 def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
@@ -176,11 +176,11 @@ def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -
 
 
 def test_a_pause_ends_with_a_heartbeat() -> None:
-    crumbs = Breadcrumbs()
-    group = Group(Ranks(), torch.device("cpu"), None, StopFlag(), crumbs)
+    heartbeat = Heartbeat()
+    group = Group(Ranks(), torch.device("cpu"), None, StopFlag(), heartbeat)
     begun = time.monotonic()
     group.pause(0.3)
-    assert crumbs.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
+    assert heartbeat.last.time >= begun + 0.3, "else the last piece of the pause would count for what follows"
 
 
 @pytest.mark.parametrize("place", ["close", "destroy_process_group"])
@@ -213,7 +213,7 @@ def test_without_a_hang_timeout_a_stopped_rank_is_noticed_by_the_collective_that
 def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("ddptrain.launcher.hang_detector.time.monotonic", lambda: now)
-    child = Child(0, os.getpid(), -1, -1, box=BlackBox.create(0))
+    child = WorkerProcess(0, os.getpid(), -1, -1, diagnostics=Diagnostics.create(0))
     watchdog = Watchdog(60, 0)
     assert not watchdog.stalled([child])
     now = 1000.0  # the container was paused
@@ -225,7 +225,7 @@ def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkey
 
 
 @pytest.mark.parametrize(
-    ("odd_one", "everybody"),
+    ("odd_one", "all_ranks"),
     [
         ({"stopped": True}, False),
         ({"collective": "", "phase": "batch", "collectives": 8}, False),
@@ -233,32 +233,32 @@ def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkey
         ({"collectives": 8}, True),
     ],
 )
-def test_the_odd_one_out_is_to_blame(odd_one: dict[str, Any], everybody: bool) -> None:
-    ranks = [sighting(0), sighting(1), sighting(2, **odd_one), sighting(3)]
-    found = culprit(ranks, everybody=everybody)
+def test_the_odd_one_out_is_to_blame(odd_one: dict[str, Any], all_ranks: bool) -> None:
+    ranks = [rank_state(0), rank_state(1), rank_state(2, **odd_one), rank_state(3)]
+    found = find_hung_rank(ranks, all_ranks=all_ranks)
     assert found is not None
     assert found.rank == 2
 
 
 def test_where_all_of_a_node_wait_alike_the_cause_is_elsewhere() -> None:
-    ranks = [sighting(0), sighting(1, collectives=8)]
-    assert culprit(ranks, everybody=False) is None
-    report = hang_report(ranks, timeout=60, everybody=False)
+    ranks = [rank_state(0), rank_state(1, collectives=8)]
+    assert find_hung_rank(ranks, all_ranks=False) is None
+    report = hang_report(ranks, timeout=60, all_ranks=False)
     assert (report["code"], report["cause"]) == (76, "peer")
 
 
 def test_a_rank_that_still_moves_is_not_to_blame_though_it_waits_for_nobody() -> None:
-    busy = sighting(0, collective="", phase="save", quiet=0.2)
-    found = culprit([busy, sighting(1, stopped=False, answered=False)], everybody=True)
+    busy = rank_state(0, collective="", phase="save", quiet=0.2)
+    found = find_hung_rank([busy, rank_state(1, stopped=False, answered=False)], all_ranks=True)
     assert found is not None
     assert found.rank == 1
 
 
 def test_breadcrumbs_tell_phase_step_and_collective_and_count_every_change() -> None:
     memory = memoryview(bytearray(breadcrumbs.SIZE))
-    crumbs = Breadcrumbs(memory)
-    crumbs.mark("batch", 7)
-    with crumbs.waiting_in("all_reduce"):
+    heartbeat = Heartbeat(memory)
+    heartbeat.mark("batch", 7)
+    with heartbeat.waiting_in("all_reduce"):
         inside = breadcrumbs.read(memory)
     after = breadcrumbs.read(memory)
     assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)

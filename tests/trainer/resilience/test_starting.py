@@ -18,7 +18,7 @@ from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_unti
 from tests.trainer.synthetic import write_idx
 
 
-def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
+def from_flags(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
     place = ("--init", init, "--rank", rank, "--world-size", world_size)
     return ["train", *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *place]
 
@@ -30,7 +30,7 @@ def test_three_terminals_train_as_one_launcher_does(
     port = free_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path / 'meet'}", "env": "env"}[scheme]
     env: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if scheme == "env" else {}
-    ranks = [ddptrain.start(*by_hand(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
+    ranks = [ddptrain.start(*from_flags(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
     for run in ranks:
         assert run.wait() == 0, run.output()
     launched = ("launch", "--nproc-per-node", 3, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "launched")
@@ -42,11 +42,11 @@ def test_a_file_left_from_an_earlier_run_is_refused_and_the_file_named(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "meet"
-    first = ddptrain.start(*by_hand(idx, tmp_path, f"file://{file}", 0, 2))
+    first = ddptrain.start(*from_flags(idx, tmp_path, f"file://{file}", 0, 2))
     wait_until(lambda: file.exists() and b"present/0" in file.read_bytes(), "rank 0 to sign in")
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    second = ddptrain.run(*by_hand(idx, tmp_path, f"file://{file}", 0, 2), code=71)
+    second = ddptrain.run(*from_flags(idx, tmp_path, f"file://{file}", 0, 2), code=71)
     assert f"{file} is left from an earlier run" in second.output()
 
 
@@ -65,7 +65,7 @@ def test_a_place_that_cannot_be_is_refused(ddptrain: ForkServer, argv: tuple[obj
 
 
 def test_a_directory_that_is_not_there_is_no_meeting_place(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    run = ddptrain.run(*by_hand(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
+    run = ddptrain.run(*from_flags(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
     assert "No such file or directory" in run.message()["message"]
 
 
@@ -169,9 +169,9 @@ def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_differenc
 ) -> None:
     init = f"tcp://127.0.0.1:{free_port()}"
     (alike, odd), other = told, write_idx(tmp_path / "other", seed=1)
-    zero = ddptrain.start(*by_hand(idx, tmp_path, init, 0, 2), *alike)
+    zero = ddptrain.start(*from_flags(idx, tmp_path, init, 0, 2), *alike)
     flags = [other if flag == "OTHER" else flag for flag in odd]
-    one = ddptrain.start(*by_hand(idx, tmp_path, init, 1, 2), *alike, *flags)
+    one = ddptrain.start(*from_flags(idx, tmp_path, init, 1, 2), *alike, *flags)
     assert (one.wait(), zero.wait()) == (78, 77), one.output() + zero.output()
     assert f"rank 1 was told otherwise than rank 0: {difference}" in one.message()["message"]
 

@@ -1,6 +1,6 @@
-"""Does every collective give the answer it must, and how fast do bytes travel: the measuring half of ``preflight``.
+"""Check every collective's result and measure its bandwidth, for ``preflight``.
 
-The bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``algbw`` is bytes over time, ``busbw`` is
+The figures are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``algbw`` is bytes over time, ``busbw`` is
 corrected by what each algorithm must send at least, so that it compares with the speed of the wire.
 """
 
@@ -22,7 +22,7 @@ all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) o
 reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def wrong_answers(group: Group) -> list[str]:
+def failed_collectives(group: Group) -> list[str]:
     """Names of the collectives whose answer on this rank is not the one that arithmetic demands; collective."""
     rank, world = group.rank, group.world_size
     total = world * (world + 1) / 2
@@ -38,13 +38,13 @@ def wrong_answers(group: Group) -> list[str]:
     }
     wrong = []
     for name, test in tests.items():
-        with group.crumbs.waiting_in(name):
+        with group.heartbeat.waiting_in(name):
             if not test():
                 wrong.append(name)
     return wrong
 
 
-def bandwidths(group: Group) -> list[dict[str, Any]]:
+def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
     """One row per collective and size: seconds of the slowest rank, algbw and busbw in GB/s; collective."""
     world, rows = group.world_size, []
     for size in SIZES:
@@ -63,7 +63,7 @@ def bandwidths(group: Group) -> list[dict[str, Any]]:
             "broadcast": (1.0, lambda whole=whole: dist.broadcast(whole, src=0)),  # type: ignore[misc]
         }
         for name, (factor, move) in moves.items():
-            with group.crumbs.waiting_in(f"{name}, {size} bytes"):
+            with group.heartbeat.waiting_in(f"{name}, {size} bytes"):
                 seconds = _seconds(move, group)
             algorithm = whole.numel() * 4 / seconds / 1e9
             rows.append(

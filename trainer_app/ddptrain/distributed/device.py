@@ -92,7 +92,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join(known) or platform.machine()
 
 
-def changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """What of it differs from the manifest's; a manifest older than one of the facts says nothing about it."""
     return [
         f"{key} was {manifest[key]}, is {facts[key]}"
@@ -101,7 +101,7 @@ def changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def not_the_same_bits(changed: list[str]) -> Mismatch:
+def bitwise_mismatch(changed: list[str]) -> Mismatch:
     """The refusal to go on with ``--sync bitwise`` where its promise would not hold."""
     return Mismatch(
         f"--sync bitwise cannot go on here with the same bits: {', '.join(changed)}",

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from ddptrain.distributed.rendezvous import LEFT, connect, job_key, meet, wait_for_key
 from ddptrain.distributed.topology import Ranks, route_interface
 from ddptrain.errors import Hang, PeerLost, RendezvousError
-from ddptrain.heartbeat import Breadcrumbs
+from ddptrain.heartbeat import Heartbeat
 from ddptrain.signals import StopFlag
 
 T = TypeVar("T")
@@ -39,13 +39,13 @@ class Group:
         device: torch.device,
         store: Store | None,
         stop: StopFlag,
-        crumbs: Breadcrumbs | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.ranks, self.device, self._store, self._stop = ranks, device, store, stop
-        self.crumbs = crumbs or Breadcrumbs()
+        self.heartbeat = heartbeat or Heartbeat()
         self.rank, self.world_size = ranks.rank, ranks.world_size
 
-    def together(self, name: str, work: Callable[[], T], timeout: float) -> T:
+    def run_on_all_ranks(self, name: str, work: Callable[[], T], timeout: float) -> T:
         """Every rank does ``work`` of its own; if it fails on one, all leave, the others saying whose fault it was.
 
         Raises:
@@ -65,7 +65,7 @@ class Group:
                 raise PeerLost(f"rank {rank} failed in phase {name}: {verdict['error']}")
         return result
 
-    def from_rank_zero(self, name: str, work: Callable[[], T], timeout: float, *, ending: bool = False) -> T:
+    def run_on_rank_zero(self, name: str, work: Callable[[], T], timeout: float, *, ending: bool = False) -> T:
         """Rank 0 does ``work``; every rank gets its JSON-able result, or learns that rank 0 failed.
 
         Args:
@@ -96,14 +96,14 @@ class Group:
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         if self.rank == 0:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        with self.crumbs.waiting_in("broadcast"):
+        with self.heartbeat.waiting_in("broadcast"):
             dist.broadcast(buffer, src=0)
         return buffer.cpu().numpy().tobytes()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over the ranks, in place."""
         if self.world_size > 1:
-            with self.crumbs.waiting_in("all_reduce"):
+            with self.heartbeat.waiting_in("all_reduce"):
                 dist.all_reduce(values)
         return values
 
@@ -112,9 +112,9 @@ class Group:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(_PAUSE_HEARTBEAT, left))
-            self.crumbs.touch()
+            self.heartbeat.touch()
 
-    def announce_leaving(self, reason: str) -> None:
+    def announce_exit(self, reason: str) -> None:
         """Tell ranks that may be waiting in the store that this one is not coming. Never raises."""
         if self._store is not None:
             teller = threading.Thread(target=self._announce, args=(self._store, reason), daemon=True)
@@ -133,19 +133,21 @@ class Group:
 
         Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
         """
-        self.crumbs.mark("close")
+        self.heartbeat.mark("close")
         if self._store is not None:
-            with self.crumbs.waiting_in("barrier"):
+            with self.heartbeat.waiting_in("barrier"):
                 dist.barrier()
-            with self.crumbs.waiting_in("destroy_process_group"):
+            with self.heartbeat.waiting_in("destroy_process_group"):
                 dist.destroy_process_group()
             self._store = None
 
     def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:
         assert self._store is not None
         try:
-            with self.crumbs.waiting_in(f"store: {key}", counted=False):
-                return wait_for_key(self._store, key, time.monotonic() + timeout, what, stop=stop, crumbs=self.crumbs)
+            with self.heartbeat.waiting_in(f"store: {key}", counted=False):
+                return wait_for_key(
+                    self._store, key, time.monotonic() + timeout, what, stop=stop, heartbeat=self.heartbeat
+                )
         except RendezvousError as error:  # all had met; that one of them does not go on is a hang, and not ours
             hang = Hang(str(error), hint="that rank is stopped, or its volume does not answer")
             hang.cause = "peer"
@@ -160,7 +162,7 @@ def join(
     rendezvous_timeout: float,
     collective_timeout: float,
     stop: StopFlag,
-    crumbs: Breadcrumbs,
+    heartbeat: Heartbeat,
     env: Mapping[str, str] = os.environ,
 ) -> Group:
     """Meet the other ranks and form the process group.
@@ -170,18 +172,18 @@ def join(
         RanksError: two processes claim one rank, or ranks disagree about the world size.
     """
     if ranks.world_size == 1:
-        return Group(ranks, device, None, stop, crumbs)
+        return Group(ranks, device, None, stop, heartbeat)
     deadline = time.monotonic() + rendezvous_timeout
-    store = PrefixStore(job_key(env), connect(ranks, deadline, stop, crumbs, env))
-    meet(store, ranks, deadline, stop, crumbs)
+    store = PrefixStore(job_key(env), connect(ranks, deadline, stop, heartbeat, env))
+    meet(store, ranks, deadline, stop, heartbeat)
     interface = None if ranks.init_file else route_interface(ranks.master_addr)
     if interface and "GLOO_SOCKET_IFNAME" not in env:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in env:
         os.environ["NCCL_SOCKET_IFNAME"] = interface
-    with crumbs.waiting_in("init_process_group"):
+    with heartbeat.waiting_in("init_process_group"):
         _init(ranks, device, backend, store, collective_timeout)
-    return Group(ranks, device, store, stop, crumbs)
+    return Group(ranks, device, store, stop, heartbeat)
 
 
 def _init(ranks: Ranks, device: torch.device, backend: str, store: Store, collective_timeout: float) -> None:

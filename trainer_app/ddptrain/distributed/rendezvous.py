@@ -31,14 +31,14 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
-from ddptrain.heartbeat import Breadcrumbs
+from ddptrain.heartbeat import Heartbeat
 from ddptrain.signals import StopFlag
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 _READING = 5.0  # seconds
 
 
-def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
+def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
     """Each rank signs in; rank 0 waits for all and tells the verdict to everybody."""
     presence = json.dumps({"world": ranks.world_size, "host": socket.gethostname()})
     if store.add(f"claims/{ranks.rank}", 1) > 1:
@@ -52,7 +52,7 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Br
     store.set(f"present/{ranks.rank}", presence)
     if ranks.is_zero:
         try:
-            _await_all(store, ranks, deadline, stop, crumbs)
+            _await_all(store, ranks, deadline, stop, heartbeat)
         except TrainerError as error:
             store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
             _await_readers(store, ranks)
@@ -61,7 +61,7 @@ def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Br
         return
     # Rank 0 decides at its own deadline; a little patience lets its verdict, with the names, arrive.
     what = "rank 0's verdict on who is here"
-    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, what, stop=stop, crumbs=crumbs))
+    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, what, stop=stop, heartbeat=heartbeat))
     if verdict:
         store.add("readers", 1)
         if verdict["missing"]:
@@ -77,7 +77,7 @@ def _await_readers(store: Store, ranks: Ranks) -> None:
         time.sleep(0.02)
 
 
-def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
+def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
     waiting = set(range(ranks.world_size))
     while waiting:
         for rank in sorted(waiting):
@@ -96,8 +96,8 @@ def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, crum
                 next_step="look at the log of the first missing node",
             )
         if waiting:
-            stop.leave_if_requested("rendezvous")
-            crumbs.touch()
+            stop.raise_if_requested("rendezvous")
+            heartbeat.touch()
             time.sleep(0.02)
 
 
@@ -109,7 +109,7 @@ def _named(missing: Iterable[int], ranks: Ranks) -> str:
     return ", ".join(names) + more
 
 
-def timeout_of(rendezvous_conf: str) -> float:
+def parse_rendezvous_timeout(rendezvous_conf: str) -> float:
     """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
     for part in rendezvous_conf.split(","):
         key, _, value = part.partition("=")
@@ -122,14 +122,14 @@ LEFT = "left"  # key under which a failing rank says that it is not coming
 _TELLING = 2.0  # seconds
 
 
-def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, env: Mapping[str, str]) -> Store:
+def connect(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, env: Mapping[str, str]) -> Store:
     """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
     if ranks.init_file:
         return _file_store(ranks)
     hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not hosts:
-        _await_port(ranks, deadline, stop, crumbs)
-        return _joined(ranks, deadline, stop, crumbs)
+        _await_port(ranks, deadline, stop, heartbeat)
+        return _joined(ranks, deadline, stop, heartbeat)
     try:
         return TCPStore(
             # The host listens on every address; its own DNS name may be the last to resolve.
@@ -147,15 +147,15 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs, 
         ) from error
 
 
-def _joined(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> Store:
+def _joined(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
     """A client of the store whose port accepts connections."""
     told = _dial(ranks, _until(deadline))
     while True:
         try:
             found = told.get(timeout=0.1)
         except queue.Empty:
-            stop.leave_if_requested("rendezvous")
-            crumbs.touch()
+            stop.raise_if_requested("rendezvous")
+            heartbeat.touch()
             if time.monotonic() <= deadline + _TELLING:
                 continue
             found = RuntimeError("it accepts connections, but does not answer as a store does")
@@ -205,12 +205,12 @@ def _file_store(ranks: Ranks) -> Store:
     return FileStore(ranks.init_file, ranks.world_size)
 
 
-def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, crumbs: Breadcrumbs) -> None:
+def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
     """Until the store's host accepts connections. Its name may not resolve yet: a pod's appears with its address."""
     pause, last = 0.05, "nothing tried"
     while True:
-        stop.leave_if_requested("rendezvous")
-        crumbs.touch()
+        stop.raise_if_requested("rendezvous")
+        heartbeat.touch()
         try:
             with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
                 return
@@ -235,7 +235,7 @@ def job_key(env: Mapping[str, str]) -> str:
 
 
 def wait_for_key(
-    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, crumbs: Breadcrumbs
+    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, heartbeat: Heartbeat
 ) -> bytes:
     """The key's value as soon as it is set.
 
@@ -249,14 +249,14 @@ def wait_for_key(
     """
     pause = 0.002
     while not store.check([key]):
-        crumbs.touch()
+        heartbeat.touch()
         if store.check([LEFT]):
             left = json.loads(store.get(LEFT))
             raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
         if time.monotonic() > deadline:
             raise RendezvousError(f"waited in vain for {what}", hint="that rank is stopped, slow or gone")
         if stop is not None:
-            stop.leave_if_requested(f"waiting for {what}")
+            stop.raise_if_requested(f"waiting for {what}")
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)
     value: bytes = store.get(key)

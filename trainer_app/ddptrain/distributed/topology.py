@@ -49,22 +49,22 @@ class Ranks:
         return rank // self.nproc_per_node
 
     @property
-    def of_node(self) -> range:
+    def local_ranks(self) -> range:
         """The ranks of this node."""
         first = self.node_rank * self.nproc_per_node
         return range(first, first + self.nproc_per_node)
 
-    def child(self, local_rank: int) -> Ranks:
+    def of_local_rank(self, local_rank: int) -> Ranks:
         """The place of this node's ``local_rank``-th process."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
 
 
 def needs_launch(env: Mapping[str, str]) -> bool:
     """True in a pod of several ranks that nobody split yet: each pod would otherwise train alone, as rank 0."""
-    return "RANK" not in env and "WORLD_SIZE" not in env and from_node(env).world_size > 1
+    return "RANK" not in env and "WORLD_SIZE" not in env and from_node_environment(env).world_size > 1
 
 
-def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
+def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> Ranks:
     """The node's place out of NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT.
 
     Args:
@@ -107,7 +107,7 @@ def from_node(env: Mapping[str, str], **given: int | str | None) -> Ranks:
     )
 
 
-def by_hand(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
+def from_flags(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
     """The place of a rank that a person starts: ``--init``, ``--rank`` and ``--world-size`` over the environment.
 
     Args:

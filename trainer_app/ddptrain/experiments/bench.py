@@ -26,7 +26,7 @@ from ddptrain.experiments import baselines
 from ddptrain.experiments.trials import Trials, speed
 from ddptrain.files import dumps
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
-from ddptrain.resources import available, threads_per_rank
+from ddptrain.resources import available_cpus, threads_per_rank
 
 PARTS = ("accuracy", "throughput", "tutorial")
 _TURNS = 3
@@ -68,7 +68,7 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """All figures, JSON-able."""
         self.results["of"] = {"data": self.plan.data, "globalBatch": self.plan.batch}
-        self.results["machine"] = {"cpus": available(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
+        self.results["machine"] = {"cpus": available_cpus(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
         parts = {"accuracy": self._accuracy, "throughput": self._throughput, "tutorial": self._tutorial}
         for part in self.plan.parts:
             parts[part]()

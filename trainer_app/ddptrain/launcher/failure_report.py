@@ -2,8 +2,7 @@
 
 ``reports/<job>-<attempt>/node-1.json``: the node's report and what its launcher saw of every rank; beside it each
 rank's stacks and flight recorder. Launchers write it before they kill, so that a node which only lost a peer can name
-the culprit of another; the verb ``why`` merges them. Nothing here may cost a run: a volume that refuses is ignored, and
-one that does not answer is waited for a moment only.
+the hung rank of another; the verb ``why`` merges them. A volume that refuses or does not answer is ignored.
 
 The ``why`` verb: who failed, out of the reports that all nodes left beside the checkpoints, judged side by side.
 """
@@ -24,8 +23,8 @@ from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataError, Hang
 from ddptrain.files import dumps, share, write_atomically
-from ddptrain.launcher.hang_detector import Sighting, hang_report
-from ddptrain.launcher.processes import Child, within
+from ddptrain.launcher.hang_detector import RankState, hang_report
+from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
 from ddptrain.reporting.termination import Report
 
 FOLDER = "reports"
@@ -36,7 +35,7 @@ _VOLUME = 2.0  # seconds for the volume to answer
 
 
 @dataclass(frozen=True)
-class Postmortem:
+class FailureReports:
     """One node's place to write to, and to look for the other nodes' words."""
 
     folder: Path
@@ -45,17 +44,19 @@ class Postmortem:
     ranks: range
 
     @classmethod
-    def at(cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ) -> Postmortem | None:
+    def at(
+        cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ
+    ) -> FailureReports | None:
         """The place of this attempt; None without a directory that could hold it."""
         root = config.checkpoint_dir or log_dir
         if not root:
             return None
         name = f"{env.get('DDPJOB_UID', '')[:5] or 'local'}-{env.get('DDPJOB_ATTEMPT') or '0'}"
-        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.of_node)
+        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.local_ranks)
 
     def clear(self) -> None:
         """Forget what an earlier life of this node under the same name has left, and of nodes that are no more."""
-        within(_VOLUME, self._clear)
+        run_with_timeout(_VOLUME, self._clear)
 
     def _clear(self) -> None:
         mine = {f"node-{self.node_rank}.json", *(f"rank-{rank}.{name}" for rank in self.ranks for name in _DUMPS)}
@@ -65,11 +66,11 @@ class Postmortem:
             if path.name in mine or (last is not None and number.isdigit() and int(number) >= last):
                 path.unlink(missing_ok=True)
 
-    def write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
+    def write(self, report: Report, rank_states: Sequence[RankState], children: Sequence[WorkerProcess]) -> None:
         """Leave ``report`` and the dumps. Never raises."""
-        within(_VOLUME, lambda: self._write(report, sightings, children))
+        run_with_timeout(_VOLUME, lambda: self._write(report, rank_states, children))
 
-    def _write(self, report: Report, sightings: Sequence[Sighting], children: Sequence[Child]) -> None:
+    def _write(self, report: Report, rank_states: Sequence[RankState], children: Sequence[WorkerProcess]) -> None:
         for folder in (self.folder.parent, self.folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -78,20 +79,20 @@ class Postmortem:
             self._write_dumps(child)
         content = {
             "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
-            "ranks": [asdict(sighting) for sighting in sightings],
+            "ranks": [asdict(rank_state) for rank_state in rank_states],
         }  # fmt: skip
         write_atomically(self._file(self.node_rank), dumps(content, indent=1).encode(), durable=False)
         self._retire()
 
-    def _write_dumps(self, child: Child) -> None:
-        texts = child.box.texts() if child.box else ("", "")
+    def _write_dumps(self, child: WorkerProcess) -> None:
+        texts = child.diagnostics.texts() if child.diagnostics else ("", "")
         for name, text in zip(_DUMPS, texts, strict=True):
             if text:
                 write_atomically(self.folder / f"rank-{child.rank}.{name}", text.encode(), durable=False)
 
     def culprit_elsewhere(self) -> Report | None:
         """The report of a node that failed by its own fault, if it shows up soon."""
-        found: Report | None = within(_PATIENCE + _VOLUME, self._culprit_elsewhere)
+        found: Report | None = run_with_timeout(_PATIENCE + _VOLUME, self._culprit_elsewhere)
         return found
 
     def _culprit_elsewhere(self) -> Report | None:
@@ -128,17 +129,17 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _known(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what was seen of a rank, all that a Sighting has; another version may have written more."""
-    return {field.name: rank[field.name] for field in fields(Sighting)}
+    """Of what was seen of a rank, all that a RankState has; another version may have written more."""
+    return {field.name: rank[field.name] for field in fields(RankState)}
 
 
-def blame(report: Report, other: Report) -> Report:
+def with_root_cause(report: Report, other: Report) -> Report:
     """The report of a node that lost a peer, with the name of the rank to blame in it."""
     who = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
     return {**report, "message": f"{report.get('message')}; the cause: {who}"}
 
 
-def judge(nodes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Sighting]]:
+def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[RankState]]:
     """(the report of the root cause, all ranks as they were seen) out of what the nodes left behind.
 
     A failure of a rank's own comes first, in order of time; a hang is judged anew with all nodes' ranks side by side.
@@ -146,16 +147,16 @@ def judge(nodes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Sigh
     Args:
         nodes: the contents of ``node-*.json``, not empty.
     """
-    sightings = sorted((Sighting(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
+    rank_states = sorted((RankState(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
     reports = [node["report"] for node in sorted(nodes, key=lambda node: (_blames_peer(node), node["time"]))]
     first: dict[str, Any] = reports[0]
-    if first.get("code") == Hang.code and sightings:
-        everybody = len(nodes) == nodes[0]["nnodes"]
-        timeout = max(s.quiet for s in sightings)
-        merged = hang_report(sightings, timeout=timeout, everybody=everybody)
+    if first.get("code") == Hang.code and rank_states:
+        all_ranks = len(nodes) == nodes[0]["nnodes"]
+        timeout = max(s.quiet for s in rank_states)
+        merged = hang_report(rank_states, timeout=timeout, all_ranks=all_ranks)
         if merged["cause"] == "own":
-            return merged, sightings
-    return first, sightings
+            return merged, rank_states
+    return first, rank_states
 
 
 def _blames_peer(node: Mapping[str, Any]) -> bool:
@@ -177,15 +178,15 @@ def explain(root: Path, *, as_json: bool) -> int:
             next_step="name the --checkpoint-dir or --log-dir of a run that failed",
         )
     nodes = read(attempts[-1])
-    report, sightings = judge(nodes)
+    report, rank_states = merge_reports(nodes)
     if as_json:
-        print(dumps({"attempt": attempts[-1].name, "report": report, "ranks": [asdict(s) for s in sightings]}))
+        print(dumps({"attempt": attempts[-1].name, "report": report, "ranks": [asdict(s) for s in rank_states]}))
         return 0
     print(f"{attempts[-1].name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {attempts[-1]}")
     print(f"rank {report.get('rank')} is to blame, with code {report.get('code')}: {report.get('message')}")
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
     print("at " + ", ".join(place) if place else "where is not known")
-    for s in sightings:
+    for s in rank_states:
         state = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
         print(f"  rank {s.rank} (node {s.node}) {state} {s.place}; collectives begun: {s.collectives}")
     dumps_of = sorted(path.name for path in attempts[-1].glob("rank-*"))

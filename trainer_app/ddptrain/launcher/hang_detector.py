@@ -5,7 +5,7 @@
 The launcher's eye on its ranks: which of them shows no sign of life, and what can still be learned of them.
 
 A stopped rank cannot report itself, and what its peers see is only that a collective does not end. The launcher sees
-all: it compares breadcrumbs, asks for stacks by signal, and ``culprit`` says who keeps the others waiting.
+all: it compares breadcrumbs, asks for stacks by signal, and ``find_hung_rank`` says who keeps the others waiting.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import Hang
-from ddptrain.heartbeat import DUMP_SIGNAL, Crumb, Stillness, place_in
-from ddptrain.launcher.processes import Child
+from ddptrain.heartbeat import DUMP_SIGNAL, HeartbeatRecord, StallTimer, training_frame
+from ddptrain.launcher.processes import WorkerProcess
 
 
 @dataclass(frozen=True)
-class Sighting:
+class RankState:
     """One rank at the moment of the hang.
 
     Attributes:
@@ -55,47 +55,47 @@ class Sighting:
         return f"{doing} of step {self.step}{at}"
 
 
-def culprit(sightings: Sequence[Sighting], *, everybody: bool) -> Sighting | None:
+def find_hung_rank(rank_states: Sequence[RankState], *, all_ranks: bool) -> RankState | None:
     """The rank that the others wait for; None where all of these only wait, and another node must know.
 
     Args:
-        everybody: these are all ranks, not only one node's. What is missing here could otherwise be elsewhere.
+        all_ranks: these are all ranks, not only one node's. What is missing here could otherwise be elsewhere.
     """
-    if not sightings:
+    if not rank_states:
         return None
-    if stopped := [s for s in sightings if s.stopped]:
+    if stopped := [s for s in rank_states if s.stopped]:
         return min(stopped, key=_progress)
-    quiet = max(s.quiet for s in sightings) / 2  # a rank that still moves keeps nobody waiting
-    if alone := [s for s in sightings if not s.collective and s.quiet >= quiet]:
+    quiet = max(s.quiet for s in rank_states) / 2  # a rank that still moves keeps nobody waiting
+    if alone := [s for s in rank_states if not s.collective and s.quiet >= quiet]:
         return min(alone, key=_progress)
-    if silent := [s for s in sightings if not s.answered]:
+    if silent := [s for s in rank_states if not s.answered]:
         return min(silent, key=_progress)
-    behind = min(sightings, key=lambda s: s.collectives)
-    if everybody and behind.collectives < max(s.collectives for s in sightings):
+    behind = min(rank_states, key=lambda s: s.collectives)
+    if all_ranks and behind.collectives < max(s.collectives for s in rank_states):
         return behind
     return None
 
 
-def _progress(sighting: Sighting) -> tuple[int, int]:
-    return sighting.collectives, sighting.step
+def _progress(rank_state: RankState) -> tuple[int, int]:
+    return rank_state.collectives, rank_state.step
 
 
-def hang_report(sightings: Sequence[Sighting], *, timeout: float, everybody: bool) -> dict[str, Any]:
-    """The termination report of a node that hangs, code 76; its cause is ``peer`` where no rank of it is to blame."""
-    guilty = culprit(sightings, everybody=everybody)
-    others = [s for s in sightings if s is not guilty]
+def hang_report(rank_states: Sequence[RankState], *, timeout: float, all_ranks: bool) -> dict[str, Any]:
+    """Return the termination report of a hung node, code 76; cause ``peer`` if none of its ranks is to blame."""
+    guilty = find_hung_rank(rank_states, all_ranks=all_ranks)
+    others = [s for s in rank_states if s is not guilty]
     waiting = "; ".join(f"rank {s.rank} waits {s.place}" for s in others[:4])
     if guilty:
         state = "is stopped" if guilty.stopped else "shows no sign of life"
         message = f"rank {guilty.rank} (node {guilty.node}) {state} {guilty.place}, {timeout:g} s without progress"
     else:
         message = f"{timeout:g} s without progress, and no rank of this node is to blame"
-    shown = guilty or min(sightings, key=_progress)
+    shown = guilty or min(rank_states, key=_progress)
     return {
         "schema": 1,
         "outcome": "failed",
         "code": Hang.code,
-        "cause": "own" if guilty or everybody else "peer",
+        "cause": "own" if guilty or all_ranks else "peer",
         "rank": shown.rank,
         "step": shown.step,
         "phase": shown.collective or shown.phase,
@@ -122,47 +122,51 @@ class Watchdog:
     def __init__(self, timeout: float, node_rank: int) -> None:
         self.timeout, self._node_rank = timeout, node_rank
         self.interval = min(1.0, timeout / 10)
-        self._ranks: dict[int, Stillness] = {}
+        self._ranks: dict[int, StallTimer] = {}
 
-    def stalled(self, children: Sequence[Child]) -> bool:
+    def stalled(self, children: Sequence[WorkerProcess]) -> bool:
         """True once a living rank has stood still for the timeout. To be asked every ``interval`` seconds."""
         for child in children:
-            if child.status is not None or child.box is None:
+            if child.status is not None or child.diagnostics is None:
                 self._ranks.pop(child.rank, None)
                 continue
-            self._ranks.setdefault(child.rank, Stillness(self.interval)).look(child.box.crumb().changes)
+            self._ranks.setdefault(child.rank, StallTimer(self.interval)).look(child.diagnostics.crumb().changes)
         return any(rank.seconds >= self.timeout for rank in self._ranks.values())
 
-    def _quiet(self, child: Child) -> float:
+    def _quiet(self, child: WorkerProcess) -> float:
         rank = self._ranks.get(child.rank)
         return rank.seconds if rank else 0.0
 
-    def examine(self, children: Sequence[Child]) -> list[Sighting]:
+    def examine(self, children: Sequence[WorkerProcess]) -> list[RankState]:
         """Ask every living rank for its stacks and flight recorder, wait a moment, and write down what there is.
 
         Empty if a rank that stood still has moved meanwhile.
         """
-        living = [child for child in children if child.status is None and child.box is not None]
+        living = [child for child in children if child.status is None and child.diagnostics is not None]
         states = {child.rank: process_state(child.pid) for child in living}
-        crumbs = {child.rank: child.box.crumb() for child in living if child.box}
+        heartbeat = {child.rank: child.diagnostics.crumb() for child in living if child.diagnostics}
         for child in living:
-            assert child.box is not None
-            child.box.forget()  # of a false alarm
+            assert child.diagnostics is not None
+            child.diagnostics.forget()  # of a false alarm
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, DUMP_SIGNAL)
         able = [child for child in living if states[child.rank] not in _STOPPED]
         end = time.monotonic() + _ANSWERING
-        while not all(child.box and all(child.box.texts()) for child in able) and time.monotonic() < end:
+        while (
+            not all(child.diagnostics and all(child.diagnostics.texts()) for child in able) and time.monotonic() < end
+        ):
             time.sleep(0.05)
         still = [child for child in living if self._quiet(child) >= self.timeout / 2]
-        if any(child.box and child.box.crumb().changes != crumbs[child.rank].changes for child in still):
-            return []  # they woke up, or another node has just ended its culprit: this was no hang, or is none now
-        return [self._sighting(child, crumbs[child.rank], states[child.rank]) for child in living]
+        if any(
+            child.diagnostics and child.diagnostics.crumb().changes != heartbeat[child.rank].changes for child in still
+        ):
+            return []  # they woke up, or another node has just ended its hung rank
+        return [self._sighting(child, heartbeat[child.rank], states[child.rank]) for child in living]
 
-    def _sighting(self, child: Child, crumb: Crumb, state: str) -> Sighting:
-        assert child.box is not None
-        stacks, _ = child.box.texts()
-        return Sighting(
+    def _sighting(self, child: WorkerProcess, crumb: HeartbeatRecord, state: str) -> RankState:
+        assert child.diagnostics is not None
+        stacks, _ = child.diagnostics.texts()
+        return RankState(
             rank=child.rank,
             node=self._node_rank,
             step=crumb.step,
@@ -172,7 +176,7 @@ class Watchdog:
             quiet=round(self._quiet(child), 1),
             stopped=state in _STOPPED,
             answered=bool(stacks),
-            where=place_in(stacks),
+            where=training_frame(stacks),
         )
 
 

@@ -33,13 +33,21 @@ from ddptrain.errors import Stopped, UsageError
 from ddptrain.files import make_directory
 from ddptrain.launcher import failure_report as postmortem
 from ddptrain.launcher import processes as children
-from ddptrain.launcher.failure_report import Postmortem, blame
-from ddptrain.launcher.hang_detector import Sighting, Watchdog, hang_report
-from ddptrain.launcher.processes import Child, Node, own_printer, rank_printer, report_of, root_cause, within
+from ddptrain.launcher.failure_report import FailureReports, with_root_cause
+from ddptrain.launcher.hang_detector import RankState, Watchdog, hang_report
+from ddptrain.launcher.processes import (
+    WorkerGroup,
+    WorkerProcess,
+    launcher_printer,
+    rank_printer,
+    report_of,
+    root_cause,
+    run_with_timeout,
+)
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
-from ddptrain.resources import calm_torch, oom_kills
-from ddptrain.signals import STOPPING, StopFlag, heeded
+from ddptrain.resources import oom_kills, set_torch_defaults
+from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals
 
 # Codes that a second life would end with as well, or that are no failure.
 _NOT_AGAIN = (
@@ -55,7 +63,7 @@ _VOLUME = 5.0  # seconds for the volume to tell what it holds
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """How to launch, beside what to train.
 
     Attributes:
@@ -73,7 +81,7 @@ class Options:
     fixed_port: bool = False
 
 
-def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Report:
+def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:
     """Start this node's ranks and wait for them. Returns the node's report: that of the root cause.
 
     Args:
@@ -87,30 +95,34 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: Options) -> Re
     signals = _catch_signals()
     if options.how == "prefork":
         preload()
-    if stop.requested or STOPPING & set(signals[1]):
+    if stop.requested or STOP_SIGNALS & set(signals[1]):
         raise Stopped("stopped by a signal in phase start", saved=False)
-    postmortem = Postmortem.at(config, ranks, options.log_dir)
+    postmortem = FailureReports.at(config, ranks, options.log_dir)
     if postmortem:
         postmortem.clear()
     for life in range(options.max_restarts + 1):
         if life:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life)
-            ranks = with_port(ranks, "fixed" if options.fixed_port else None)
+            ranks = with_free_port(ranks, "fixed" if options.fixed_port else None)
         report, node = _live(config, ranks, options, signals, postmortem)
         if report["code"] in _NOT_AGAIN or node.stop_signal is not None or life == options.max_restarts:
             break
-        own_printer(config.log_format)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
+        launcher_printer(config.log_format)(f"restart {life + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
     return report
 
 
 def _live(
-    config: Config, ranks: Ranks, options: Options, signals: tuple[int, list[int]], postmortem: Postmortem | None
-) -> tuple[Report, Node]:
+    config: Config,
+    ranks: Ranks,
+    options: LaunchOptions,
+    signals: tuple[int, list[int]],
+    postmortem: FailureReports | None,
+) -> tuple[Report, WorkerGroup]:
     """One life of the node's ranks: its report, and what became of them."""
-    node, killed_for_memory = Node(), oom_kills()
+    node, killed_for_memory = WorkerGroup(), oom_kills()
     for local_rank in range(ranks.nproc_per_node):
-        place = ranks.child(local_rank)
+        place = ranks.of_local_rank(local_rank)
         node.children.append(children.start(config, place, how=options.how, job=options.job, log_dir=options.log_dir))
     watchdog = Watchdog(config.hang_timeout, ranks.node_rank) if config.hang_timeout else None
     supervisor = Supervisor(
@@ -120,7 +132,7 @@ def _live(
         pending=signals[1],
         stop_grace=config.stop_grace,
         say=rank_printer(config.log_format),
-        tell=own_printer(config.log_format),
+        tell=launcher_printer(config.log_format),
         watchdog=watchdog,
         report=postmortem,
     )
@@ -128,7 +140,7 @@ def _live(
     report = root_cause(node)
     if report["code"] and not report.get("checkpoint") and config.checkpoint_dir:
         # Rank 0, which knows, could not tell.
-        report["checkpoint"] = within(_VOLUME, lambda: newest_place(Path(config.checkpoint_dir)))
+        report["checkpoint"] = run_with_timeout(_VOLUME, lambda: newest_place(Path(config.checkpoint_dir)))
     if report.get("signal") == signal.SIGKILL and oom_kills() > killed_for_memory:
         report["message"] = (
             f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "
@@ -137,15 +149,15 @@ def _live(
     _tell_other_nodes(ranks, node, report)
     if postmortem and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):
-            report = blame(report, other)
-            own_printer(config.log_format)(f"error: {report['message']}")
-        postmortem.write(report, supervisor.sightings, [])
+            report = with_root_cause(report, other)
+            launcher_printer(config.log_format)(f"error: {report['message']}")
+        postmortem.write(report, supervisor.rank_states, [])
     for child in node.children:
         children.close(child)
     return report, node
 
 
-def _tell_other_nodes(ranks: Ranks, node: Node, report: Report) -> None:
+def _tell_other_nodes(ranks: Ranks, node: WorkerGroup, report: Report) -> None:
     """Speak for a rank that was killed, and could not say itself that it leaves."""
     if ranks.nnodes > 1 and report.get("cause") == "own" and (report.get("signal") or node.verdict):
         from ddptrain.distributed.rendezvous import announce_killed
@@ -159,19 +171,19 @@ def preload() -> None:
     ``torch._dynamo`` alone costs two seconds: the first optimizer that is constructed imports it, with some 900
     modules.
     """
-    calm_torch()
+    set_torch_defaults()
     for module in ("torch._dynamo", "ddptrain.worker", "ddptrain.training.gradient_sync"):
         importlib.import_module(module)
 
 
-def with_port(ranks: Ranks, env_port: str | None) -> Ranks:
+def with_free_port(ranks: Ranks, env_port: str | None) -> Ranks:
     """A node that trains alone needs no agreed port: any free one keeps two jobs on one machine apart."""
     if ranks.nnodes > 1 or env_port:
         return ranks
     return replace(ranks, master_port=free_port())
 
 
-def _check(ranks: Ranks, options: Options) -> None:
+def _check(ranks: Ranks, options: LaunchOptions) -> None:
     if options.max_restarts and ranks.nnodes > 1:
         raise UsageError(
             f"--max-restarts {options.max_restarts} on one of {ranks.nnodes} nodes",
@@ -188,14 +200,14 @@ def _catch_signals() -> tuple[int, list[int]]:
     os.set_blocking(wakeup, False)
     os.set_blocking(wakeup_write, False)
     pending: list[int] = []
-    for number in (*heeded(), signal.SIGCHLD):
+    for number in (*stop_signals(), signal.SIGCHLD):
         signal.signal(number, lambda n, _frame: pending.append(n))
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     return wakeup, pending
 
 
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
-_OTHER_NODE = 5.0  # seconds for the node with the culprit to end it, and thereby our collectives
+_OTHER_NODE = 5.0  # seconds for the node with the find_hung_rank to end it, and thereby our collectives
 
 
 class Supervisor:
@@ -212,21 +224,21 @@ class Supervisor:
 
     def __init__(
         self,
-        node: Node,
+        node: WorkerGroup,
         *,
         nnodes: int,
         wakeup: int,
         pending: list[int],
         stop_grace: float,
-        say: Callable[[Child, bytes], None],
+        say: Callable[[WorkerProcess, bytes], None],
         tell: Callable[[str], None],
         watchdog: Watchdog | None,
-        report: postmortem.Postmortem | None,
+        report: postmortem.FailureReports | None,
     ) -> None:
         self._node, self._nnodes, self._wakeup, self._pending = node, nnodes, wakeup, pending
         self._stop_grace, self._say, self._tell = stop_grace, say, tell
         self._watchdog, self._postmortem = watchdog, report
-        self.sightings: list[Sighting] = []
+        self.rank_states: list[RankState] = []
 
     def run(self) -> None:
         """Returns when all ranks have ended."""
@@ -265,7 +277,7 @@ class Supervisor:
         explained = self._node.verdict is not None or any(child.killed_by_us for child in self._node.children)
         return self._watchdog is not None and self._node.deadline is None and not explained
 
-    def _read(self, child: Child, descriptor: int, *, last: bool = False) -> bool:
+    def _read(self, child: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
         """Take what the pipe holds; False at its end (with ``last``, also when it is empty)."""
         try:
             data = os.read(descriptor, 65536)
@@ -317,7 +329,7 @@ class Supervisor:
                     self._tell_early(child)
                     self._end_within(_PEER_GRACE)
 
-    def _tell_early(self, child: Child) -> None:
+    def _tell_early(self, child: WorkerProcess) -> None:
         """The first failure of its own is written down before the ranks elsewhere wonder who is gone."""
         if self._postmortem is None or self._node.verdict or child.killed_by_us or self._nnodes == 1:
             return
@@ -329,19 +341,19 @@ class Supervisor:
             and report.get("outcome") == "failed"
             and report["code"] != exit_codes.SUPERSEDED
         ):
-            self._postmortem.write(report, self.sightings, [])
+            self._postmortem.write(report, self.rank_states, [])
 
     def _look_for_a_hang(self) -> None:
         node, watchdog = self._node, self._watchdog
         if not self._watching or watchdog is None or not watchdog.stalled(node.children):
             return
-        self.sightings = watchdog.examine(node.children)
-        if not self.sightings:
+        self.rank_states = watchdog.examine(node.children)
+        if not self.rank_states:
             return
-        node.verdict = hang_report(self.sightings, timeout=watchdog.timeout, everybody=self._nnodes == 1)
+        node.verdict = hang_report(self.rank_states, timeout=watchdog.timeout, all_ranks=self._nnodes == 1)
         self._tell(f"error: {node.verdict['message']}")
         if self._postmortem:
-            self._postmortem.write(node.verdict, self.sightings, node.children)
+            self._postmortem.write(node.verdict, self.rank_states, node.children)
         if node.verdict["cause"] == "own":
             self._kill()
         else:
@@ -358,7 +370,7 @@ class Supervisor:
         self._node.deadline = None
 
 
-def command(ranks: Ranks, arguments: Mapping[str, Any], options: Options) -> list[str]:
+def command(ranks: Ranks, arguments: Mapping[str, Any], options: LaunchOptions) -> list[str]:
     """The command that starts the ranks of this node; torchrun has no watchdog and no report of ours.
 
     Args:

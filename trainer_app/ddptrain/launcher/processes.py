@@ -10,7 +10,7 @@ What a launcher prints and keeps: each line of its ranks, told apart by rank, an
 
 What the launcher knows of its ranks, and which of their ends explains the node's: the root cause, not its echo.
 
-Peers die milliseconds after the culprit and often report first, so time alone does not tell.
+Peers die milliseconds after the find_hung_rank and often report first, so time alone does not tell.
 
 For the launcher: work on a volume that may never answer, done by another process, for so many seconds at most.
 
@@ -39,11 +39,11 @@ from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import UsageError
-from ddptrain.heartbeat import BlackBox
+from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting import termination
-from ddptrain.reporting.console import Console, forgive, tagged, terminal_of
+from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
 from ddptrain.reporting.termination import Report
-from ddptrain.signals import STOPPING, die_with_parent
+from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Assignment:
     ranks: Ranks
     job: str
     reports: int
-    box: BlackBox
+    diagnostics: Diagnostics
 
 
-def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> Child:
+def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> WorkerProcess:
     """Start one rank, by ``how``: prefork or spawn. Its output and its report come back through pipes.
 
     Args:
@@ -68,22 +68,22 @@ def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> 
     log = _log(Path(log_dir) / f"rank-{ranks.rank}.log") if log_dir else None
     output_read, output_write = os.pipe()
     report_read, report_write = os.pipe()
-    box = BlackBox.create(ranks.rank)
+    diagnostics = Diagnostics.create(ranks.rank)
     begin = _fork if how == "prefork" else _spawn
     sys.stdout.flush()
     sys.stderr.flush()
     # Until the child has a handler of its own, a signal passed on to it would be lost, or end it without a word.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        pid, process = begin(Assignment(config, ranks, job, report_write, box), output_write)
+        pid, process = begin(Assignment(config, ranks, job, report_write, diagnostics), output_write)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.close(output_write)
     os.close(report_write)
     for descriptor in (output_read, report_read):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
-    return Child(ranks.rank, pid, output_read, report_read, log, box, process)
+    return WorkerProcess(ranks.rank, pid, output_read, report_read, log, diagnostics, process)
 
 
 def _log(path: Path) -> BinaryIO:
@@ -95,14 +95,14 @@ def _log(path: Path) -> BinaryIO:
         ) from error
 
 
-def close(child: Child) -> None:
+def close(child: WorkerProcess) -> None:
     """Release what an ended child held."""
     for descriptor in (child.output, child.reports):
         os.close(descriptor)
     if child.log:
         child.log.close()
-    if child.box:
-        child.box.close()
+    if child.diagnostics:
+        child.diagnostics.close()
 
 
 def _fork(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[bytes] | None]:
@@ -119,7 +119,7 @@ def _spawn(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[b
         [sys.executable, "-c", "from ddptrain.launcher.processes import spawned; spawned()", told],
         stdout=output,
         stderr=output,
-        pass_fds=(assignment.reports, *assignment.box.descriptors),
+        pass_fds=(assignment.reports, *assignment.diagnostics.descriptors),
     )
     return process.pid, process
 
@@ -127,9 +127,9 @@ def _spawn(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[b
 def spawned() -> NoReturn:
     """What a fresh interpreter runs: become the rank that its argument describes."""
     told = json.loads(sys.argv[1])
-    forgive()
-    config, ranks, box = Config(**told["config"]), Ranks(**told["ranks"]), BlackBox(**told["box"])
-    _become_rank(Assignment(config, ranks, told["job"], told["reports"], box), told["parent"], 1)
+    ignore_write_errors()
+    config, ranks, diagnostics = Config(**told["config"]), Ranks(**told["ranks"]), Diagnostics(**told["diagnostics"])
+    _become_rank(Assignment(config, ranks, told["job"], told["reports"], diagnostics), told["parent"], 1)
 
 
 def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
@@ -141,7 +141,7 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         # A group of its own: Ctrl-C at a terminal reaches the launcher alone, which passes it on once.
         os.setpgid(0, 0)
         die_with_parent(parent)
-        terminal = terminal_of()
+        terminal = terminal_or_none()
         if terminal is not None:
             terminal = os.fdopen(os.dup(terminal.fileno()), "w")
         os.dup2(output, 1)
@@ -157,40 +157,40 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         from ddptrain.worker import run_forked
 
         console = Console(ranks.rank, terminal)
-        job, box, reports = assignment.job, assignment.box, assignment.reports
-        code = run_forked(assignment.config, ranks, console, job=job, box=box, reports=reports)
+        job, diagnostics, reports = assignment.job, assignment.diagnostics, assignment.reports
+        code = run_forked(assignment.config, ranks, console, job=job, diagnostics=diagnostics, reports=reports)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def rank_printer(log_format: str) -> Callable[[Child, bytes], None]:
+def rank_printer(log_format: str) -> Callable[[WorkerProcess, bytes], None]:
     """Prints one line of a rank's output, without its end, and keeps it in the rank's log where there is one.
 
     Args:
-        log_format: text, tagged ``[rank N]``; or json, one object per line.
+        log_format: text, json_line ``[rank N]``; or json, one object per line.
     """
     return _print_json if log_format == "json" else _print_text
 
 
-def own_printer(log_format: str) -> Callable[[str], None]:
+def launcher_printer(log_format: str) -> Callable[[str], None]:
     """Prints a line of the launcher's own, which is no rank."""
-    return lambda text: print(tagged(None, text) if log_format == "json" else text, flush=True)
+    return lambda text: print(json_line(None, text) if log_format == "json" else text, flush=True)
 
 
-def _print_text(child: Child, line: bytes) -> None:
+def _print_text(child: WorkerProcess, line: bytes) -> None:
     sys.stdout.buffer.write(b"[rank %d] %s\n" % (child.rank, line))
     _keep(child, line + b"\n")
 
 
-def _print_json(child: Child, line: bytes) -> None:
-    encoded = tagged(child.rank, line.decode(errors="replace")).encode() + b"\n"
+def _print_json(child: WorkerProcess, line: bytes) -> None:
+    encoded = json_line(child.rank, line.decode(errors="replace")).encode() + b"\n"
     sys.stdout.buffer.write(encoded)
     _keep(child, encoded)
 
 
-def _keep(child: Child, line: bytes) -> None:
+def _keep(child: WorkerProcess, line: bytes) -> None:
     if child.log:
         with contextlib.suppress(OSError):  # a full --log-dir must not cost the training; the line was printed
             child.log.write(line)
@@ -204,7 +204,7 @@ _NCCL_LOST = re.compile(
 
 
 @dataclass
-class Child:
+class WorkerProcess:
     """One started rank as the launcher sees it."""
 
     rank: int
@@ -212,7 +212,7 @@ class Child:
     output: int
     reports: int
     log: BinaryIO | None = None
-    box: BlackBox | None = None
+    diagnostics: Diagnostics | None = None
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
     unfinished: bytes = b""
@@ -223,16 +223,16 @@ class Child:
 
 
 @dataclass
-class Node:
+class WorkerGroup:
     """All ranks of this node, and what was asked of them."""
 
-    children: list[Child] = field(default_factory=list)
+    children: list[WorkerProcess] = field(default_factory=list)
     stop_signal: int | None = None
     deadline: float | None = None
     verdict: Report | None = None  # of the watchdog, once it has found a hang
 
 
-def root_cause(node: Node) -> Report:
+def root_cause(node: WorkerGroup) -> Report:
     """The report that explains the node's end: its own fault before a lost peer, then whichever came first."""
     reports = [(child, report_of(child)) for child in node.children]
     failed = [(child, report) for child, report in reports if report["code"] != 0 and not child.killed_by_us]
@@ -270,7 +270,7 @@ def _stopped_by_force(number: int) -> Report:
     }
 
 
-def report_of(child: Child) -> Report:
+def report_of(child: WorkerProcess) -> Report:
     """What the rank said, or what its status and its last breadcrumb say where it could not."""
     assert child.status is not None
     code = os.waitstatus_to_exitcode(child.status)
@@ -280,7 +280,7 @@ def report_of(child: Child) -> Report:
             return report
     except (ValueError, KeyError):
         pass
-    crumb = child.box.crumb() if child.box else None
+    crumb = child.diagnostics.crumb() if child.diagnostics else None
     place = {"step": crumb.step, "phase": crumb.collective or crumb.phase} if crumb else {}
     if code < 0:
         report = termination.killed(-code, rank=child.rank) | place
@@ -294,7 +294,7 @@ def report_of(child: Child) -> Report:
 _CHUNK = 65536
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
+def run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
     """What ``work`` returns, which must be JSON-able; None if it fails, or takes longer.
 
     It runs in a child: what it changes in memory is lost. A child that does not answer is killed; where even that

@@ -7,7 +7,7 @@ Standard streams that cannot end a training: what cannot be printed is lost, wha
 
 A pipe whose reader has gone (``| head``), a full disk behind a log, a stream that was closed from the start, an
 encoding without a character that we use: none of them is a reason to lose hours of work, which metrics and checkpoints
-tell of as well. ``cli`` calls ``forgive`` before it trains or launches; verbs that only print still fail.
+tell of as well. ``cli`` calls ``ignore_write_errors`` before it trains or launches; verbs that only print still fail.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ class Console:
             self._drawn = False
 
 
-def tagged(rank: int | None, text: str) -> str:
+def json_line(rank: int | None, text: str) -> str:
     """A line of output as JSON: when, which rank, what."""
     return dumps({"time": round(time.time(), 3), "rank": rank, "message": text})
 
 
-def terminal_of(stream: TextIO = sys.stderr) -> TextIO | None:
+def terminal_or_none(stream: TextIO = sys.stderr) -> TextIO | None:
     """The stream if a person watches it."""
     return stream if stream.isatty() else None
 
 
-def printable(*streams: TextIO | None) -> None:
+def escape_unencodable(*streams: TextIO | None) -> None:
     """From now on characters that the encoding lacks are written as escapes, instead of raising."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 
-def forgive() -> None:
+def ignore_write_errors() -> None:
     """Replace stdout and stderr by streams whose writes never fail.
 
     Closed ones lead to nowhere: the next file that is opened, such as a checkpoint, would otherwise get their number,
@@ -101,8 +101,8 @@ def forgive() -> None:
     sys.stderr = _forgiving(sys.stderr, 2)
 
 
-def as_objects(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
-    """From now on every line that this process prints is a JSON object, as ``console.tagged`` makes them.
+def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
+    """From now on every line that this process prints is a JSON object, as ``console.json_line`` makes them.
 
     Args:
         rank: of this process; None for a launcher, whose stdout is made of objects already.
@@ -123,7 +123,7 @@ class _Tagging(io.TextIOBase):
         if os.getpid() != self._owner:
             return self._stream.write(text)
         *lines, self._begun = (self._begun + text).split("\n")
-        self._stream.writelines(tagged(self._rank, line) + "\n" for line in lines)
+        self._stream.writelines(json_line(self._rank, line) + "\n" for line in lines)
         self._stream.flush()
         return len(text)
 

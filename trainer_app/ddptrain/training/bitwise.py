@@ -63,7 +63,7 @@ class Bitwise(GradientSync):
             if part.stop > part.start:
                 self._shard_gradient(batch, part, row)
         if self._group.world_size > 1:
-            with self._group.crumbs.waiting_in("all_gather of gradients"):
+            with self._group.heartbeat.waiting_in("all_gather of gradients"):
                 all_gather_flat(self._gathered.flatten(0, 1), self._rows)
         else:
             self._gathered[0] = self._rows

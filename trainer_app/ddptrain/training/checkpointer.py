@@ -24,7 +24,7 @@ from ddptrain.checkpoint import Checkpoints, Saved
 from ddptrain.config import Config, check_compatible, check_same_as_rank_zero
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
-from ddptrain.distributed.device import changes, not_the_same_bits, numerics
+from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_changes
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import DataError, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
@@ -99,9 +99,9 @@ class Checkpointer:
         manifest = found[0].manifest
         check_compatible(manifest, self.facts, self._checkpoints.root)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
-            changed = changes(manifest, self.facts)
+            changed = numerics_changes(manifest, self.facts)
             if changed and self._bitwise:
-                raise not_the_same_bits(changed)
+                raise bitwise_mismatch(changed)
             if changed or (not self._bitwise and manifest.get("worldSize") != self.facts["worldSize"]):
                 self._say(
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
@@ -205,7 +205,7 @@ def resume(
         Mismatch, VolumeError, DataError: see ``Checkpointer.newest`` and ``weights``.
         WeightsDiffer: the ranks do not hold the same weights.
     """
-    group.crumbs.mark("resume")
+    group.heartbeat.mark("resume")
     content = b""
     facts = {"config": _shared_settings(config), "dataDigest": checkpointer.facts["dataDigest"]}
 
@@ -228,7 +228,7 @@ def resume(
             "facts": facts,
         }
 
-    from_rank_zero = group.from_rank_zero("resume", on_rank_zero, config.collective_timeout)
+    from_rank_zero = group.run_on_rank_zero("resume", on_rank_zero, config.collective_timeout)
     check_same_as_rank_zero(from_rank_zero["facts"], facts, group.rank)
     state = ResumeState(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
     if state.complete:

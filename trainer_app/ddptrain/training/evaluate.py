@@ -59,7 +59,7 @@ def forward_chunks(
     """(first, end, logits) of each of this rank's chunks."""
     dtype = next(model.parameters()).dtype
     for first, end in chunks_of(len(images), group.rank, group.world_size):
-        group.crumbs.touch()
+        group.heartbeat.touch()
         pixels = torch.from_numpy(images[first:end].copy()).to(group.device)
         yield first, end, model(normalise(pixels, dtype).unsqueeze(1))
 

@@ -95,7 +95,7 @@ class GradientSync:
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
         earlier: list[torch.Tensor] = []
         for part in parts[:-1]:
-            self._group.crumbs.touch()  # a long step of many parts is no hang
+            self._group.heartbeat.touch()  # a long step of many parts is no hang
             with self._unsynced():
                 loss_sum = self._loss_sum(batch.piece(part))
                 earlier.append(loss_sum.detach().double())
@@ -104,7 +104,7 @@ class GradientSync:
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
         total = sum(earlier, start=loss_sum.detach().double())
         self._numbers.send(total, stop)  # first, to travel while the backward pass computes
-        with self._group.crumbs.waiting_in("all_reduce of gradients"):  # the backward pass overlaps it
+        with self._group.heartbeat.waiting_in("all_reduce of gradients"):  # the backward pass overlaps it
             self._backward(loss_sum, batch.count)
             self._exchange()
             return self._numbers.receive()
@@ -170,7 +170,7 @@ class Ddp(GradientSync):
         super().__init__(model, group, accum=accum, bf16=bf16)
         self.averaged_over = group.world_size
         device_ids = [group.device.index] if group.device.type == "cuda" else None
-        with group.crumbs.waiting_in("construction of DDP"):  # it compares shapes and broadcasts the weights
+        with group.heartbeat.waiting_in("construction of DDP"):  # it compares shapes and broadcasts the weights
             self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
             self._settle_buckets()
         self._forward = self._wrapped
@@ -182,7 +182,7 @@ class Ddp(GradientSync):
         wait for that lock to drop its last tensor: a rank then hung for ever after its last step, one run in thirty on
         a busy machine.
         """
-        self._group.crumbs.mark("close")
+        self._group.heartbeat.mark("close")
         self._forward = self.model
         del self._wrapped
         gc.collect()  # it is part of cycles
@@ -319,7 +319,7 @@ class Graphed(GradientSync):
         for parameter, gradient in zip(self._parameters, self._recorded_gradients, strict=True):
             parameter.grad = gradient
         self._numbers.send(self._recorded_loss, stop)
-        with self._group.crumbs.waiting_in("all_reduce of gradients"):
+        with self._group.heartbeat.waiting_in("all_reduce of gradients"):
             self._inner._exchange()
             return self._numbers.receive()
 

@@ -45,7 +45,7 @@ class Trainer:
         self, config: Config, dataset: Dataset, group: Group, *, progress: Progress, console: Console, stop: StopFlag
     ) -> None:
         self._config, self._dataset, self._group, self._stop, self._say = config, dataset, group, stop, console.say
-        group.crumbs.mark("setup")
+        group.heartbeat.mark("setup")
         if config.cuda_graph:
             gradient_sync.check_cuda_graph(config, group)
         self._schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
@@ -79,12 +79,12 @@ class Trainer:
 
         for step in range(start.step, schedule.total_steps):
             started, done = time.perf_counter(), step + 1
-            group.crumbs.mark("batch", done)
+            group.heartbeat.mark("batch", done)
             batch = self._batches.at(step)
             learning_rate = self._learning_rate(step)
             optim.set_learning_rate(self._optimizer, learning_rate)
 
-            group.crumbs.mark("step")
+            group.heartbeat.mark("step")
             loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
             loss = loss_sum / batch.count
             if not math.isfinite(loss):
@@ -112,7 +112,7 @@ class Trainer:
         return optim.learning_rate(self._config.lr, step, self._schedule.total_steps)
 
     def _evaluate(self, done: int) -> Evaluation:
-        self._group.crumbs.mark("evaluate")
+        self._group.heartbeat.mark("evaluate")
         on_use = functools.partial(self._audit.used, "eval", done) if self._audit else None
         result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group, on_use)
         if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
@@ -127,7 +127,7 @@ class Trainer:
                 optim.consolidate(self._optimizer)
         if self._group.rank != 0:
             return None
-        self._group.crumbs.mark("save")
+        self._group.heartbeat.mark("save")
         return self._checkpointer.save(done, self._state, evaluation)
 
     def _state(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Trainer:
             assert saved is not None, "rank 0 saves after the last step"
             return asdict(saved)
 
-        return SaveResult(**self._group.from_rank_zero(moment, result, self._config.collective_timeout, ending=True))
+        return SaveResult(**self._group.run_on_rank_zero(moment, result, self._config.collective_timeout, ending=True))
 
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
         """Return the error, after rank 0 has written the indices of the last batch to a file."""
@@ -159,7 +159,7 @@ class Trainer:
                 indices=self._batches.indices(step).tolist(), folder=self._checkpointer.run_folder,
             )  # fmt: skip
 
-        path = self._group.from_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
+        path = self._group.run_on_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
         return NotFinite(
             f"{what}; the batch's indices are in {path}" if path else what,
             hint="the learning rate is too high, or a sample is bad",
@@ -169,7 +169,7 @@ class Trainer:
     def _if_sharded(self, collective: str) -> contextlib.AbstractContextManager[None]:
         """Mark the enclosed calls as a wait in ``collective``, which they are only with ``--zero``."""
         sharded = self._config.zero and self._group.world_size > 1
-        return self._group.crumbs.waiting_in(collective) if sharded else contextlib.nullcontext()
+        return self._group.heartbeat.waiting_in(collective) if sharded else contextlib.nullcontext()
 
     def _build_batches(self) -> TrainingBatches:
         return TrainingBatches(
