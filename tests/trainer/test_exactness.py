@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddptrain.checkpoint import newest_valid
-from ddptrain.data import sampling as audit
+from ddptrain.data.sampling import read_audit
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 
@@ -95,7 +95,7 @@ def test_every_test_sample_is_judged_once_at_1_2_3_and_7_ranks(ddptrain: ForkSer
             "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
             "--epochs", 1, "--audit", out, "--sync", "bitwise",
         ).message()  # fmt: skip
-        judged = audit.read(out)["eval"]
+        judged = read_audit(out)["eval"]
         assert len(judged) == 1
         assert sorted(next(iter(judged.values()))) == list(range(10_000))
         assert len(list(out.iterdir())) == world_size

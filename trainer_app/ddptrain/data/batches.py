@@ -1,7 +1,6 @@
-"""The training set as one uint8 tensor on the device; a batch is an index, a slice and a cast. No DataLoader.
+"""The training set as one uint8 tensor on the device; a batch is an index, a slice and a cast, without a DataLoader.
 
-``train`` asks it for a global batch, ``sync`` for the pieces of it that are this rank's; ``order`` says which samples
-these are.
+The trainer takes one global batch per step, and the gradient synchronization this rank's pieces of it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from ddptrain.data.sampling import Schedule, epoch_order, shift_of
 
 MEAN, STD = 0.1307, 0.3081  # of MNIST's training pixels, in units of 255
 
-# Told (step, samples) of every piece that is made: the audit that a comparison reads.
-OnUse = Callable[[int, npt.NDArray[np.int64]], None]
-
 
 @dataclass(frozen=True)
 class Piece:
-    """Some samples of a global batch: ``images`` (n, 1, 28, 28), ``labels`` (n,), on the device; n may be 0."""
+    """Samples of a global batch on the device: ``images`` (n, 1, 28, 28), ``labels`` (n,); n may be 0."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -32,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The samples of one optimizer step, over all ranks: ``count`` of them, cut by ``piece``."""
+    """The ``count`` samples of one optimizer step over all ranks; ``piece`` returns a slice of them."""
 
     step: int
     count: int
@@ -40,16 +36,16 @@ class GlobalBatch:
 
 
 def normalise(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 pixels to zero mean and unit variance, in one pass: the operations of a step are few and short."""
+    """Return uint8 pixels scaled to zero mean and unit variance, in a single operation."""
     return torch.add(torch.tensor(-MEAN / STD, dtype=dtype), pixels, alpha=1 / (255 * STD))
 
 
 class TrainingBatches:
-    """Serves the global batches of a schedule.
+    """Returns the global batches of a schedule.
 
     Args:
-        shift: most pixels of a step's random shift; the same for the whole global batch.
-        on_use: told which samples each piece holds.
+        shift: maximum of a step's random shift in pixels; the whole global batch is shifted alike.
+        on_use: called with the step and the sample indices of each piece, for ``--audit``.
     """
 
     def __init__(
@@ -61,22 +57,22 @@ class TrainingBatches:
         shift: int,
         device: torch.device,
         dtype: torch.dtype,
-        on_use: OnUse | None = None,
+        on_use: Callable[[int, npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
         self._schedule, self._shift, self._dtype, self._on_use = schedule, shift, dtype, on_use
-        # The border lets a shift be a slice of the stored image instead of an operation on it.
+        # With a border, a shift is a slice of the stored image.
         pixels = torch.from_numpy(images.copy()).to(device)
         self._images = functional.pad(pixels, (shift, shift, shift, shift))
         self._labels = torch.from_numpy(labels.astype(np.int64)).to(device)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def at(self, step: int) -> GlobalBatch:
-        """The batch that follows ``step`` completed steps."""
+        """Return the global batch after ``step`` completed steps."""
         _, first, end = self._schedule.bounds(step)
         return GlobalBatch(step, end - first, lambda part: self._piece(step, part))
 
     def indices(self, step: int) -> npt.NDArray[np.int64]:
-        """Which training samples the global batch after ``step`` completed steps holds, in its order."""
+        """Return the indices of the training samples of the global batch after ``step`` completed steps, in order."""
         epoch, first, end = self._schedule.bounds(step)
         return epoch_order(self._schedule.samples, self._schedule.seed, epoch)[first:end]
 
@@ -90,6 +86,6 @@ class TrainingBatches:
             self._on_use(step, chosen.cpu().numpy())
         down, right = shift_of(self._schedule.seed, step, self._shift)
         top, left = self._shift - down, self._shift - right
-        # Whole images first, each copied in one piece; the shift costs nothing more than the cast that follows.
+        # Whole images are gathered first, each copied in one piece; the shift is then part of the cast.
         pixels = self._images.index_select(0, chosen)[:, top : top + 28, left : left + 28]
         return Piece(normalise(pixels, self._dtype).unsqueeze(1), self._labels.index_select(0, chosen))

@@ -1,7 +1,7 @@
-"""``data fetch``: the four MNIST files from the first mirror that delivers them whole.
+"""Download of the MNIST files from the first mirror that delivers them intact.
 
-Each file is judged by the digest of its decompressed content, written under a temporary name and renamed, under a lock
-that lets one process per directory download while the others wait and then find the files there.
+Used by ``data fetch`` and by ``--download``. A file is accepted by the digest of its decompressed content and written
+atomically. A lock lets one process per directory download; the others wait and then find the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRIES = 3  # per mirror
 _MAX_DOWNLOAD = 64 * 2**20
 _CHUNK = 2**18
 _POLL = 0.1  # seconds
-_LOCKED = 900.0  # seconds; a download of 11 MB that takes longer is stuck, or its process is stopped
+_LOCKED = 900.0  # seconds to wait for another process's download of 11 MB
 
 
 def fetch(
@@ -53,16 +53,16 @@ def fetch(
 
     Args:
         mirrors: base URLs, tried in order.
-        tries: how often each mirror is asked for a file.
-        alive: called now and then, while a download moves, and while another process's does.
-        pause: seconds before the second try at one mirror, doubled for the third.
+        tries: number of attempts per mirror and file.
+        pause: seconds before the second attempt, doubled for each further one.
+        alive: called repeatedly while a download, here or in another process, makes progress.
     Raises:
-        DataError: no mirror delivered a file; names what each one said.
+        DataError: no mirror delivered a file; the message has the reason of each.
         VolumeError: the directory cannot be written.
     """
     folder = Path(data_dir)
     if all(is_whole(folder, file) for file in files):
-        return  # also where the volume is read-only, or knows no locks
+        return  # without a lock, because the volume may be read-only
     with _only_writer(folder, alive) as locked:
         for file in files:
             if is_whole(folder, file):
@@ -79,17 +79,17 @@ def fetch(
 
 
 def load(config: Config, *, say: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
-    """The configured dataset, fetched first where that was asked for; raises as ``fetch`` and ``mnist.load`` do."""
+    """Return the configured data set, downloaded first with ``--download``; raises as ``fetch`` and ``mnist.load``."""
     if config.download and config.data == "mnist":
         if not config.data_dir:
-            raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="name a directory")
-        # Every rank asks; the first on each volume downloads, the others wait for its lock and find them there.
+            raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="add --data-dir DIR")
+        # Called on every rank: the first one on each volume downloads, the others wait for its lock.
         fetch(config.data_dir, say=say, alive=alive)
     return mnist.load(config.data, config.data_dir)
 
 
 def is_whole(folder: Path, file: IdxFile) -> bool:
-    """True if the file is there with MNIST's content."""
+    """Return whether the file exists with MNIST's content."""
     try:
         return hashlib.sha256(read_content(folder, file)).hexdigest() == file.sha256
     except DataError:
@@ -98,7 +98,7 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 
 @contextmanager
 def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
-    """Wait for the directory's lock; False where the file system has none."""
+    """Hold the directory's lock and yield True, or False if the file system has no locks."""
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,18 +111,19 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
     with os.fdopen(descriptor, "w") as lock:
         try:
             end = time.monotonic() + _LOCKED
-            while not _taken(lock.fileno()):  # polled: a rank blocked in a lock shows no sign of life
+            while not _taken(lock.fileno()):  # polled, because a rank blocked in flock would show no sign of life
                 alive()
                 if time.monotonic() > end:
                     raise DataError(
                         f"another process has held {path} for {_LOCKED:.0f} s",
-                        next_step="end that process, whose download is stuck or stopped, and start again",
+                        hint="its download hangs, or the process is stopped",
+                        next_step="end that process and start again",
                     )
                 time.sleep(_POLL)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise volume_error(error, path) from error
-            # Without locks several may download, each under a name of its own: wasteful, but right.
+            # Several processes may download, each to its own temporary file: wasteful, but correct.
             yield False
             return
         yield True
@@ -137,7 +138,7 @@ def _taken(descriptor: int) -> bool:
 
 
 def _clear_leftovers(folder: Path, file: IdxFile) -> None:
-    """Temporary files of downloads that were killed; while we hold the lock nobody else is writing one."""
+    """Delete temporary files of killed downloads; no other process writes one while we hold the lock."""
     try:
         for path in folder.glob(f".{file.name}.gz.*.tmp"):
             path.unlink(missing_ok=True)
@@ -152,13 +153,13 @@ def _download(
     say: Callable[[str], None],
     alive: Callable[[], None],
 ) -> bytes:
-    """The gzipped file from the first mirror whose copy has the right content."""
+    """Return the gzipped file from the first mirror whose copy has the right content."""
     tries, pause = patience
     failures = []
     for mirror in mirrors:
         url = mirror.rstrip("/") + f"/{file.name}.gz"
         for attempt in range(tries):
-            alive()  # also where no mirror ever answers: then the error must come, not a watchdog
+            alive()  # so that mirrors that never answer end in an error, not in a hang report
             if attempt:
                 time.sleep(pause * 2 ** (attempt - 1))
             try:
@@ -170,15 +171,15 @@ def _download(
             except urllib.error.HTTPError as error:
                 failure = f"HTTP {error.code}"
                 if error.code in (401, 403, 404, 410):
-                    break  # asking again will not help
+                    break  # permanent
             except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
                 failure = str(error) or type(error).__name__
             say(f"{url}: {failure}")
         failures.append(f"{url}: {failure}")
     raise DataError(
         f"no mirror delivered {file.name}: {'; '.join(failures)}",
-        hint="no network here? copy the four files into the directory yourself",
-        next_step="ddptrain data fetch --data-dir DIR --url URL tries another mirror",
+        hint="this machine may have no network",
+        next_step="try another mirror with `ddptrain data fetch --url URL`, or copy the four files into the directory",
     )
 
 
@@ -192,6 +193,6 @@ def _get(url: str, alive: Callable[[], None]) -> bytes:
             alive()
     if len(content) > _MAX_DOWNLOAD:
         raise ValueError("larger than any MNIST file")
-    if answer.length:  # read() of a piece does not complain of a connection that ended early
+    if answer.length:  # read(n) reports no connection that ended early
         raise http.client.IncompleteRead(content, answer.length)
     return content

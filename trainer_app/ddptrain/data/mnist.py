@@ -1,7 +1,7 @@
-"""The dataset: IDX files found, decompressed, checked by the digest of their content, and held as uint8 arrays.
+"""The data set: finds the IDX files, decompresses them, checks their digests, and returns uint8 arrays.
 
-Called by ``worker`` on every rank, by ``inspect_checkpoint`` for verbs that judge, and by ``data_verbs``. Digests are
-of the decompressed bytes because the gzip headers of the copies in circulation differ.
+Used by every rank, by inference, and by the verbs ``data fetch`` and ``data verify``. Digests are of the decompressed
+bytes because the published gzip files differ in their headers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from ddptrain.errors import DataError, UsageError
 Images = npt.NDArray[np.uint8]
 SIDE = 28
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
-_MAX_BYTES = 2**31  # a bomb of a .gz must not take the node's memory with it
+_NEXT_STEP = "replace the file; `ddptrain data fetch` downloads the files of MNIST"
+_MAX_BYTES = 2**31  # limit of decompression, for the node's memory
 
 
 @dataclass(frozen=True)
 class IdxFile:
-    """One of the four files: its name without ``.gz`` and the SHA-256 of MNIST's decompressed content."""
+    """One of the four files: its name without ``.gz``, and the SHA-256 of its decompressed content in MNIST."""
 
     part: str
     name: str
@@ -53,7 +54,7 @@ MNIST_FILES = (
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images are (N, 28, 28) uint8, labels (N,) uint8; ``digest`` identifies the content of all four parts."""
+    """Images (N, 28, 28) uint8 and labels (N,) uint8; ``digest`` identifies the content of all four parts."""
 
     name: str
     train_images: Images
@@ -64,18 +65,18 @@ class Dataset:
 
 
 def load(kind: str, data_dir: str) -> Dataset:
-    """The dataset named by ``--data``.
+    """Return the data set named by ``--data``.
 
     Raises:
-        UsageError: no directory given.
-        DataError: files absent, unreadable, malformed, or not MNIST's content though ``mnist`` was asked for.
+        UsageError: no directory is given.
+        DataError: files are absent, unreadable or malformed, or ``kind`` is ``mnist`` and their content is not MNIST's.
     """
     if kind == "digits":
         return _digits()
     if not data_dir:
         raise UsageError(
             f"--data {kind} needs --data-dir (or DDPJOB_DATA_DIR): the directory of the IDX files",
-            hint="without a volume or a network, --data digits trains on scikit-learn's bundled digits",
+            hint="--data digits needs no files: it trains on scikit-learn's bundled digits",
             next_step="ddptrain data fetch --data-dir ./data && ddptrain train --data-dir ./data",
         )
     parts, digests = {}, []
@@ -86,22 +87,27 @@ def load(kind: str, data_dir: str) -> Dataset:
             raise DataError(
                 f"{file.name} in {data_dir} is not MNIST's: its content has SHA-256 {digest[:16]}…, "
                 f"not {file.sha256[:16]}…",
-                hint="the file is damaged, or it is another dataset",
-                next_step="ddptrain data fetch --data-dir DIR fetches a good copy; --data idx accepts any IDX files",
+                hint="the file is damaged, or belongs to another data set",
+                next_step=f"ddptrain data fetch --data-dir {data_dir} downloads MNIST; --data idx accepts other files",
             )
         parts[file.part] = _parse(content, file)
         digests.append(digest)
     for split in ("train", "test"):
         images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
         if len(images) != len(labels) or len(images) == 0:
-            raise DataError(f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels")
+            raise DataError(
+                f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels", next_step=_NEXT_STEP
+            )
         if int(labels.max()) > 9:
-            raise DataError(f"{split} labels in {data_dir} go up to {int(labels.max())}; ten classes 0-9 are known")
+            raise DataError(
+                f"{split} labels in {data_dir} go up to {int(labels.max())}; the classes are 0 to 9",
+                next_step=_NEXT_STEP,
+            )
     return Dataset(kind, **parts, digest=hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
 def find(data_dir: Path, file: IdxFile) -> Path | None:
-    """The file's path, raw or gzipped, under either of the two spellings in circulation; None if absent."""
+    """Return the file's path, raw or gzipped, under either of its two common names; None if absent."""
     for name in (file.name, file.name.replace("-idx", ".idx")):
         for suffix in ("", ".gz"):
             if (data_dir / (name + suffix)).is_file():
@@ -110,10 +116,10 @@ def find(data_dir: Path, file: IdxFile) -> Path | None:
 
 
 def read_content(data_dir: Path, file: IdxFile) -> bytes:
-    """The decompressed bytes.
+    """Return the decompressed content.
 
     Raises:
-        DataError: absent, unreadable, or not a whole gzip stream.
+        DataError: the file is absent, unreadable, or not a complete gzip stream.
     """
     path = find(data_dir, file)
     if path is None:
@@ -123,7 +129,7 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
             there = "is not a directory" if data_dir.exists() else "does not exist"
         raise DataError(
             f"{file.name}[.gz] is not in {data_dir}, which {there}",
-            hint="is the data volume mounted there?",
+            hint="the data volume may not be mounted there",
             next_step=f"ddptrain data fetch --data-dir {data_dir}",
         )
     try:
@@ -132,40 +138,47 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
         with gzip.open(path) as stream:
             content = stream.read(_MAX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}", next_step="fetch the file again") from error
+        raise DataError(
+            f"cannot read {path}: {error}", next_step=f"ddptrain data fetch --data-dir {data_dir}"
+        ) from error
     return content
 
 
 def _parse(content: bytes, file: IdxFile) -> Images:
-    """An IDX file as an array: big-endian magic, one 4-byte size per dimension, then bytes."""
+    """Return an IDX file as an array. It holds a big-endian magic number, a 4-byte size per dimension, then bytes."""
     is_images = file.part.endswith("images")
     magic, dims = (_IMAGES_MAGIC, 3) if is_images else (_LABELS_MAGIC, 1)
     header = 4 * (dims + 1)
     if len(content) < header or int.from_bytes(content[:4], "big") != magic:
-        raise DataError(f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number")
+        raise DataError(
+            f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number",
+            next_step=_NEXT_STEP,
+        )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
     if len(content) != header + math.prod(shape):
-        raise DataError(f"{file.name} has {len(content)} bytes, which its header {shape} contradicts")
+        raise DataError(
+            f"{file.name} has {len(content)} bytes, but its header gives the shape {shape}", next_step=_NEXT_STEP
+        )
     if is_images and shape[1:] != (SIDE, SIDE):
-        raise DataError(f"{file.name} holds images of {shape[1:]}, not 28×28")
+        raise DataError(f"{file.name} holds images of {shape[1]}×{shape[2]} pixels, not 28×28", next_step=_NEXT_STEP)
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
 def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
+    """Return scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
     pixels, labels = _digit_table()
     images = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * (255 / 16)
     images = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
-    # The set is ordered by writer; every fifth sample for testing keeps the two splits alike.
+    # The set is ordered by writer, so every fifth sample is a representative test set.
     test = np.arange(len(labels)) % 5 == 4
     digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
     return Dataset("digits", images[~test], labels[~test], images[test], labels[test], digest)
 
 
 def _digit_table() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
-    """(rows of 64 pixels from 0 to 16, labels), from the file that scikit-learn carries.
+    """Return (rows of 64 pixels from 0 to 16, labels) from scikit-learn's file.
 
-    Importing scikit-learn for it would cost every rank more than a second.
+    Importing scikit-learn instead would take every rank more than a second.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:

@@ -1,12 +1,9 @@
-"""Which sample is used when: one global order per epoch, cut into global batches, each split over the ranks.
+"""Which sample is used when: one global order per epoch, divided into global batches, each divided among the ranks.
 
-Pure. Everything is a function of (seed, epoch, position), never of the rank or the number of ranks, so no random state
-is ever saved, and a run resumed at any step, with any number of ranks, sees the very same global batches.
+Everything is a pure function of (seed, epoch, position), never of the rank or the number of ranks. No random state is
+saved, and a run resumed at any step with any number of ranks uses the same global batches.
 
-``--audit DIR``: every rank writes down which samples it used, so that a proof need not trust what it proves.
-
-``train`` makes it, and hands ``batches`` and ``evaluate`` the callbacks that write to it; ``proofs`` reads all ranks'
-files together.
+``Audit`` records which samples a rank used (``--audit DIR``); ``read_audit`` reads the records of all ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +20,12 @@ import numpy.typing as npt
 
 from ddptrain.errors import volume_error
 
+Indices = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the run: ``position`` samples of epoch ``epoch`` (from 0) are done."""
+    """A position in the training: ``position`` samples of epoch ``epoch`` (from 0) are done."""
 
     epoch: int
     position: int
@@ -34,7 +33,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How ``samples`` are walked through: ``epochs`` passes in global batches of ``batch``, the last one shorter."""
+    """``epochs`` passes over ``samples`` samples in global batches of ``batch``, the last one of each epoch shorter."""
 
     samples: int
     batch: int
@@ -50,44 +49,43 @@ class Schedule:
         return self.steps_per_epoch * self.epochs
 
     def cursor(self, step: int) -> Cursor:
-        """Where the run stands after ``step`` completed steps."""
+        """Return the position after ``step`` completed steps."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return Cursor(epoch, within * self.batch)
 
     def ends_epoch(self, step: int) -> bool:
-        """True if the ``step``-th completed step (from 1) was the last of its epoch."""
+        """Return whether step number ``step`` (from 1) is the last of its epoch."""
         return step % self.steps_per_epoch == 0
 
     def bounds(self, step: int) -> tuple[int, int, int]:
-        """(epoch, first, end) of the global batch that takes the run from ``step`` to ``step + 1``."""
+        """Return (epoch, first, end) of the global batch after ``step`` completed steps."""
         cursor = self.cursor(step)
         return cursor.epoch, cursor.position, min(cursor.position + self.batch, self.samples)
 
 
 def derived_seed(seed: int, *what: int | str) -> int:
-    """A 63-bit seed for one purpose, independent of every other purpose's."""
+    """Return a 63-bit seed for one purpose, independent of the seeds for other purposes."""
     text = ":".join(str(part) for part in (seed, *what))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def epoch_order(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The global order of one epoch: a permutation of range(samples)."""
-    # PCG64's raw stream is fixed by NumPy's compatibility policy; the shuffling methods on top of it are not,
-    # and a resume may meet another NumPy. Sorting raw 64-bit keys depends on the raw stream alone.
+def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
+    """Return the global order of one epoch: a permutation of range(samples)."""
+    # NumPy's compatibility policy fixes PCG64's raw stream, but not the shuffling methods, and a run may resume with
+    # another version of NumPy. Sorting raw 64-bit keys depends on the raw stream alone.
     keys = np.random.PCG64(derived_seed(seed, "order", epoch)).random_raw(samples)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def shard(count: int, rank: int, world_size: int) -> slice:
-    """The contiguous part of ``count`` items that is ``rank``'s: sizes differ by one at most, nothing is dropped."""
+    """Return ``rank``'s contiguous part of ``count`` items; sizes differ by at most one, and no item is dropped."""
     return slice(rank * count // world_size, (rank + 1) * count // world_size)
 
 
 def micro_shards(count: int, rank: int, world_size: int, accum: int) -> list[slice]:
-    """``rank``'s part of ``count`` items, cut into ``accum`` micro-batches in the same way.
+    """Return ``rank``'s part of ``count`` items divided into ``accum`` micro-batches, or fewer, so that none is empty.
 
-    A part of fewer items is cut into as many as it has: empty micro-batches would cost time and change nothing. Only a
-    rank without any items has an empty one, for its place in the exchange.
+    A rank without any item gets one empty micro-batch, because it takes part in the exchange.
     """
     part = shard(count, rank, world_size)
     size = part.stop - part.start
@@ -97,7 +95,7 @@ def micro_shards(count: int, rank: int, world_size: int, accum: int) -> list[sli
 
 
 def shift_of(seed: int, step: int, most: int) -> tuple[int, int]:
-    """The (down, right) shift in pixels, each in [-most, most], that augments the whole global batch of a step."""
+    """Return the (down, right) shift of a step's global batch in pixels, each in [-most, most]."""
     if most == 0:
         return 0, 0
     side = 2 * most + 1
@@ -105,11 +103,8 @@ def shift_of(seed: int, step: int, most: int) -> tuple[int, int]:
     return down - most, right - most
 
 
-Indices = npt.NDArray[np.int64]
-
-
 class Audit:
-    """One rank's file below ``folder``: a row per piece of work, with the indices in the order of their use."""
+    """Writes one rank's file in ``folder``: a row per batch or chunk, with the sample indices in order of use."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"rank-{rank}.jsonl"
@@ -120,17 +115,12 @@ class Audit:
             raise volume_error(error, self._path) from error
 
     def used(self, event: str, step: int, indices: Indices) -> None:
-        """Write one row.
-
-        Args:
-            event: ``train`` or ``eval``.
-            step: completed steps before.
-        """
+        """Write one row of ``event`` ``train`` or ``eval`` after ``step`` completed steps."""
         self._stream.write(json.dumps({"event": event, "step": step, "indices": indices.tolist()}) + "\n")
 
 
-def read(folder: Path) -> dict[str, dict[int, Indices]]:
-    """Event to step to the indices that all ranks used together, rank by rank."""
+def read_audit(folder: Path) -> dict[str, dict[int, Indices]]:
+    """Return event to step to the sample indices that all ranks used, in order of rank."""
     found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(folder.glob("rank-*.jsonl"), key=lambda p: int(p.stem.partition("-")[2])):
         for line in path.read_text().splitlines():

@@ -26,8 +26,7 @@ import torch
 from ddptrain import weights
 from ddptrain.checkpoint import newest_valid
 from ddptrain.data import mnist
-from ddptrain.data import sampling as audit
-from ddptrain.data.sampling import Schedule
+from ddptrain.data.sampling import Schedule, read_audit
 from ddptrain.errors import UsageError
 from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials
@@ -253,7 +252,7 @@ def equal_bits(what: str, subject: str, reference: Trial, trial: Trial) -> Proof
 
 def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_samples: int) -> Proof:
     """By what the ranks wrote down: every epoch used every sample once, in its own order; so did every evaluation."""
-    used = audit.read(trial.audit)
+    used = read_audit(trial.audit)
     train, judged = used.get("train", {}), used.get("eval", {})
     epochs: list[list[int]] = [[] for _ in range(schedule.epochs)]
     for step, indices in train.items():

@@ -1,12 +1,12 @@
-"""``--sync bitwise``: the same weights, bit for bit, whatever the number of ranks, and for a run that changes it.
+"""``--sync bitwise``: the same weights, bit for bit, at any number of ranks, and if the number changes during a run.
 
-Floating-point sums depend on their order, and a convolution's last bits on the shape of its batch. So the unit of work
-is not the rank's share, which changes with the number of ranks, but a virtual shard, which does not: every global batch
-is cut into the same ``VIRTUAL_SHARDS``, each is computed by itself with a fixed number of threads, their gradients are
-gathered, and every rank adds them in order of their number.
+Floating-point sums depend on their order, and the last bits of a convolution on the shape of its batch. Therefore the
+unit of work is not a rank's share but a virtual shard: every global batch is divided into the same ``VIRTUAL_SHARDS``,
+each is computed separately with a fixed number of threads, their gradients are gathered, and every rank adds them in
+order of their number.
 
-It costs the smaller batches and the traffic of a gather, and holds on one kind of processor and one version of
-PyTorch: manifests record these, and ``recorder`` refuses to go on elsewhere.
+The price is smaller batches and the traffic of a gather. The result depends on the type of processor and the version of
+PyTorch: manifests record both, and the checkpointer refuses to resume where they differ.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from ddptrain.distributed.process_group import Group
 
 
-VIRTUAL_SHARDS = 12  # divided evenly by 1, 2, 3, 4, 6 and 12 ranks
-THREADS = 1  # unless --threads says otherwise: what fits every number of ranks on a node
-_EXTRAS = 2  # of each row, behind the gradient: the shard's loss sum, and whether its rank wants to stop
+VIRTUAL_SHARDS = 12  # divisible by 1, 2, 3, 4, 6 and 12 ranks
+THREADS = 1  # default of --threads: possible with any number of ranks on a node
+_EXTRAS = 2  # values after the gradient in each row: the shard's loss sum, and whether its rank wants to stop
 
 
 def make_deterministic() -> None:
-    """Choose CUDA kernels whose result is the same at every call; those of the CPU have fixed orders anyway."""
+    """Select CUDA kernels that return the same result at every call; CPU kernels always do."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix is multiplied
-    # Warnings only: max pooling's backward pass counts as unsafe, which it is for windows that overlap; ours do not.
+    # Warnings only: PyTorch lists the backward pass of max pooling, which is unsafe only for overlapping windows.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
 
 
 class Bitwise(GradientSync):
-    """Gathers the virtual shards' gradients as rows and adds the rows in a fixed order."""
+    """Gathers the gradients of the virtual shards as rows and adds the rows in a fixed order."""
 
     def __init__(self, model: nn.Module, group: Group, *, bf16: bool) -> None:
         super().__init__(model, group, bf16=bf16)
@@ -48,14 +48,13 @@ class Bitwise(GradientSync):
         self._parameters = list(model.parameters())
         first = self._parameters[0]
         width = sum(p.numel() for p in self._parameters)
-        most = max(len(self._mine(rank)) for rank in range(group.world_size))
-        self._rows = torch.zeros(most, width + _EXTRAS, dtype=first.dtype, device=first.device)
+        rows = max(len(self._mine(rank)) for rank in range(group.world_size))
+        self._rows = torch.zeros(rows, width + _EXTRAS, dtype=first.dtype, device=first.device)
         self._gathered = torch.zeros(group.world_size, *self._rows.shape, dtype=first.dtype, device=first.device)
         self._total = torch.zeros(width, dtype=first.dtype, device=first.device)
         self._views = views_of(self._total, self._parameters)
 
     def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
-        """As the base's; the loss is added in the same fixed order."""
         self._rows.zero_()
         self._rows[:, -1] = float(stop)
         for row, number in zip(self._rows, self._mine(self._group.rank), strict=False):
@@ -74,7 +73,7 @@ class Bitwise(GradientSync):
         loss_sum = self._loss_sum(batch.piece(part))
         self._backward(loss_sum, batch.count)
         gradients = [p.grad for p in self._parameters]
-        for view, gradient in zip(views_of(row, self._parameters), gradients, strict=True):
+        for view, gradient in zip(views_of(row[:-_EXTRAS], self._parameters), gradients, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
         row[-_EXTRAS] = loss_sum.detach()
@@ -93,6 +92,6 @@ class Bitwise(GradientSync):
         return loss, bool(self._gathered[:, :, -1].any())
 
     def _mine(self, rank: int) -> range:
-        """Numbers of the virtual shards that ``rank`` computes; with more ranks than shards, none for some."""
+        """Return the numbers of the virtual shards that ``rank`` computes; none if there are more ranks than shards."""
         part = shard(VIRTUAL_SHARDS, rank, self._group.world_size)
         return range(part.start, part.stop)

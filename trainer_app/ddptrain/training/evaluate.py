@@ -1,9 +1,9 @@
-"""The test set, sharded without padding: every sample is counted once, whatever the number of ranks.
+"""Evaluation on the test set, divided among the ranks without padding: every sample counts once.
 
-The set is cut into fixed chunks and each rank takes whole chunks: a chunk has the same shape wherever it is computed.
-What the ranks exchange has one place per chunk or sample, filled by one of them, so adding zeros is all that the
-exchange does, and the sums that follow are made in the same order everywhere: the same weights give the same accuracy
-and the same loss, bit for bit, on one rank and on seven (with the same number of threads).
+The set is divided into fixed chunks, and each rank evaluates whole chunks, so that a chunk has the same shape on every
+rank. The exchanged tensors have one element per chunk or sample, filled in by one rank and zero on the others, and all
+ranks sum them in the same order. The same weights therefore give the same accuracy and loss, bit for bit, at any number
+of ranks (with the same number of threads).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = 250
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Sums over the whole set: integers and one float, never an average of averages."""
+    """Sums over the whole set, from which accuracy and loss are computed once."""
 
     correct: int
     samples: int
@@ -48,7 +48,7 @@ class Evaluation:
 
 
 def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
-    """(first, end) of each chunk that is this rank's."""
+    """Return (first, end) of each of the rank's chunks."""
     chunks = [(first, min(first + CHUNK, samples)) for first in range(0, samples, CHUNK)]
     return chunks[shard(len(chunks), rank, world_size)]
 
@@ -56,7 +56,7 @@ def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]
 def forward_chunks(
     model: nn.Module, images: npt.NDArray[np.uint8], group: Group
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(first, end, logits) of each of this rank's chunks."""
+    """Yield (first, end, logits) of each of this rank's chunks."""
     dtype = next(model.parameters()).dtype
     for first, end in chunks_of(len(images), group.rank, group.world_size):
         group.heartbeat.touch()
@@ -72,30 +72,30 @@ def evaluate(
     group: Group,
     on_use: Callable[[npt.NDArray[np.int64]], None] | None = None,
 ) -> Evaluation:
-    """Accuracy and mean cross-entropy of the unwrapped ``model``; collective, the same result on every rank.
+    """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank.
 
     Args:
-        on_use: told which samples this rank judges.
+        on_use: called with the indices of the samples that this rank evaluates.
     Raises:
-        AssertionError: the ranks together did not see every sample exactly once (a bug here).
+        AssertionError: the ranks did not evaluate every sample exactly once, which is a bug in this module.
     """
     losses = torch.zeros(-(-len(images) // CHUNK), dtype=torch.float64)
     seen = torch.zeros(len(images), dtype=torch.float64)
     correct = torch.zeros(len(images), dtype=torch.float64)
     for first, end, logits in forward_chunks(model, images, group):
-        wanted = torch.from_numpy(labels[first:end].astype(np.int64)).to(group.device)
-        losses[first // CHUNK] += float(functional.cross_entropy(logits.double(), wanted, reduction="sum"))
-        correct[first:end] += (logits.argmax(1) == wanted).cpu()
+        targets = torch.from_numpy(labels[first:end].astype(np.int64)).to(group.device)
+        losses[first // CHUNK] += float(functional.cross_entropy(logits.double(), targets, reduction="sum"))
+        correct[first:end] += (logits.argmax(1) == targets).cpu()
         seen[first:end] += 1
         if on_use:
             on_use(np.arange(first, end))
-    told = group.sum(torch.cat([losses, seen, correct]).to(group.device)).cpu()
-    losses, seen, correct = torch.split(told, [len(losses), len(seen), len(correct)])
+    summed = group.sum(torch.cat([losses, seen, correct]).to(group.device)).cpu()
+    losses, seen, correct = torch.split(summed, [len(losses), len(seen), len(correct)])
     assert_once(seen)
     return Evaluation(int(correct.sum()), len(images), math.fsum(losses.tolist()))
 
 
 def assert_once(seen: torch.Tensor) -> None:
-    """Raise AssertionError unless every sample was seen exactly once, over all ranks."""
+    """Raise AssertionError unless all ranks together saw every sample exactly once."""
     wrong = int((seen != 1).sum())
     assert wrong == 0, f"{wrong} of {len(seen)} samples were not evaluated exactly once"

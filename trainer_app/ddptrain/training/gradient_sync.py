@@ -1,25 +1,10 @@
-"""How the gradients of the ranks' shares become the gradient of the global batch, on every rank.
+"""Gradient synchronization: from the gradients of the ranks' shares to the gradient of the global batch.
 
-Four ways, one result: ``manual`` here, ``ddp``, ``bucketed`` and ``bitwise`` in modules of their own. ``train`` builds
-one of them and calls ``step`` for each global batch.
+The trainer builds one implementation and calls its ``step`` for each global batch. ``bitwise`` holds a further one.
 
-A rank's loss is the sum over its samples times ``averaged over / global count``. Whatever the sizes of the shares, the
-average (or, with ``averaged over`` 1, the sum) of these gradients is the gradient of the global batch's mean loss; a
-mean per rank, averaged again, is not.
-
-``--sync ddp``, the default: gradients meet in PyTorch's DistributedDataParallel.
-
-What is ours: it sums in one order from the first step on, and it is gone before the process group is. ``sync`` builds
-it where there are several ranks.
-
-``--sync bucketed``: what DistributedDataParallel does, by hand: gradients lie in a few flat buffers, and each buffer
-is summed over the ranks as soon as its last gradient is there, while the backward pass computes the next.
-
-``--cuda-graph``: the forward and backward pass recorded once and replayed, for one rank or ``--sync manual``.
-
-On a fast GPU these small networks wait for Python to launch their kernels; a replay launches all of them at once. Not
-recorded, on purpose: the optimizer, because a loss that is not finite must be seen before it acts, and the exchange
-between ranks. Written by the rules of PyTorch's notes on CUDA graphs; not yet run on a GPU.
+A rank's loss is the sum over its samples times ``averaged_over / global count``. For any sizes of the shares, the
+average (or, with ``averaged_over`` 1, the sum) of these gradients is the gradient of the global batch's mean loss. An
+average of the ranks' mean losses would weight the samples of a smaller share more.
 """
 
 from __future__ import annotations
@@ -46,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class StepNumbers:
-    """The global batch's loss, and whether any rank wants to stop: one small all-reduce beside the backward pass."""
+    """Sums the loss and the stop flags over the ranks, in one small all-reduce that overlaps the backward pass."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -54,14 +39,14 @@ class StepNumbers:
         self._work: dist.Work | None = None
 
     def send(self, loss_sum: torch.Tensor, stop: bool) -> None:
-        """Start summing this rank's loss sum and stop flag; all ranks must call it at the same place."""
+        """Start the all-reduce of this rank's loss sum and stop flag; all ranks must call it at the same place."""
         self._values[0] = loss_sum.detach()
         self._values[1] = float(stop)
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
 
     def receive(self) -> tuple[float, bool]:
-        """(sum of the losses, does anyone want to stop), the same on every rank."""
+        """Return (sum of the losses, whether any rank wants to stop), the same on every rank."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -70,11 +55,11 @@ class StepNumbers:
 
 
 class GradientSync:
-    """Base of the four: accumulates the gradients of this rank's micro-batches, then has them exchanged.
+    """Base class: accumulates the gradients of this rank's micro-batches; subclasses exchange them.
 
     Args:
-        model: the bare model, whose ``.grad`` are complete when ``step`` returns.
-        accum: micro-batches that this rank's share of a global batch is cut into, to save memory.
+        model: the bare model; its ``.grad`` are complete when ``step`` returns.
+        accum: number of micro-batches into which this rank's share of a global batch is divided, to save memory.
     """
 
     averaged_over = 1  # the exchange sums
@@ -85,17 +70,17 @@ class GradientSync:
         self._numbers = StepNumbers(group)
 
     def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
-        """Leave the global batch's mean gradient in ``.grad``.
+        """Compute the gradient of the global batch's mean loss into ``.grad``.
 
         Args:
             stop: whether this rank wants to stop.
         Returns:
-            (sum of the losses over the global batch, does any rank want to stop), the same on every rank.
+            (sum of the losses over the global batch, whether any rank wants to stop), the same on every rank.
         """
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
         earlier: list[torch.Tensor] = []
         for part in parts[:-1]:
-            self._group.heartbeat.touch()  # a long step of many parts is no hang
+            self._group.heartbeat.touch()  # a long step of many micro-batches is not a hang
             with self._unsynced():
                 loss_sum = self._loss_sum(batch.piece(part))
                 earlier.append(loss_sum.detach().double())
@@ -103,18 +88,18 @@ class GradientSync:
         self._before_last()
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
         total = sum(earlier, start=loss_sum.detach().double())
-        self._numbers.send(total, stop)  # first, to travel while the backward pass computes
-        with self._group.heartbeat.waiting_in("all_reduce of gradients"):  # the backward pass overlaps it
+        self._numbers.send(total, stop)  # before the backward pass, which it overlaps
+        with self._group.heartbeat.waiting_in("all_reduce of gradients"):  # overlaps the backward pass
             self._backward(loss_sum, batch.count)
             self._exchange()
             return self._numbers.receive()
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         self.model.zero_grad()
 
     def close(self) -> None:
-        """Let go of the process group, before it is destroyed."""
+        """Release the process group, before it is destroyed."""
 
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16):
@@ -124,78 +109,69 @@ class GradientSync:
         (loss_sum * (self.averaged_over / global_count)).backward()  # type: ignore[no-untyped-call]
 
     def _unsynced(self) -> contextlib.AbstractContextManager[None]:
-        """Around all micro-batches but the last."""
+        """Return the context for all micro-batches but the last."""
         return contextlib.nullcontext()
 
     def _before_last(self) -> None:
-        """The gradients of the next backward pass are the last to be added."""
+        """Prepare for the backward pass of the last micro-batch."""
 
     def _exchange(self) -> None:
-        """Nothing to exchange, or done by now."""
+        """Finish the exchange after the last backward pass; nothing to do here."""
 
 
 class Manual(GradientSync):
-    """One all-reduce per parameter after the backward pass: DDP's result without its overlap, in ten lines."""
+    """One all-reduce per parameter after the backward pass: the result of DDP without its overlap."""
 
     def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
         super().__init__(model, group, accum=accum, bf16=bf16)
         self.averaged_over = group.world_size
 
+    @torch.no_grad()
     def _exchange(self) -> None:
-        average_gradients(self.model, self._group.world_size)
-
-
-@torch.no_grad()
-def average_gradients(model: nn.Module, world_size: int) -> None:
-    """Replace each gradient by its mean over the ranks; parameters that took no part have none, on any rank."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= world_size
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:  # unused parameters have no gradient on any rank
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= self._group.world_size
 
 
 def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Consecutive views of ``flat``, each shaped as its parameter lies in memory: fused optimizers want both alike."""
-    views, at = [], 0
-    for parameter in parameters:
-        views.append(flat[at : at + parameter.numel()].as_strided(parameter.shape, parameter.stride()))
-        at += parameter.numel()
-    return views
+    """Return consecutive views of ``flat`` with the parameters' shapes and strides, which fused optimizers need."""
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    return [part.as_strided(p.shape, p.stride()) for part, p in zip(parts, parameters, strict=True)]
 
 
 class Ddp(GradientSync):
-    """DistributedDataParallel, which averages while the backward pass still runs."""
+    """PyTorch's DistributedDataParallel, which averages gradients while the backward pass runs."""
 
     def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
         super().__init__(model, group, accum=accum, bf16=bf16)
         self.averaged_over = group.world_size
         device_ids = [group.device.index] if group.device.type == "cuda" else None
-        with group.heartbeat.waiting_in("construction of DDP"):  # it compares shapes and broadcasts the weights
+        with group.heartbeat.waiting_in("construction of DDP"):  # compares shapes and broadcasts the weights
             self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
             self._settle_buckets()
         self._forward = self._wrapped
 
     def close(self) -> None:
-        """As the base's: DDP must not be the last that holds the process group.
+        """Destroy DDP, so that it does not hold the last reference to the process group.
 
-        Its destructor runs under the interpreter's lock and would join gloo's threads there, while one of them may
-        wait for that lock to drop its last tensor: a rank then hung for ever after its last step, one run in thirty on
-        a busy machine.
+        The group's destructor, called from DDP's, joins gloo's threads while it holds the interpreter's lock, which
+        one of them may need to free its last tensor. On a busy machine one run in thirty hung after its last step.
         """
         self._group.heartbeat.mark("close")
         self._forward = self.model
         del self._wrapped
-        gc.collect()  # it is part of cycles
+        gc.collect()  # DDP is part of reference cycles
 
     def _unsynced(self) -> contextlib.AbstractContextManager[None]:
         return self._wrapped.no_sync()
 
     def _settle_buckets(self) -> None:
-        """A throw-away backward pass, so that every real step sums in one and the same order.
+        """Run a backward pass whose gradients are discarded, so that every real step sums in the same order.
 
-        DDP lays its buckets out anew after the first backward pass, and the place of a gradient in a bucket decides
-        the order in which a ring adds it up. A resumed run would otherwise take its first step in another layout than
-        the undisturbed one. The layout is rebuilt at the next forward pass, before any real gradient exists.
+        DDP rebuilds its buckets after the first backward pass, and a gradient's place in its bucket decides the order
+        in which a ring adds it up. Otherwise the first step of a resumed run would sum in a different order from the
+        same step of an uninterrupted run. DDP rebuilds at the next forward pass, before a real gradient exists.
         """
         dtype = next(self.model.parameters()).dtype
         blank = torch.zeros(1, 1, 28, 28, dtype=dtype, device=self._group.device)
@@ -203,7 +179,7 @@ class Ddp(GradientSync):
         self._wrapped.zero_grad()
 
 
-BUCKET_BYTES = 2**18  # 256 KiB: three or four buckets for these models, so that there is something to overlap
+BUCKET_BYTES = 2**18  # three or four buckets for these models, so that exchange and computation overlap
 
 
 @dataclass
@@ -216,7 +192,10 @@ class Bucket:
 
 
 class Bucketed(GradientSync):
-    """Own flat buffers with overlapping all-reduces. The layout never changes, so neither does a sum's order."""
+    """Flat buffers, each summed over the ranks as soon as its last gradient is complete, during the backward pass.
+
+    The layout of the buffers never changes, so neither does the order of a sum.
+    """
 
     def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
         super().__init__(model, group, accum=accum, bf16=bf16)
@@ -243,7 +222,7 @@ class Bucketed(GradientSync):
         if not self._armed:
             return
         bucket.missing -= 1
-        # In the order of the list, never in the order of completion: all ranks must call the same collectives alike.
+        # In list order, not completion order: all ranks must call the collectives in the same order.
         while len(self._work) < len(self._buckets) and self._buckets[len(self._work)].missing == 0:
             self._send_next()
 
@@ -253,7 +232,7 @@ class Bucketed(GradientSync):
         self._work.append(work)
 
     def _exchange(self) -> None:
-        while len(self._work) < len(self._buckets):  # a parameter that took no part holds its bucket back until here
+        while len(self._work) < len(self._buckets):  # buckets with an unused parameter
             self._send_next()
         for work in self._work:
             work.wait()
@@ -262,7 +241,7 @@ class Bucketed(GradientSync):
 
 
 def _grouped(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in the order in which the backward pass completes them, cut where a bucket is full."""
+    """Return the parameters in the order in which the backward pass completes them, divided into buckets."""
     groups: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in reversed(parameters):
@@ -282,15 +261,19 @@ def _bucket(parameters: list[nn.Parameter]) -> Bucket:
     return Bucket(parameters, flat)
 
 
-_WARM_UPS = 3  # eager passes on a side stream first: lazy initialisation must not be recorded
+_WARM_UPS = 3  # eager passes on a side stream first: lazy initialization must not be recorded
 
 
 class Graphed(GradientSync):
-    """Replays the step for global batches of the full size; the shorter last one of an epoch runs eagerly.
+    """``--cuda-graph``: records the forward and backward pass once and replays them for one rank or ``manual``.
+
+    On a fast GPU these small networks wait for Python to launch kernels; a replay launches all of them at once. The
+    optimizer is not recorded, because a loss that is not finite must be found before it runs, nor is the exchange. The
+    shorter last batch of an epoch runs eagerly. Follows PyTorch's notes on CUDA graphs; not yet run on a GPU.
 
     Args:
+        inner: runs the eager steps and every exchange.
         full: size of the global batch that is recorded.
-        inner: does the eager steps, and the exchange of both kinds.
     """
 
     def __init__(self, inner: GradientSync, group: Group, *, full: int, bf16: bool) -> None:
@@ -304,7 +287,6 @@ class Graphed(GradientSync):
         self._recorded_gradients: list[torch.Tensor | None] = []
 
     def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
-        """As the base's."""
         self.clear()
         if batch.count != self._full:
             return self._inner.step(batch, stop)
@@ -315,7 +297,7 @@ class Graphed(GradientSync):
         self._piece.images.copy_(piece.images)
         self._piece.labels.copy_(piece.labels)
         self._graph.replay()
-        # A replay writes into the memory of the recording, so the gradients must be these very tensors again.
+        # A replay writes into the recorded tensors, so the gradients must be those again.
         for parameter, gradient in zip(self._parameters, self._recorded_gradients, strict=True):
             parameter.grad = gradient
         self._numbers.send(self._recorded_loss, stop)
@@ -324,12 +306,11 @@ class Graphed(GradientSync):
             return self._numbers.receive()
 
     def clear(self) -> None:
-        """Let go of the gradients, without touching the recording's memory."""
+        """Drop the gradients without changing the recorded tensors."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        """As the base's."""
         self._inner.close()
 
     def _record(self, piece: Piece) -> None:
@@ -341,14 +322,14 @@ class Graphed(GradientSync):
                 self.clear()
                 self._forward_and_backward()
         torch.cuda.current_stream().wait_stream(side)
-        self.clear()  # from none at all the recorded pass writes its gradients, instead of adding to old ones
+        self.clear()  # so that the recorded pass writes gradients instead of adding to old ones
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._recorded_loss = self._forward_and_backward()
         self._recorded_gradients = [parameter.grad for parameter in self._parameters]
 
     def _forward_and_backward(self) -> torch.Tensor:
-        # Without the cache of casts: what it keeps would outlive the recording.
+        # No cast cache: its entries would outlive the recording.
         with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self.model(self._piece.images)
             loss_sum = nn.functional.cross_entropy(logits, self._piece.labels, reduction="sum")
@@ -357,16 +338,16 @@ class Graphed(GradientSync):
 
 
 def check_cuda_graph(config: Config, group: Group) -> None:
-    """Refuse ``--cuda-graph`` where it cannot be, before anything is claimed or loaded.
+    """Check that ``--cuda-graph`` is possible, before anything is claimed or loaded.
 
     Raises:
-        RanksError: no GPU. UsageError: a way of synchronising whose exchange happens inside the backward pass.
+        RanksError: no GPU.
+        UsageError: gradients are exchanged or accumulated during the backward pass.
     """
     if group.device.type != "cuda":
-        raise RanksError("--cuda-graph needs CUDA", next_step="leave --cuda-graph out on a CPU")
+        raise RanksError("--cuda-graph needs CUDA", next_step="remove --cuda-graph to train on a CPU")
     if config.accum > 1 or config.sync == "bitwise" or (group.world_size > 1 and config.sync != "manual"):
         raise UsageError(
-            "--cuda-graph records one backward pass without an exchange in it",
-            hint="that of one rank, or of --sync manual, without --accum",
-            next_step="add --sync manual, or leave --cuda-graph out",
+            "--cuda-graph needs a backward pass without an exchange: one rank or --sync manual, and no --accum",
+            next_step="use --sync manual without --accum, or remove --cuda-graph",
         )
