@@ -16,12 +16,12 @@ import yarl
 from kubernetes.aio.config import ConfigException
 
 from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json
 from ddpjob.cluster import responses
 from ddpjob.cluster.base import (
     ClusterError,
     Conflict,
     Invalid,
-    Json,
     ObjectList,
     TooManyRequests,
     Unauthorized,

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ddpjob.api.wire import Json
 from ddpjob.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,
     Forbidden,
     Invalid,
-    Json,
     NamespaceTerminating,
     NotFound,
     TooManyRequests,

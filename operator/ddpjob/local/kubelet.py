@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
-from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.cluster.memory.api import ApiServer
+from ddpjob.cluster.memory import ApiServer, MemoryCluster
 from ddpjob.local import environment, pod_status
 from ddpjob.local.container import Container, Exit, Program, StartError
 from ddpjob.local.references import ConfigError, Sources, expand

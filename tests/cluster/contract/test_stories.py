@@ -13,7 +13,7 @@ from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Worlds
-from tests.cluster.test_memory_verdicts import QUANTITIES
+from tests.cluster.test_quantities import QUANTITIES
 from tests.controlplane import ApiError
 from tests.processes import eventually
 

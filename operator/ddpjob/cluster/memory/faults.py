@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json, Unavailable
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import Unavailable
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
 WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"})

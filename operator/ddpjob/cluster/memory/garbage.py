@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json
-from ddpjob.cluster.memory.otherkinds import CLAIM_PROTECTION
+from ddpjob.api.wire import Json
+from ddpjob.cluster.memory.kinds import CLAIM_PROTECTION
 from ddpjob.cluster.memory.store import Store
 
 

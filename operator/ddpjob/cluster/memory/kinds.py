@@ -1,120 +1,524 @@
-"""What the API server knows of a kind: how it reads, fills in and checks an object. One subclass for each kind.
+"""The five kinds that the in-memory cluster serves: how each is read, completed with defaults, and checked.
 
-``api.py`` calls the steps in the order of the real request handlers; nothing here knows what is stored.
+``server`` calls the methods of ``Kind`` in the order of the real request handlers. Nothing here knows what is stored.
+Defaults of pods: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/. Of admission, only the
+default tolerations, priority and service account are here.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
+from ddpjob.api import names
+from ddpjob.api.model import ApiModel
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json
-from ddpjob.cluster.memory import metadata
-from ddpjob.cluster.memory.answers import Cause, bad_request, invalid_patch, undecodable
-from ddpjob.cluster.memory.fieldtypes import Findings, read
-from ddpjob.cluster.memory.formats import is_dns_subdomain
+from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
+from ddpjob.api.status import DDPJobStatus
+from ddpjob.api.wire import Json
+from ddpjob.cluster.memory import validation
+from ddpjob.cluster.memory.api_errors import (
+    Cause,
+    bad_request,
+    forbidden,
+    invalid_patch,
+    invalid_value,
+    required,
+    undecodable,
+)
+from ddpjob.cluster.memory.decoding import Findings, causes, read_core, read_custom
 
-SUBDOMAIN_RULE = "a lowercase RFC 1123 subdomain must consist of lower case letters, digits, '-' and '.'"
+CLAIM_PROTECTION = "kubernetes.io/pvc-protection"
+
+_SUBDOMAIN_RULE = "a lowercase RFC 1123 subdomain must consist of lower case letters, digits, '-' and '.'"
+_DEFAULT_MODE = 0o644
+_NODE_LOSS_SECONDS = 300
+_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
+_STATUS_LISTS = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+
+# The API server evaluates rules only for an object without these.
+_BLOCKING = frozenset(
+    {
+        *("FieldValueRequired", "FieldValueNotSupported", "FieldValueTypeInvalid"),
+        *("FieldValueTooLong", "FieldValueTooMany"),
+    }
+)
 
 
 class Kind:
-    """A kind whose types are Kubernetes' own. Objects passed in may be changed in place unless said otherwise."""
+    """A kind whose types are Kubernetes' own. Objects passed in may be changed in place unless said otherwise.
+
+    model: the kind's name among the official client's models.
+    is_core: whether finalizers must be qualified, as in Kubernetes' own kinds.
+    returns_deleted: whether DELETE answers with the object even when it is gone, and not with a Status.
+    needs_version: whether an update must contain the version that it changes.
+    """
 
     resource: Resource
     model: str
-    is_name: Callable[[str], bool] = staticmethod(is_dns_subdomain)
-    name_rule = SUBDOMAIN_RULE
+    is_name: Callable[[str], bool] = staticmethod(validation.is_dns_subdomain)
+    name_rule = _SUBDOMAIN_RULE
     is_core = True
-    """Whether finalizers must be qualified, as Kubernetes asks of its own kinds."""
     has_status = True
     has_generation = False
     returns_deleted = True
-    """Whether DELETE answers with the object even when it is gone; a Status otherwise."""
     needs_version = False
-    """Whether an update must say which version it changes."""
 
     def read_new(self, body: Json) -> Json:
-        """The object that a POST's body means, with the schema's defaults. Raises ``Invalid`` (400)."""
+        """Return the object that a POST creates, with the schema's defaults. Raises ``Invalid`` (400)."""
         findings = Findings()
-        obj = self.read(body, None, findings)
-        if findings.mistyped or findings.unknown:
-            raise self._undecodable(findings)
+        obj = self.read(body, {}, findings)
+        if findings:
+            raise undecodable(self.resource, str(findings))
         return obj
 
     def read_patched(self, merged: Json, old: Json) -> Json:
-        """The object that a patch makes of ``old``, with the schema's defaults. Raises ``Invalid`` (422)."""
+        """Return the object that a patch makes of ``old``, with the schema's defaults. Raises ``Invalid`` (422)."""
         findings = Findings()
         obj = self.read(merged, old, findings)
-        if findings.mistyped or findings.unknown:
-            raise invalid_patch(findings.mistyped or strictly(findings.unknown))
+        if findings:
+            raise invalid_patch(str(findings))
         return obj
 
-    def read(self, body: Json, old: Json | None, findings: Findings) -> Json:
-        """Both of the above. Parts of ``body`` that are those of ``old``, the very same, need no reading."""
+    def read(self, body: Json, old: Json, findings: Findings) -> Json:
+        """Decode a body. A part that is the very same object as in ``old`` was decoded before and is kept."""
         kind, version = body.get("kind") or self.resource.kind, body.get("apiVersion") or self.resource.api_version
         if (kind, version) != (self.resource.kind, self.resource.api_version):
             raise bad_request(f"{version}, Kind={kind} cannot be handled as a {self.resource.kind}")
-        before = old or {}
-        # What a patch does not touch is the stored object's own, and was read when that was written.
-        changed = {key: value for key, value in body.items() if key not in before or before[key] is not value}
+        changed = {key: value for key, value in body.items() if key not in old or old[key] is not value}
         obj = {key: value for key, value in body.items() if key not in changed}
-        obj |= read(self.model, changed, "", findings)
+        obj |= read_core(self.model, changed, "", findings)
         obj |= {"apiVersion": self.resource.api_version, "kind": self.resource.kind}
-        if not findings.mistyped:
-            obj["metadata"] = metadata.tidied(obj.get("metadata", {}))
+        if not findings:
+            obj["metadata"] = tidied_metadata(obj.get("metadata", {}))
             self.fill_in(obj)
         return obj
 
     def fill_in(self, obj: Json) -> None:
-        """Defaults of the schema: they hold after every write."""
+        """Set the schema's defaults. They hold after every write."""
 
     def prepare_create(self, obj: Json) -> None:
-        """What the API server decides about a new object: admission's defaults and the initial status."""
+        """Set what the API server decides about a new object: admission's defaults and the initial status."""
 
     def check_create(self, obj: Json) -> list[Cause]:
-        """What is wrong with a new object."""
-        return list(metadata.on_create(obj["metadata"], self.is_name, self.name_rule, is_core=self.is_core))
+        """Return what is wrong with a new object."""
+        checks = validation.check_new_metadata(obj["metadata"], self.is_name, self.name_rule, is_core=self.is_core)
+        return list(checks)
 
     def prepare_update(self, new: Json, old: Json) -> None:
-        """Keep what a write to the main resource cannot change."""
+        """Restore what a write to the main resource cannot change."""
         if self.has_status:
-            keep(new, old, "status")
+            restore(new, old, "status")
         if self.has_generation:
             changed = self.desired(new) != self.desired(old)
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + changed
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
-        """What is wrong with an update of the main resource."""
-        return list(metadata.on_update(new["metadata"], old["metadata"], is_core=self.is_core))
+        """Return what is wrong with an update of the main resource."""
+        return list(validation.check_changed_metadata(new["metadata"], old["metadata"], is_core=self.is_core))
 
     def prepare_status(self, new: Json, old: Json) -> None:
-        """Keep what a write to the status cannot change."""
-        keep(new, old, "spec")
-        keep(new["metadata"], old["metadata"], "ownerReferences")
+        """Restore what a write to the status cannot change."""
+        restore(new, old, "spec")
+        restore(new["metadata"], old["metadata"], "ownerReferences")
 
     def check_status(self, new: Json, old: Json) -> list[Cause]:
-        """What is wrong with a write to the status."""
-        return list(metadata.on_update(new["metadata"], old["metadata"], is_core=self.is_core))
+        """Return what is wrong with a write to the status."""
+        return list(validation.check_changed_metadata(new["metadata"], old["metadata"], is_core=self.is_core))
 
     def grace_seconds(self, obj: Json, requested: int | None) -> int | None:
-        """How long a deleted object goes on; None where the kind knows no graceful end."""
+        """Return how long a deleted object keeps running, or None for a kind without graceful deletion."""
         del obj, requested
         return None
 
     def desired(self, obj: Json) -> Any:
-        """What ``generation`` counts the changes of."""
+        """Return the part of the object whose changes ``generation`` counts."""
         return obj.get("spec")
 
-    def _undecodable(self, findings: Findings) -> Exception:
-        return undecodable(self.resource, findings.mistyped or strictly(findings.unknown))
+
+class Jobs(Kind):
+    """DDPJobs: a custom resource, judged by the models of ``ddpjob.api``, from which the CRD is printed."""
+
+    resource = names.DDPJOBS
+    is_core = False
+    has_generation = True
+    returns_deleted = False
+    needs_version = True
+
+    _PARTS: ClassVar[Mapping[str, type[ApiModel]]] = {"spec": DDPJobSpec, "status": DDPJobStatus}
+
+    def __init__(self) -> None:
+        # The spec and the status that were last read and found valid: checking them once is enough.
+        self._valid: Json = {}
+
+    def read_new(self, body: Json) -> Json:
+        if not body.get("kind"):
+            raise bad_request("the object provided is unrecognized (must be of type DDPJob): Object 'Kind' is missing")
+        version = body.get("apiVersion")
+        if version != self.resource.api_version:
+            message = f"the API version in the data ({version}) does not match the expected API version"
+            raise bad_request(f"{message} ({self.resource.api_version})")
+        return super().read_new(body)
+
+    def read(self, body: Json, old: Json, findings: Findings) -> Json:
+        obj: Json = {}
+        for key, value in body.items():
+            if key not in ("apiVersion", "kind", "metadata", *self._PARTS):
+                findings.unknown.append(key)
+            elif key in old and old[key] is value:
+                obj[key] = value
+            elif key == "metadata":
+                obj[key] = read_core("V1ObjectMeta", value or {}, key, findings)
+            elif key in self._PARTS and value is not None:
+                obj[key], is_valid = read_custom(self._PARTS[key], value, key, findings)
+                if is_valid:
+                    self._valid[key] = obj[key]
+            elif value is not None:
+                obj[key] = value
+        if not findings:
+            obj["metadata"] = tidied_metadata(obj.get("metadata", {}))
+        return obj
+
+    def prepare_create(self, obj: Json) -> None:
+        obj.pop("status", None)
+        obj["metadata"]["generation"] = 1
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return self._check_identity(obj) or self._with_rules(super().check_create(obj), obj, None)
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        if (found := self._check_identity(new)) or new.get("spec") == old.get("spec"):
+            return found or super().check_update(new, old)
+        return self._with_rules(super().check_update(new, old), new, old)
+
+    def prepare_status(self, new: Json, old: Json) -> None:
+        kept = old | {key: new[key] for key in ("apiVersion", "kind", "status") if key in new}
+        if "status" not in new:
+            kept.pop("status", None)
+        new.clear()
+        new |= kept
+
+    def check_status(self, new: Json, old: Json) -> list[Cause]:
+        if found := self._check_identity(new):
+            return found
+        return self._check_part("status", new["status"]) if "status" in new else []
+
+    def _check_identity(self, obj: Json) -> list[Cause]:
+        """Check kind and version, which a patch of a custom resource can change up to here."""
+        expected = {"kind": self.resource.kind, "apiVersion": self.resource.api_version}
+        return [
+            invalid_value(key, obj.get(key), f"must be {value}")
+            for key, value in expected.items()
+            if obj.get(key) != value
+        ]
+
+    def _with_rules(self, found: list[Cause], new: Json, old: Json | None) -> list[Cause]:
+        """Return ``found`` with what is wrong with the spec, its change and the job's name."""
+        found += self._check_part("spec", new["spec"]) if "spec" in new else [required("spec")]
+        if any(cause.reason in _BLOCKING for cause in found):
+            return found
+        messages = forbidden_changes(old["spec"], new["spec"]) if old is not None else []
+        found += [Cause("spec", "FieldValueInvalid", message) for message in messages]
+        if not is_job_name(new["metadata"]["name"]):
+            # A rule on the whole object, whose path is <nil>.
+            found.append(Cause("<nil>", "FieldValueInvalid", NAME_RULE.message))
+        return found
+
+    def _check_part(self, key: str, value: Any) -> list[Cause]:
+        return [] if value is self._valid.get(key) else causes(self._PARTS[key], value, key)
 
 
-def strictly(unknown: list[str]) -> str:
-    """The words of strict decoding."""
-    return "strict decoding error: " + ", ".join(f'unknown field "{path}"' for path in unknown)
+class Pods(Kind):
+    """Pods: their admission, their live changes, and their graceful deletion."""
+
+    resource = names.PODS
+    model = "V1Pod"
+    has_generation = True
+
+    def fill_in(self, obj: Json) -> None:
+        obj["spec"] = _spec_defaults(obj.get("spec", {}))
+        obj["status"] = _status_defaults(obj.get("status", {}))
+
+    def prepare_create(self, obj: Json) -> None:
+        spec: Json = obj["spec"]
+        obj["metadata"]["generation"] = 1
+        obj["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
+        account = spec.get("serviceAccountName", "default")
+        spec |= {"serviceAccountName": account, "serviceAccount": account}
+        spec.setdefault("priority", 0)
+        spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+        _tolerate_node_loss(spec)
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return [*super().check_create(obj), *validation.check_pod_spec(obj["spec"])]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        return [*super().check_update(new, old), *validation.check_pod_update(new["spec"], old["spec"])]
+
+    def prepare_status(self, new: Json, old: Json) -> None:
+        super().prepare_status(new, old)
+        restore(new["metadata"], old["metadata"], "deletionTimestamp")
+        if "qosClass" in old["status"]:
+            new["status"].setdefault("qosClass", old["status"]["qosClass"])
+
+    def check_status(self, new: Json, old: Json) -> list[Cause]:
+        return [*super().check_status(new, old), *validation.check_pod_status(new, old)]
+
+    def grace_seconds(self, obj: Json, requested: int | None) -> int | None:
+        seconds = obj["spec"]["terminationGracePeriodSeconds"] if requested is None else requested
+        if not obj["spec"].get("nodeName") or obj["status"].get("phase") in ("Succeeded", "Failed"):
+            return 0  # no kubelet has it, or no container of it runs
+        return 1 if seconds < 0 else int(seconds)
 
 
-def keep(new: Json, old: Json, key: str) -> None:
-    """Put ``new[key]`` back to what it was."""
+class Services(Kind):
+    """Headless Services. No addresses are assigned."""
+
+    resource = names.SERVICES
+    model = "V1Service"
+    is_name = staticmethod(validation.is_dns_1035_label)
+    name_rule = "a DNS-1035 label must consist of lower case letters, digits or '-', and start with a letter"
+
+    def fill_in(self, obj: Json) -> None:
+        spec: Json = {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster"}
+        spec |= obj.get("spec", {})
+        if "ports" in spec:
+            spec["ports"] = [{"protocol": "TCP", "targetPort": port.get("port", 0)} | port for port in spec["ports"]]
+        if spec["sessionAffinity"] == "ClientIP":
+            spec.setdefault("sessionAffinityConfig", {"clientIP": {"timeoutSeconds": 10800}})
+        obj["spec"] = spec
+        obj["status"] = {"loadBalancer": {}} | obj.get("status", {})
+
+    def prepare_create(self, obj: Json) -> None:
+        spec = obj["spec"]
+        obj["status"] = {"loadBalancer": {}}
+        if "clusterIP" in spec:
+            spec.setdefault("clusterIPs", [spec["clusterIP"]])
+        if spec.get("clusterIP") == "None":
+            # Without a selector the endpoints are made by hand, of either family.
+            both = not spec.get("selector")
+            spec.setdefault("ipFamilyPolicy", "RequireDualStack" if both else "SingleStack")
+            spec.setdefault("ipFamilies", ["IPv4", "IPv6"] if both else ["IPv4"])
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return [*super().check_create(obj), *validation.check_service(obj["spec"])]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        found = [*super().check_update(new, old), *validation.check_service(new["spec"])]
+        if new["spec"].get("clusterIP") != old["spec"].get("clusterIP"):
+            found.append(invalid_value("spec.clusterIPs[0]", new["spec"].get("clusterIP"), "may not change once set"))
+        return found
+
+
+class Claims(Kind):
+    """PersistentVolumeClaims. They are never bound. A finalizer keeps a claim that a placed pod uses."""
+
+    resource = names.CLAIMS
+    model = "V1PersistentVolumeClaim"
+
+    def fill_in(self, obj: Json) -> None:
+        obj["spec"] = {"volumeMode": "Filesystem", "resources": {}} | obj.get("spec", {})
+        obj["status"] = {"phase": "Pending"} | obj.get("status", {})
+
+    def prepare_create(self, obj: Json) -> None:
+        obj["status"] = {"phase": "Pending"}
+        finalizers = obj["metadata"].get("finalizers", [])
+        if CLAIM_PROTECTION not in finalizers:
+            obj["metadata"]["finalizers"] = [*finalizers, CLAIM_PROTECTION]
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return [*super().check_create(obj), *validation.check_claim(obj["spec"])]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        found = super().check_update(new, old)
+        if new["spec"] != old["spec"]:
+            found.append(
+                forbidden("spec", "spec is immutable after creation except resources.requests of bound claims")
+            )
+        return found
+
+
+class Events(Kind):
+    """core/v1 Events. They never expire here."""
+
+    resource = names.EVENTS
+    is_core = False
+    model = "CoreV1Event"
+    is_name = staticmethod(validation.is_path_segment)
+    name_rule = "may not be '.' or '..' and not contain '/' or '%'"
+    has_status = False
+    returns_deleted = False
+
+    def fill_in(self, obj: Json) -> None:
+        always: Json = {"eventTime": None, "firstTimestamp": None, "lastTimestamp": None, "source": {}}
+        always |= {"involvedObject": {}, "reportingComponent": "", "reportingInstance": ""}
+        for key, value in always.items():
+            obj.setdefault(key, value)
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return [*self._check_namespace(obj)] or super().check_create(obj)
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        return [*super().check_update(new, old), *self._check_namespace(new)]
+
+    def _check_namespace(self, obj: Json) -> Iterator[Cause]:
+        if obj["involvedObject"].get("namespace", "") != obj["metadata"]["namespace"]:
+            yield invalid_value(
+                "involvedObject.namespace", obj["involvedObject"].get("namespace", ""), "does not match namespace"
+            )
+
+
+def restore(new: Json, old: Json, key: str) -> None:
+    """Set ``new[key]`` back to what it is in ``old``."""
     new.pop(key, None)
     if key in old:
         new[key] = old[key]
+
+
+def tidied_metadata(meta: Json) -> Json:
+    """Return metadata without the bookkeeping of field managers and without repeated owner references."""
+    out = {key: value for key, value in meta.items() if key != "managedFields"}
+    references = out.get("ownerReferences")
+    if references is not None:
+        out["ownerReferences"] = [ref for index, ref in enumerate(references) if ref not in references[:index]]
+    return out
+
+
+def _spec_defaults(spec: Json) -> Json:
+    out: Json = {
+        "restartPolicy": "Always",
+        "dnsPolicy": "ClusterFirst",
+        "terminationGracePeriodSeconds": 30,
+        "securityContext": {},
+        "schedulerName": "default-scheduler",
+        "enableServiceLinks": True,
+    } | spec
+    if out["terminationGracePeriodSeconds"] < 0:
+        out["terminationGracePeriodSeconds"] = 1
+    account = spec.get("serviceAccountName") or spec.get("serviceAccount")
+    if account:
+        out |= {"serviceAccountName": account, "serviceAccount": account}
+    for kind in ("initContainers", "containers"):
+        if kind in spec:
+            out[kind] = [_container_defaults(container, spec) for container in spec[kind]]
+    if "volumes" in spec:
+        out["volumes"] = [_volume_defaults(volume) for volume in spec["volumes"]]
+    return out
+
+
+def _container_defaults(container: Json, spec: Json) -> Json:
+    out: Json = {
+        "resources": {},
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "imagePullPolicy": _pull_policy(container.get("image", "")),
+    } | container
+    out["resources"] = _requests_from_limits(out["resources"])
+    if "ports" in out:
+        out["ports"] = [_port_defaults(port, spec) for port in out["ports"]]
+    if "env" in out:
+        out["env"] = [_env_defaults(variable) for variable in out["env"]]
+    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+        if probe in out:
+            out[probe] = _PROBE | out[probe]
+            if "httpGet" in out[probe]:
+                out[probe]["httpGet"] = {"path": "/", "scheme": "HTTP"} | out[probe]["httpGet"]
+    return out
+
+
+def _pull_policy(image: str) -> str:
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return "IfNotPresent" if tag not in ("", "latest") or (digest and not tag) else "Always"
+
+
+def _requests_from_limits(resources: Json) -> Json:
+    limits = resources.get("limits", {})
+    if not limits:
+        return resources
+    return resources | {"requests": limits | resources.get("requests", {})}
+
+
+def _port_defaults(port: Json, spec: Json) -> Json:
+    out = {"protocol": "TCP"} | port
+    if spec.get("hostNetwork") and "containerPort" in out:
+        out.setdefault("hostPort", out["containerPort"])
+    return out
+
+
+def _env_defaults(variable: Json) -> Json:
+    source = variable.get("valueFrom", {})
+    if "fieldRef" in source:
+        return variable | {"valueFrom": source | {"fieldRef": {"apiVersion": "v1"} | source["fieldRef"]}}
+    if "resourceFieldRef" in source:
+        return variable | {"valueFrom": source | {"resourceFieldRef": {"divisor": "0"} | source["resourceFieldRef"]}}
+    return variable
+
+
+def _volume_defaults(volume: Json) -> Json:
+    out = dict(volume)
+    if not volume.keys() - {"name"}:
+        out["emptyDir"] = {}
+    for source in ("configMap", "secret", "downwardAPI", "projected"):
+        if source in out:
+            out[source] = {"defaultMode": _DEFAULT_MODE} | out[source]
+    if "hostPath" in out:
+        out["hostPath"] = {"type": ""} | out["hostPath"]
+    return out
+
+
+def _tolerate_node_loss(spec: Json) -> None:
+    """Add the tolerations of the DefaultTolerationSeconds plugin to a pod that has none for lost nodes."""
+    tolerations: list[Json] = spec.get("tolerations", [])
+    added = [
+        {"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
+        for taint in _NODE_TAINTS
+        if not any(t.get("key", taint) == taint and t.get("effect", "NoExecute") == "NoExecute" for t in tolerations)
+    ]
+    if tolerations or added:
+        spec["tolerations"] = [*tolerations, *added]
+
+
+def _qos_class(spec: Json) -> str:
+    """Return a pod's QoS class: https://kubernetes.io/docs/concepts/workloads/pods/pod-qos/."""
+    containers: list[Json] = [*spec.get("containers", []), *spec.get("initContainers", [])]
+    resources = [container.get("resources", {}) for container in containers]
+    named = {name for r in resources for part in ("limits", "requests") for name in r.get(part, {})}
+    if not named & {"cpu", "memory"}:
+        return "BestEffort"
+    full = all(
+        r.get("limits", {}).get(name) is not None and r["limits"][name] == r.get("requests", {}).get(name)
+        for r in resources
+        for name in ("cpu", "memory")
+    )
+    return "Guaranteed" if full else "Burstable"
+
+
+def _status_defaults(status: Json) -> Json:
+    """Add the empty values that Go writes for fields that are never left out."""
+    out = dict(status)
+    if out.get("podIP") and out.get("podIPs", [{}])[0].get("ip") != out["podIP"]:
+        out["podIPs"] = [{"ip": out["podIP"]}]
+    elif out.get("podIPs"):
+        out["podIP"] = out["podIPs"][0].get("ip", "")
+    if "conditions" in out:
+        times = {"lastProbeTime": None, "lastTransitionTime": None}
+        out["conditions"] = [{"type": "", "status": ""} | times | condition for condition in out["conditions"]]
+    for key in _STATUS_LISTS:
+        if key in out:
+            out[key] = [_container_status_defaults(container) for container in out[key]]
+    return out
+
+
+def _container_status_defaults(status: Json) -> Json:
+    absent: dict[str, Any] = {"name": "", "state": {}, "lastState": {}, "ready": False, "restartCount": 0}
+    out = absent | {"image": "", "imageID": ""} | status
+    return out | {key: _state_defaults(out[key]) for key in ("state", "lastState")}
+
+
+def _state_defaults(state: Json) -> Json:
+    out = dict(state)
+    if "running" in out:
+        out["running"] = {"startedAt": None} | out["running"]
+    if "terminated" in out:
+        out["terminated"] = {"exitCode": 0, "startedAt": None, "finishedAt": None} | out["terminated"]
+    return out

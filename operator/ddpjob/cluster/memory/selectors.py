@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json
-from ddpjob.cluster.memory.answers import bad_request
-from ddpjob.cluster.memory.formats import is_label_value, is_qualified_name
+from ddpjob.api.wire import Json
+from ddpjob.cluster.memory.api_errors import bad_request
+from ddpjob.cluster.memory.validation import is_label_value, is_qualified_name
 
 Matcher = Callable[[Json], bool]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 
 HISTORY_LIMIT = 10_000
 """Changes that are kept for watches; older ones answer 410."""

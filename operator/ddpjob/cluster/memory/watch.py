@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal, Self
 
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import ClusterError, Json, Unavailable
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import ClusterError, Unavailable
 from ddpjob.cluster.memory.selectors import Matcher
 from ddpjob.cluster.memory.store import Change, clone
 

@@ -1,7 +1,7 @@
-"""The API server's refusals in its own words: typed errors with the code, reason and causes of its Status object.
+"""The API server's errors: typed exceptions with the code, reason and causes of its Status object.
 
-What a person or a program may depend on is kept: class, code, ``details`` (name, group, kind, field and reason of
-every cause) and the messages that name an object. The prose of a single cause is our own.
+The class, the code, ``details`` (name, group, kind, and field and reason of every cause) and the messages that name an
+object are those of kube-apiserver. The text of a single cause is our own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json
 from ddpjob.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,
     Invalid,
-    Json,
     NamespaceTerminating,
     NotFound,
     Unavailable,
@@ -46,8 +46,8 @@ def required(field: str, message: str = "Required value") -> Cause:
     return Cause(field, "FieldValueRequired", message)
 
 
-def wrong(field: str, value: object, message: str) -> Cause:
-    return Cause(field, "FieldValueInvalid", f"Invalid value: {_quoted(value)}: {message}")
+def invalid_value(field: str, value: object, message: str) -> Cause:
+    return Cause(field, "FieldValueInvalid", f"Invalid value: {quoted(value)}: {message}")
 
 
 def forbidden(field: str, message: str) -> Cause:
@@ -55,22 +55,22 @@ def forbidden(field: str, message: str) -> Cause:
 
 
 def duplicate(field: str, value: object) -> Cause:
-    return Cause(field, "FieldValueDuplicate", f"Duplicate value: {_quoted(value)}")
+    return Cause(field, "FieldValueDuplicate", f"Duplicate value: {quoted(value)}")
 
 
 def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
-    words = ", ".join(_quoted(word) for word in supported)
-    return Cause(field, "FieldValueNotSupported", f"Unsupported value: {_quoted(value)}: supported values: {words}")
+    values = ", ".join(quoted(each) for each in supported)
+    return Cause(field, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {values}")
 
 
 def group_of(resource: Resource) -> str:
-    """The API group; empty for the core group."""
+    """Return the API group; empty for the core group."""
     group, *versions = resource.api_version.split("/")
     return group if len(versions) == 1 else ""
 
 
 def details_of(resource: Resource, name: str, kind: str) -> Json:
-    """``details`` of a Status: empty fields are left out, as the API server does."""
+    """Return ``details`` of a Status, without empty fields, as the API server writes it."""
     return {key: value for key, value in (("name", name), ("group", group_of(resource)), ("kind", kind)) if value}
 
 
@@ -114,7 +114,7 @@ def modified(resource: Resource, name: str) -> Conflict:
     return Conflict(message, code=409, details=details_of(resource, name, resource.plural))
 
 
-def unplaceable(pod: str, why: str) -> Conflict:
+def not_bindable(pod: str, why: str) -> Conflict:
     details = {"name": pod, "kind": "pods/binding"}
     return Conflict(f'Operation cannot be fulfilled on pods/binding "{pod}": {why}', code=409, details=details)
 
@@ -138,13 +138,13 @@ def undecodable(resource: Resource, reason: str) -> Invalid:
 
 
 def invalid_patch(reason: str) -> Invalid:
-    """A patch whose result cannot be decoded; the API server then knows neither kind nor name."""
+    """Return the 422 for a patch whose result cannot be decoded. The API server then knows neither kind nor name."""
     cause = {"reason": "FieldValueInvalid", "message": f"Invalid value: {reason}", "field": "patch"}
     return Invalid(f' "" is invalid: patch: Invalid value: {reason}', code=422, details={"causes": [cause]})
 
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str = "") -> Invalid:
-    """422 with every cause. ``resource``: of the kind that the object says it is."""
+    """Return the 422 with every cause. ``resource`` has the kind that the object itself gives."""
     kind = kind or resource.kind
     lines = [f"{cause.field}: {cause.message}" for cause in causes]
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
@@ -155,17 +155,17 @@ def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str
 
 
 def internal(message: str) -> Unavailable:
-    """500: what the API server answers where it did not think of the client's mistake."""
+    """Return the 500 for a client's mistake that the API server does not check."""
     return Unavailable(message, code=500)
 
 
 def expired(requested: int, oldest: int) -> ClusterError:
-    """410: history before ``oldest`` is gone; list again."""
+    """Return the 410 for a version older than ``oldest``, where the history begins. The client must list again."""
     return ClusterError(f"too old resource version: {requested} ({oldest})", code=410)
 
 
 def deleted(resource: Resource, name: str, uid: str) -> Json:
-    """The Status that answers the deletion of an object that is gone at once."""
+    """Return the Status for the deletion of an object that was removed at once."""
     details = details_of(resource, name, resource.plural) | {"uid": uid}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
@@ -175,5 +175,6 @@ def _qualified(resource: Resource, kind: str) -> str:
     return f"{kind}.{group}" if group else kind
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
+    """Return a value as error texts show it: strings in double quotes."""
     return f'"{value}"' if isinstance(value, str) else str(value)

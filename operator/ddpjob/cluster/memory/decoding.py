@@ -1,0 +1,240 @@
+"""Decodes a request's body as the API server does: unknown fields, wrong types, nulls, numbers, defaults of a DDPJob.
+
+DDPJobs are read by the models of ``ddpjob.api``. Kubernetes' own kinds are read by validators that are built from
+the official client's models, so that their field names and types are listed nowhere here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, core_schema
+
+from ddpjob.api.model import ApiModel
+from ddpjob.api.spec import field_path, message_of
+from ddpjob.api.status import is_time
+from ddpjob.api.wire import timestamp
+from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
+from ddpjob.cluster.memory.quantities import canonical, is_quantity
+
+_INT64 = 2**63
+
+# The client's models do not show which fields are pointers in Go. The API server keeps the empty value of a pointer
+# and leaves out the empty value of any other field.
+_KEPT_EMPTY = frozenset({"storageClassName", "volumeMode", "runtimeClassName", "ipFamilyPolicy"})
+_DROPPED_EMPTY = frozenset(
+    {
+        *("hostNetwork", "hostPID", "hostIPC", "stdin", "stdinOnce", "tty", "readOnly", "publishNotReadyAddresses"),
+        *("hostPort", "nodePort", "signal", "count", "generation", "observedGeneration", "healthCheckNodePort"),
+    }
+)
+_QUANTITIES = frozenset({"sizeLimit", "divisor"})
+_QUANTITY_MAPS = frozenset({"limits", "requests", "overhead", "capacity", "allocatedResources"})
+_MICRO_TIMES = frozenset({"eventTime", "lastObservedTime"})
+
+_REASONS: Final[Mapping[str, CauseReason]] = {
+    "missing": "FieldValueRequired",
+    "duplicate": "FieldValueDuplicate",
+    "literal_error": "FieldValueNotSupported",
+    "string_too_long": "FieldValueTooLong",
+    "too_long": "FieldValueTooMany",
+}
+
+
+@dataclass
+class Findings:
+    """What decoding refuses: the paths of unknown fields, and the first value of a wrong type."""
+
+    unknown: list[str] = field(default_factory=list)
+    mistyped: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.unknown or self.mistyped)
+
+    def __str__(self) -> str:
+        """Return the API server's text for it."""
+        unknown = ", ".join(f'unknown field "{path}"' for path in self.unknown)
+        return self.mistyped or f"strict decoding error: {unknown}"
+
+
+def read_custom(model: type[ApiModel], value: Any, path: str, findings: Findings) -> tuple[Any, bool]:
+    """Return a part of a DDPJob without nulls and with its defaults, or as it is if refused; and whether it is valid.
+
+    Only unknown fields go into ``findings``: the API server decodes a custom resource without looking at types.
+    """
+    value = numbers(value)
+    try:
+        parsed = model.model_validate(value, by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        findings.unknown += [field_path(path, e["loc"]) for e in found if e["type"] == "extra_forbidden"]
+        return value, False
+    return _with_defaults(parsed, value), True
+
+
+def causes(model: type[ApiModel], value: Any, path: str) -> list[Cause]:
+    """Return what ``model`` refuses in a part of a DDPJob, with the API server's fields and reasons."""
+    try:
+        model.model_validate(value, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return [_cause(found, path) for found in error.errors(include_url=False)]
+    return []
+
+
+def read_core(model: str, value: Any, path: str, findings: Findings) -> Any:
+    """Return an object of one of the client's models as the API server would return it, or as it is if refused."""
+    try:
+        return _read_model(model, value)
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            where = field_path(path, found["loc"]).removeprefix(".")
+            if found["type"] == "extra_forbidden":
+                findings.unknown.append(where)
+            else:
+                findings.mistyped = findings.mistyped or f"{where}: {message_of(found)}"
+        return value
+
+
+def numbers(value: Any) -> Any:
+    """Return JSON with numbers as Go reads them: 2.0 is the integer 2, an integer beyond 64 bits is a float."""
+    kind = type(value)
+    if kind is dict:
+        return {key: numbers(item) for key, item in value.items()}
+    if kind is list:
+        return [numbers(item) for item in value]
+    if kind is float and value.is_integer() and abs(value) < _INT64:
+        return int(value)
+    if kind is int and not -_INT64 <= value < _INT64:
+        return float(value)
+    return value
+
+
+def _with_defaults(parsed: Any, given: Any) -> Any:
+    """Return ``given``, in its own order, without nulls in declared fields and with the defaults of ``parsed``."""
+    if isinstance(parsed, list):
+        return [_with_defaults(*pair) for pair in zip(parsed, given, strict=True)]
+    if not isinstance(parsed, ApiModel):
+        return parsed
+    names = _declared(type(parsed))
+    out = {}
+    for key, item in given.items():
+        if key not in names:
+            out[key] = item
+        elif item is not None:
+            out[key] = _with_defaults(getattr(parsed, names[key]), item)
+    for key, name in names.items():
+        if key not in out and (value := getattr(parsed, name)) is not None:
+            out[key] = value.wire() if isinstance(value, ApiModel) else value
+    return out
+
+
+@cache
+def _declared(model: type[ApiModel]) -> Mapping[str, str]:
+    """Return the name in Python of each of a model's fields, by its name in JSON."""
+    return {str(info.alias): name for name, info in model.model_fields.items()}
+
+
+def _cause(error: ErrorDetails, path: str) -> Cause:
+    where, kind, value = field_path(path, error["loc"]), error["type"], error["input"]
+    if kind == "duplicate":
+        where += f".{error['ctx']['field']}"
+    is_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
+    reason = "FieldValueTypeInvalid" if is_type else _REASONS.get(kind, "FieldValueInvalid")
+    shown = f"Invalid value: {quoted(value)}: " if isinstance(value, str | int | float) else ""
+    return Cause(where, reason, shown + message_of(error))
+
+
+def _read_model(model: str, value: Any) -> Any:
+    """Return a validated object in the order of the body, without nulls and without empty values that mean none."""
+    validator, dropped_empty = _validator(model)
+    found = validator.validate_python(value)
+    return {key: item for key in value if (item := found[key]) or (item is not None and key not in dropped_empty)}
+
+
+@cache
+def _validator(model: str) -> tuple[SchemaValidator, frozenset[str]]:
+    """Return the validator of one of the client's models, and the fields whose empty value means none.
+
+    The client imports each model on first use, which takes milliseconds, so nested models get validators of their own.
+    """
+    from kubernetes.aio.client import models  # noqa: PLC0415 - slow, and only needed once an object is read
+
+    cls = getattr(models, model)
+    kinds: dict[str, str] = {cls.attribute_map[name]: kind for name, kind in cls.openapi_types.items()}
+    fields = {}
+    for key, kind in kinds.items():
+        schema = core_schema.nullable_schema(_field(key, kind))
+        fields[key] = core_schema.typed_dict_field(schema, required=False)
+    shape = core_schema.typed_dict_schema(fields, extra_behavior="forbid", strict=True)
+    return SchemaValidator(shape), frozenset(key for key, kind in kinds.items() if _is_dropped_empty(key, kind))
+
+
+def _field(key: str, kind: str) -> CoreSchema:
+    """Return the schema of a field. The client writes types as ``str``, ``List[V1EnvVar]``, ``Dict[str, str]``."""
+    outer, _, inner = kind.removesuffix("]").partition("[")
+    if key in _QUANTITIES:
+        return core_schema.no_info_plain_validator_function(_quantity)
+    if outer == "List":
+        items = core_schema.list_schema(_field("", inner), strict=True)
+        return _replacing_nulls("" if inner == "str" else {}, items)
+    if outer == "Dict":
+        # The API server rounds the quantities of resource lists to thousandths.
+        rounded = core_schema.no_info_plain_validator_function(partial(_quantity, finest=-3))
+        is_quantity_map = key in _QUANTITY_MAPS
+        values = rounded if is_quantity_map else _field("", inner.removeprefix("str, "))
+        return _replacing_nulls("0" if is_quantity_map else "", core_schema.dict_schema(values_schema=values))
+    if kind == "datetime":
+        return core_schema.no_info_plain_validator_function(partial(_time, micro=key in _MICRO_TIMES))
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    return core_schema.no_info_plain_validator_function(partial(_read_model, kind))
+
+
+def _is_dropped_empty(key: str, kind: str) -> bool:
+    """Return whether the empty value of a field means the same as none."""
+    return key in _DROPPED_EMPTY or (kind.startswith(("str", "List", "Dict")) and key not in _KEPT_EMPTY)
+
+
+def _replacing_nulls(empty: Any, schema: CoreSchema) -> CoreSchema:
+    """Return the schema of a list or map in which null elements mean ``empty``."""
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, list):
+            return [empty if item is None else item for item in value]
+        if isinstance(value, dict):
+            return {key: empty if item is None else item for key, item in value.items()}
+        return value
+
+    return core_schema.no_info_before_validator_function(replace, schema)
+
+
+def _quantity(value: Any, *, finest: int = -9) -> str:
+    if not is_quantity(value):
+        message = "quantities must be a number with an optional suffix, such as 500m or 16Gi"
+        raise PydanticCustomError("quantity_type", message)
+    return canonical(value, finest=finest)
+
+
+def _int_or_string(value: Any) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise PydanticCustomError("int_or_string_type", "must be an integer or a string")
+    return value
+
+
+def _time(value: Any, *, micro: bool) -> str:
+    """Return a time as the API server returns it: in UTC, to the second or microsecond."""
+    if not isinstance(value, str) or not is_time(value):
+        raise PydanticCustomError("time_type", "must be a time of RFC 3339, for example 2026-03-01T12:00:00Z")
+    moment = datetime.fromisoformat(value.upper()).astimezone(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if micro else timestamp(moment)
+
+
+_SCALARS: Final[Mapping[str, CoreSchema]] = {
+    "str": core_schema.str_schema(strict=True),
+    "int": core_schema.int_schema(strict=True),
+    "bool": core_schema.bool_schema(strict=True),
+    "object": core_schema.no_info_plain_validator_function(_int_or_string),
+}

@@ -1,0 +1,429 @@
+"""The in-memory cluster: the API server's request handlers, and the ``Cluster`` protocol with faults around them.
+
+``ApiServer`` is synchronous and takes the steps of each request in the order of kube-apiserver. ``MemoryCluster`` adds
+faults, watches and garbage collection in the background.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json, timestamp
+from ddpjob.cluster.base import ObjectList
+from ddpjob.cluster.memory import api_errors
+from ddpjob.cluster.memory.faults import Call, Fault, Hook, Verb
+from ddpjob.cluster.memory.garbage import Collector
+from ddpjob.cluster.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
+from ddpjob.cluster.memory.selectors import Matcher, field_matcher, label_matcher
+from ddpjob.cluster.memory.store import Change, Store, clone
+from ddpjob.cluster.memory.watch import Watch, Watches
+
+_OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
+_RESOURCES = {r.plural: r for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)}
+
+# Only the API server sets these; what a client writes in them on create is ignored.
+_SYSTEM_FIELDS = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "selfLink",
+    "generation",
+)
+
+Clock = Callable[[], datetime]
+T = TypeVar("T")
+
+
+def system_clock() -> datetime:
+    """Return the time in UTC."""
+    return datetime.now(UTC)
+
+
+def random_uid() -> str:
+    """Return a new unique uid."""
+    return str(uuid.uuid4())
+
+
+class ApiServer:
+    """The verbs of ``Cluster``, synchronous. Bodies must be JSON; answers are copies that the caller may change."""
+
+    def __init__(self, on_change: Callable[[Change], None], clock: Clock, new_uid: Callable[[], str]) -> None:
+        self.store = Store(on_change)
+        self.namespaces: set[str] = {"default"}
+        self.terminating: set[str] = set()
+        self._clock = clock
+        self._new_uid = new_uid
+        kinds: tuple[Kind, ...] = (Jobs(), Pods(), Services(), Claims(), Events())
+        self._kinds: Mapping[Resource, Kind] = {kind.resource: kind for kind in kinds}
+
+    def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+        kind = self._kinds[resource]
+        obj = kind.read_new(as_sent(body))
+        meta = obj["metadata"]
+        if meta.setdefault("namespace", namespace) != namespace:
+            raise api_errors.bad_request(_OTHER_NAMESPACE)
+        name = meta.get("name", "")
+        self._admit(resource, namespace, name)
+        for key in _SYSTEM_FIELDS:
+            meta.pop(key, None)
+        kind.prepare_create(obj)
+        meta |= {"uid": self._new_uid(), "creationTimestamp": timestamp(self._clock())}
+        if causes := kind.check_create(obj):
+            raise api_errors.invalid(resource, name, causes, kind=obj["kind"])
+        if meta.get("resourceVersion"):
+            raise api_errors.internal("resourceVersion should not be set on objects to be created")
+        existing = self.store.get(resource, namespace, name)
+        if existing is not None:
+            leaving = "deletionTimestamp" in existing["metadata"]
+            raise api_errors.already_exists(resource, name, being_deleted=leaving)
+        return _copy(self.store.put(resource, obj))
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        return _copy(self._stored(resource, namespace, name))
+
+    def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+    ) -> ObjectList:
+        matches = self.matcher(resource, label_selector, field_selector)
+        items = tuple(_copy(obj) for obj in self.store.all(resource, namespace) if matches(obj))
+        return ObjectList(items, str(self.store.version))
+
+    def matcher(self, resource: Resource, label_selector: str | None, field_selector: str | None) -> Matcher:
+        by_label, by_field = label_matcher(label_selector), field_matcher(resource, field_selector)
+        return lambda obj: by_label(obj) and by_field(obj)
+
+    def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        return self._update(resource, namespace, name, body, of_status=False)
+
+    def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        if not self._kinds[resource].has_status:
+            raise api_errors.no_such_subresource()
+        return self._update(resource, namespace, name, body, of_status=True)
+
+    def delete(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str | None = None,
+        grace_seconds: int | None = None,
+    ) -> Json:
+        obj = self._stored(resource, namespace, name)
+        meta, kind = obj["metadata"], self._kinds[resource]
+        if uid is not None and uid != meta["uid"]:
+            raise api_errors.wrong_uid(resource, resource.kind, name, uid, meta["uid"])
+        marked = self._marked(kind, obj, grace_seconds)
+        if marked != obj:
+            marked = self.store.put(resource, marked)
+        if marked["metadata"].get("finalizers") or marked["metadata"].get("deletionGracePeriodSeconds", 0) > 0:
+            return _copy(marked)
+        last = self.store.remove(resource, marked)
+        return _copy(last) if kind.returns_deleted else api_errors.deleted(resource, name, meta["uid"])
+
+    def bind(self, namespace: str, name: str, node: str) -> None:
+        """Place a pod on a node, as a scheduler does by POST to its subresource ``binding``."""
+        pod = self._stored(names.PODS, namespace, name)
+        if "deletionTimestamp" in pod["metadata"]:
+            raise api_errors.not_bindable(name, f"pod {name} is being deleted, cannot be assigned to a host")
+        if assigned := pod["spec"].get("nodeName"):
+            raise api_errors.not_bindable(name, f'pod {name} is already assigned to node "{assigned}"')
+        conditions = [c for c in pod["status"].get("conditions", ()) if c["type"] != "PodScheduled"]
+        placed = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
+        conditions.append(placed | {"lastTransitionTime": timestamp(self._clock())})
+        status = pod["status"] | {"conditions": conditions}
+        self.store.put(names.PODS, pod | {"spec": pod["spec"] | {"nodeName": node}, "status": status})
+
+    def _marked(self, kind: Kind, obj: Json, requested: int | None) -> Json:
+        """Return ``obj`` with deletionTimestamp set, or unchanged if it can be removed at once."""
+        meta = obj["metadata"]
+        before: int | None = meta.get("deletionGracePeriodSeconds")
+        seconds = kind.grace_seconds(obj, requested)
+        if seconds is None:
+            if not meta.get("finalizers") or "deletionTimestamp" in meta:
+                return obj
+            seconds = 0
+        elif "deletionTimestamp" in meta and before is not None:
+            # A deletion under way can only be shortened.
+            if requested is None or requested >= before:
+                return obj
+            began = datetime.fromisoformat(meta["deletionTimestamp"]) - timedelta(seconds=before)
+            return self._ending(obj, began, requested)
+        generation = {"generation": meta["generation"] + 1} if "generation" in meta else {}
+        return self._ending(obj | {"metadata": meta | generation}, self._clock(), seconds)
+
+    def _ending(self, obj: Json, began: datetime, seconds: int) -> Json:
+        end = {
+            "deletionTimestamp": timestamp(began + timedelta(seconds=seconds)),
+            "deletionGracePeriodSeconds": seconds,
+        }
+        return obj | {"metadata": obj["metadata"] | end}
+
+    def _update(self, resource: Resource, namespace: str, name: str, body: Json, *, of_status: bool) -> Json:
+        kind, old = self._kinds[resource], self._stored(resource, namespace, name)
+        patch = as_sent(body)
+        new = kind.read_patched(merge_patch(old, patch), old)
+        new["metadata"] = meta = dict(new["metadata"])
+        self._compare_place(namespace, name, meta)
+        self._compare_version(resource, meta, old["metadata"])
+        _keep_system_fields(meta, old["metadata"])
+        (kind.prepare_status if of_status else kind.prepare_update)(new, old)
+        causes = (kind.check_status if of_status else kind.check_update)(new, old)
+        if causes:
+            # A patch may have changed the kind; the error then contains the new one.
+            given = Resource(new.get("apiVersion", ""), new.get("kind", ""), resource.plural)
+            raise api_errors.invalid(given, name, causes)
+        if new == old:
+            return _copy(old)
+        meta = new["metadata"]
+        if "deletionTimestamp" in meta and not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds"):
+            self.store.remove(resource, old)
+            return _copy(new)
+        return _copy(self.store.put(resource, new))
+
+    def _compare_place(self, namespace: str, name: str, meta: Json) -> None:
+        """Raise ``Invalid`` if a patch changed the name or the namespace of the object."""
+        if not meta.get("name"):
+            message = f"the name of the object ({name} based on URL) was undeterminable: name must be provided"
+            raise api_errors.bad_request(message)
+        if meta["name"] != name:
+            message = f"the name of the object ({meta['name']}) does not match the name on the URL ({name})"
+            raise api_errors.bad_request(message)
+        if meta.setdefault("namespace", namespace) != namespace:
+            raise api_errors.bad_request(_OTHER_NAMESPACE)
+
+    def _compare_version(self, resource: Resource, meta: Json, old: Json) -> None:
+        """Raise ``Conflict`` if the request names another version than the stored one. It need not name any."""
+        current, wanted = old["resourceVersion"], meta.get("resourceVersion", "")
+        if wanted in ("", "0"):
+            if self._kinds[resource].needs_version:
+                cause = api_errors.invalid_value("metadata.resourceVersion", 0, "must be specified for an update")
+                raise api_errors.invalid(resource, old["name"], [cause], kind=resource.plural)
+        elif not wanted.isdecimal():
+            raise api_errors.internal(f'strconv.ParseUint: parsing "{wanted}": invalid syntax')
+        elif wanted != current:
+            raise api_errors.modified(resource, old["name"])
+        meta["resourceVersion"] = current
+
+    def _admit(self, resource: Resource, namespace: str, name: str) -> None:
+        if namespace in self.terminating:
+            raise api_errors.namespace_terminating(resource, name, namespace)
+        if namespace not in self.namespaces:
+            raise api_errors.namespace_not_found(namespace)
+
+    def _stored(self, resource: Resource, namespace: str, name: str) -> Json:
+        obj = self.store.get(resource, namespace, name)
+        if obj is None:
+            raise api_errors.not_found(resource, name)
+        return obj
+
+
+class MemoryCluster:
+    """The ``Cluster`` that local mode and tests run on, with watches and with the actions of an administrator.
+
+    ``server`` has the same verbs, synchronous and without faults, for the code that acts as user, scheduler or kubelet.
+
+    clock, new_uid: return the time and a new uid.
+    hook: returns the fault for each call, see ``faults``.
+    collects: collect garbage after each request that makes some; if False, only ``collect`` does.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = system_clock,
+        new_uid: Callable[[], str] = random_uid,
+        hook: Hook | None = None,
+        collects: bool = True,
+    ) -> None:
+        self.hook = hook
+        self.watches = Watches()
+        self.server = ApiServer(self._on_change, clock, new_uid)
+        self._collector = Collector(self.server.store, self.server, self.server.terminating)
+        self._collects = collects
+        self._due: asyncio.Handle | None = None
+        self._calls = 0
+
+    @property
+    def store(self) -> Store:
+        """The stored objects and their history. Read only."""
+        return self.server.store
+
+    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+        name = str((body.get("metadata") or {}).get("name", ""))
+        call = self._call("create", resource, namespace, name, body)
+        return await self._carry_out(call, lambda: self.server.create(resource, namespace, body))
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        call = self._call("get", resource, namespace, name)
+        return await self._carry_out(call, lambda: self.server.get(resource, namespace, name))
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+    ) -> ObjectList:
+        call = self._call("list", resource, namespace, "")
+        return await self._carry_out(
+            call, lambda: self.server.list(resource, namespace, label_selector, field_selector)
+        )
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str | None = None,
+        grace_seconds: int | None = None,
+    ) -> Json:
+        call = self._call("delete", resource, namespace, name)
+        return await self._carry_out(
+            call, lambda: self.server.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
+        )
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        call = self._call("patch", resource, namespace, name, body)
+        return await self._carry_out(call, lambda: self.server.patch(resource, namespace, name, body))
+
+    async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        call = self._call("patch_status", resource, namespace, name, body)
+        return await self._carry_out(call, lambda: self.server.patch_status(resource, namespace, name, body))
+
+    def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        *,
+        resource_version: str | None = None,
+    ) -> Watch:
+        """Watch changes after ``resource_version``, or all present objects and then changes.
+
+        Raises ``ClusterError`` with code 410 if the version is older than the history.
+        """
+        store = self.server.store
+        watch = Watch(resource, namespace, self.server.matcher(resource, label_selector, field_selector))
+        if resource_version in (None, "", "0"):
+            watch.start_with(store.all(resource))
+        else:
+            since = int(str(resource_version))
+            if since < store.oldest:
+                raise api_errors.expired(since, store.oldest)
+            for change in store.changes_after(since):
+                watch.offer(change)
+        self.watches.add(watch)
+        return watch
+
+    def create_namespace(self, name: str) -> None:
+        """Create a namespace. ``default`` exists from the start."""
+        self.server.namespaces.add(name)
+
+    def delete_namespace(self, name: str) -> None:
+        """Begin to delete a namespace: nothing can be created in it, and its objects are deleted."""
+        self.server.terminating.add(name)
+        self._collect_soon()
+
+    def collect(self) -> int:
+        """Run the garbage collector now. Return the number of its requests."""
+        return self._collector.run()
+
+    def forget_history(self) -> None:
+        """Drop the history: watches from an older version get 410."""
+        self.server.store.compact()
+
+    def dump(self) -> Json:
+        """Return all objects and namespaces, as JSON."""
+        return self.server.store.dump() | {"namespaces": sorted(self.server.namespaces)}
+
+    def load(self, dumped: Json) -> None:
+        """Replace all objects with those of a ``dump``. Raises ``KeyError`` for an unknown kind."""
+        self.server.store.load(dumped, _RESOURCES)
+        self.server.namespaces |= set(dumped["namespaces"])
+        self._collect_soon()
+
+    def _call(self, verb: Verb, resource: Resource, namespace: str | None, name: str, body: Json | None = None) -> Call:
+        self._calls += 1
+        return Call(self._calls, verb, resource, namespace, name, body)
+
+    async def _carry_out(self, call: Call, act: Callable[[], T]) -> T:
+        fault = (self.hook(call) if self.hook else None) or Fault()
+        # Without a delay, too, other tasks run here, as they do during a real request.
+        await asyncio.sleep(fault.delay)
+        if fault.before is not None:
+            raise fault.before
+        answer = act()
+        if fault.after is not None:
+            raise fault.after
+        return answer
+
+    def _on_change(self, change: Change) -> None:
+        self.watches.offer(change)
+        is_claim = change.resource is names.CLAIMS
+        if change.type == "DELETED" or is_claim or "ownerReferences" in change.obj["metadata"]:
+            self._collect_soon()
+
+    def _collect_soon(self) -> None:
+        """Collect in the next iteration of the loop: as in a cluster, garbage outlives the request that made it."""
+        if not self._collects or self._due is not None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # without a loop only ``collect`` collects
+        self._due = loop.call_soon(self._collect_now)
+
+    def _collect_now(self) -> None:
+        self._due = None
+        self._collector.run()
+
+
+def _keep_system_fields(new: Json, old: Json) -> None:
+    """Restore the system fields of metadata that an update must not change or has left out."""
+    for key in ("creationTimestamp", "generation"):
+        restore(new, old, key)
+    if "deletionTimestamp" in old:
+        new["deletionTimestamp"] = old["deletionTimestamp"]
+    for key in ("uid", "deletionGracePeriodSeconds"):
+        if key in old:
+            new.setdefault(key, old[key])
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return ``target`` with an RFC 7396 merge patch applied. Unchanged parts are shared with ``target``."""
+    if not isinstance(patch, dict):
+        return patch
+    out = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = merge_patch(out.get(key), value)
+    return out
+
+
+def as_sent(body: Json) -> Json:
+    """Return a body as it would arrive over HTTP: a copy, as JSON. Raises ``ValueError`` for NaN."""
+    value = json.loads(json.dumps(body, allow_nan=False))
+    if not isinstance(value, dict):
+        raise api_errors.bad_request(f"error decoding: expected a JSON object, not {type(value).__name__}")
+    arrived: Json = value
+    return arrived
+
+
+def _copy(obj: Json) -> Json:
+    copied: Json = clone(obj)
+    return copied
