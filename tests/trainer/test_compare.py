@@ -42,7 +42,7 @@ def test_a_hundred_steps_in_double_precision_equal_one_process_in_every_way_with
         subjects = [f"{recipe}, {way}, {n} ranks" for recipe in ("adamw", "sgd") for n in worlds for way in chosen]
         assert [proof["subject"] for proof in proofs] == subjects
         assert all(float(proof["measured"]) <= 1e-12 for proof in proofs)
-        assert len(found["samples used, as the ranks wrote down"]) == len(subjects) + 2
+        assert len(found["samples used, as recorded by the ranks"]) == len(subjects) + 2
 
 
 def test_bitwise_is_one_hash_at_1_2_3_and_4_ranks_and_for_a_run_that_changes_their_number(

@@ -1,7 +1,6 @@
-"""What ``bench`` compares with: training loops as tutorials write them, on the same data and the same threads.
+"""What ``bench`` compares with: training loops as in tutorials, on the same data with the same number of threads.
 
-Nothing here is used in training. Both leave out what would slow them further in practice: decoding with PIL, worker
-processes to start.
+Not used in training. Both are faster than in practice, because they neither decode with PIL nor start worker processes.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from ddptrain.data.batches import MEAN, STD, normalise
 from ddptrain.data.mnist import SIDE, Dataset, Images
 from ddptrain.training import models
 
-_PAUSE_IN_COUNTING = 10  # steps not counted: the first ones allocate and choose kernels
+_WARM_UP_STEPS = 10  # not counted: they allocate memory and select kernels
 
 
 class Samples(TorchDataset[tuple[torch.Tensor, int]]):
-    """One sample at a time, converted, normalised and shifted when asked for, as torchvision's transforms do.
+    """Converts, normalizes and shifts one sample at a time, as torchvision's transforms do.
 
     Args:
-        shift: most pixels of a random shift; 0 leaves that out.
+        shift: maximum of the random shift in pixels; 0 for none.
     """
 
     def __init__(self, images: Images, labels: Images, *, shift: int = 0) -> None:
@@ -37,7 +36,7 @@ class Samples(TorchDataset[tuple[torch.Tensor, int]]):
         return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """(1, 28, 28) float32 of zero mean and unit variance, and its class."""
+        """Return (1, 28, 28) float32 of zero mean and unit variance, and its class."""
         image = (self._images[index].unsqueeze(0).to(torch.float32).div(255) - MEAN) / STD
         if self._shift:
             top, left = random.randint(0, 2 * self._shift), random.randint(0, 2 * self._shift)  # noqa: S311
@@ -48,7 +47,7 @@ class Samples(TorchDataset[tuple[torch.Tensor, int]]):
 def dataloader_loop(
     dataset: Dataset, *, model: str, batch: int, steps: int, threads: int, shift: int
 ) -> dict[str, Any]:
-    """The product's network and optimizer in the plain loop: ``{"samplesPerSecond": …}`` over ``steps`` steps."""
+    """Time the product's network and optimizer in a plain loop: returns ``{"samplesPerSecond": …}``."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     net = models.plain(model)
@@ -58,7 +57,7 @@ def dataloader_loop(
     done, started = 0, 0.0
     while done < steps:
         for images, labels in loader:
-            if done == _PAUSE_IN_COUNTING:
+            if done == _WARM_UP_STEPS:
                 started = time.perf_counter()
             optimizer.zero_grad()
             loss = functional.cross_entropy(net(images), labels)
@@ -68,7 +67,7 @@ def dataloader_loop(
             if done == steps:
                 break
     seconds = time.perf_counter() - started
-    return {"samplesPerSecond": (steps - _PAUSE_IN_COUNTING) * batch / seconds}
+    return {"samplesPerSecond": (steps - _WARM_UP_STEPS) * batch / seconds}
 
 
 class TutorialNet(nn.Module):
@@ -81,7 +80,7 @@ class TutorialNet(nn.Module):
         self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images (N, 1, 28, 28) to log-probabilities (N, 10)."""
+        """Return log-probabilities (N, 10) of images (N, 1, 28, 28)."""
         x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
         x = functional.relu(functional.max_pool2d(self.drop(self.conv2(x)), 2))
         x = functional.dropout(functional.relu(self.fc1(x.flatten(1))), training=self.training)
@@ -89,10 +88,10 @@ class TutorialNet(nn.Module):
 
 
 def tutorial(dataset: Dataset, *, target: float, most_epochs: int, threads: int) -> dict[str, Any]:
-    """Batch 64, a DataLoader, SGD with rate .01 and momentum .5, until the test accuracy reaches ``target``.
+    """Train with batch 64 and SGD (learning rate .01, momentum .5) until the test accuracy reaches ``target``.
 
     Returns:
-        seconds of training (evaluations not counted), the epochs it took, and the accuracy after each.
+        seconds of training without evaluations, the number of epochs, and the accuracy after each.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)

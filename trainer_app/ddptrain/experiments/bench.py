@@ -1,10 +1,8 @@
-"""The ``bench`` verb: time to accuracy over seeds and numbers of ranks, and speed beside plain loops.
+"""The verb ``bench``: time to accuracy by seeds and numbers of ranks, and speed compared with plain loops.
 
-Every figure is of a whole command as a user starts it. *Cold* is a fresh interpreter, run once per number of ranks;
-*warm* is forked from a process that has imported torch, as a launcher forks its ranks, and run once per seed. Both
-include reading the data, and every evaluation. ``trials`` runs them, ``bench_table`` prints.
-
-How the figures of ``bench`` look, which alone calls it: Markdown tables, as docs/benchmarks.md holds them.
+Every figure is of a whole command, with reading the data and every evaluation. *Cold* is a new interpreter, run once
+per number of ranks; *warm* is forked from a process that has imported torch, as a launcher forks its ranks, and run
+once per seed. ``tables`` prints the results as docs/benchmarks.md contains them.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from typing import Any
 from ddptrain.data import mnist
 from ddptrain.distributed.device import processor
 from ddptrain.experiments import baselines
-from ddptrain.experiments.trials import Trials, speed
+from ddptrain.experiments.trials import Trials, speed, verb
 from ddptrain.files import dumps
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from ddptrain.resources import available_cpus, threads_per_rank
 
 PARTS = ("accuracy", "throughput", "tutorial")
 _TURNS = 3
-_SHIFTS = (1, 0)  # pixels: as trained by default, and without augmentation
+_SHIFTS = (1, 0)  # pixels: the default, and no augmentation
 _TUTORIAL_TARGET = 0.98
 
 
@@ -40,9 +38,9 @@ class Plan:
 
     Args:
         target: accuracy that the mean over the seeds should reach.
-        batch: global batch of every part but the tutorial's.
-        loop_steps: how long the DataLoader loop is timed.
-        most_epochs: when the tutorial-style trainer is given up.
+        batch: global batch of every part except the tutorial.
+        loop_steps: number of steps for which the DataLoader loop is timed.
+        most_epochs: number of epochs after which the tutorial-style trainer is stopped.
     """
 
     data: str = "mnist"
@@ -58,7 +56,7 @@ class Plan:
 
 @dataclass
 class Bench:
-    """Runs the parts one after the other; nothing else is started meanwhile."""
+    """Measures the parts one after the other."""
 
     plan: Plan
     trials: Trials
@@ -66,7 +64,7 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """All figures, JSON-able."""
+        """Return all figures as a JSON-able dict."""
         self.results["of"] = {"data": self.plan.data, "globalBatch": self.plan.batch}
         self.results["machine"] = {"cpus": available_cpus(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
         parts = {"accuracy": self._accuracy, "throughput": self._throughput, "tutorial": self._tutorial}
@@ -110,7 +108,7 @@ class Bench:
                 steps=self.plan.loop_steps,
                 threads=threads,
             )
-            # In turns, and the best of each: on a shared machine, other work slows now the one, now the other.
+            # Alternately, and the best of each, because other work on a shared machine slows one or the other.
             ours, theirs = dict.fromkeys(_SHIFTS, 0.0), dict.fromkeys(_SHIFTS, 0.0)
             for turn, shift in itertools.product(range(_TURNS), _SHIFTS):
                 flags = ("--model", model, "--threads", threads, "--epochs", 1, "--shift", shift)
@@ -131,7 +129,7 @@ class Bench:
 
     def _tutorial(self) -> None:
         threads = threads_per_rank(1)
-        # One epoch is what the target needs: a schedule knows its length, so the run is its own, not half of another.
+        # The target needs one epoch; a schedule depends on its length, so half of a longer run would not be the same.
         ours = self._timed("tutorial-ours", 1, "--epochs", 1, "--threads", threads)
         theirs = self._call(
             "tutorial-theirs",
@@ -147,12 +145,12 @@ class Bench:
         }
 
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
-        """Seconds of the whole warm command, its accuracy, and the samples per second over all ranks."""
+        """Return elapsed and CPU seconds of a warm command, its accuracy, and the samples per second over all ranks."""
         command = [*self._command(world), *flags, "--checkpoint-dir", self.folder / name / "checkpoints"]
         cost = self.trials.run(command, self.folder / name)
         path = self.folder / name / "checkpoints" / FILE_NAME
         accuracy = effective_rows(path, "eval")[-1]["accuracy"]
-        _say(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
+        _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
         return {
             "seconds": cost.seconds,
             "cpuSeconds": cost.cpu_seconds,
@@ -161,22 +159,26 @@ class Bench:
         }
 
     def _cold(self, world: int) -> float:
-        """Seconds of the same command in a fresh interpreter."""
-        _say(f"running cold-{world} …")
+        """Return the elapsed seconds of the same command in a new interpreter."""
+        _log(f"running cold-{world} …")
         return self.trials.run_cold([*self._command(world), "--checkpoint-dir", self.folder / f"cold-{world}"])
 
     def _command(self, world: int) -> list[object]:
-        verb: list[object] = ["train"] if world == 1 else ["launch", "--nproc-per-node", world]
-        place = ["--data-dir", self.plan.data_dir] if self.plan.data_dir else []
-        return [*verb, "--data", self.plan.data, *place, "--batch-size", self.plan.batch, "--checkpoint-every", 0]
+        data = ["--data", self.plan.data]
+        data += ["--data-dir", self.plan.data_dir] if self.plan.data_dir else []
+        return [*verb(world), *data, "--batch-size", self.plan.batch, "--checkpoint-every", 0]
 
     def _call(self, name: str, work: Callable[[mnist.Dataset], dict[str, Any]]) -> dict[str, Any]:
-        _say(f"running {name} …")
+        _log(f"running {name} …")
         return self.trials.call(lambda: work(mnist.load(self.plan.data, self.plan.data_dir)), name)
 
 
 def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
-    """Measure everything and print tables, or one JSON object. Returns 0."""
+    """Measure every part of the plan and print tables, or one JSON object. Returns 0.
+
+    Args:
+        main: runs one command line of ddptrain.
+    """
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         results = Bench(plan, Trials(folder, main), folder).run()
@@ -188,12 +190,12 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "fastest": min(values), "slowest": max(values)}
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The parts that were measured, and the machine."""
+    """Return the measured parts as Markdown tables, and a line about the machine."""
     lines = []
     if "accuracy" in results:
         lines += [

@@ -1,16 +1,13 @@
-"""The ``compare`` verb: proves on this machine that the number of ranks does not change the training.
+"""The verb ``compare``: measures on this machine whether the number of ranks changes a training.
 
-It runs one and the same small training with one process and with several ranks, in every way of ``--sync``, and prints
-what was measured against what must hold. ``trials`` runs, ``proofs`` judges.
-
-What must hold of trials that differ only in the number of ranks: measured values against limits.
-
-Pure reading: ``compare`` has run the trials, and prints the table of what these functions return.
+``Comparison`` runs one small training with one process and with several ranks, with every method of ``--sync``. The
+functions below it compare what the trials left behind with fixed limits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import sys
@@ -32,7 +29,7 @@ from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials
 from ddptrain.files import dumps, make_directory
 
-BATCH = 37  # divides nothing, and leaves a last batch that is smaller still
+BATCH = 37  # not divisible by any number of ranks, and the last batch of an epoch is smaller
 CHECKS = ("losses", "gradients", "bits", "resume")
 WAYS = ("ddp", "manual", "bucketed", "accum", "zero")
 RECIPES: dict[str, tuple[object, ...]] = {
@@ -50,8 +47,8 @@ class Plan:
     """What is compared.
 
     Args:
-        worlds: numbers of ranks; 1 is always there, being what the others are compared with.
-        steps: at least so many, in whole epochs.
+        worlds: numbers of ranks to compare with one process.
+        steps: minimum number of steps; rounded up to whole epochs.
     """
 
     worlds: tuple[int, ...]
@@ -64,9 +61,7 @@ class Plan:
 
 
 class Comparison:
-    """Runs the trials first and judges them afterwards: what judges computes, and a process that computed must not
-    fork.
-    """
+    """Runs all trials, then compares them, because a process that has run tensor operations must not fork."""
 
     def __init__(self, plan: Plan, trials: Trials, *, quiet: bool = False) -> None:
         self._plan, self._trials, self._quiet = plan, trials, quiet
@@ -77,95 +72,80 @@ class Comparison:
         self._several = [world for world in plan.worlds if world > 1]
 
     def proofs(self) -> list[Proof]:
-        """All of them, in the order of the checks."""
-        trials = {"losses": self._losses, "gradients": self._gradients, "bits": self._bits, "resume": self._resume}
-        judges = [judge for check in self._plan.checks for judge in trials[check]()]  # every trial has run by now
-        return [judge() for judge in judges]
+        """Run the trials and return the result of every comparison, in the order of the checks."""
+        checks = {"losses": self._losses, "gradients": self._gradients, "bits": self._bits, "resume": self._resume}
+        comparisons = [comparison for check in self._plan.checks for comparison in checks[check]()]
+        return [comparison() for comparison in comparisons]  # only now, when every trial has run
 
-    def _losses(self) -> Iterator[Judge]:
+    def _losses(self) -> Iterator[Callable[[], Proof]]:
         for recipe, flags in RECIPES.items():
             alone = self._train(f"losses-{recipe}-1", 1, "--dtype", "float64", *flags)
             yield self._samples(f"{recipe}, 1 process", alone)
             for world in self._several:
                 for way in self._plan.ways:
                     name = f"losses-{recipe}-{way}-{world}"
-                    trial = self._train(name, world, *_way(way), "--dtype", "float64", *flags)
+                    trial = self._train(name, world, *_flags(way), "--dtype", "float64", *flags)
                     subject = f"{recipe}, {way}, {world} ranks"
-                    yield _later(equal_losses, subject, alone, trial)
+                    yield functools.partial(equal_losses, subject, alone, trial)
                     yield self._samples(subject, trial)
 
-    def _gradients(self) -> Iterator[Judge]:
-        flags = ("--optimizer", "sgd", "--weight-decay", 0, "--stop-after", 1)
-        alone = self._train("gradients-1", 1, *flags, code=STOPPED)
+    def _gradients(self) -> Iterator[Callable[[], Proof]]:
+        flags = ("--optimizer", "sgd", "--weight-decay", 0)
+        alone = self._train("gradients-1", 1, *flags, stop_after=1)
         for world in self._several:
             for way in (*self._plan.ways, "bitwise"):
-                trial = self._train(f"gradients-{way}-{world}", world, *_way(way), *flags, code=STOPPED)
-                yield _later(equal_first_gradients, f"{way}, {world} ranks", alone, trial)
+                trial = self._train(f"gradients-{way}-{world}", world, *_flags(way), *flags, stop_after=1)
+                yield functools.partial(equal_first_gradients, f"{way}, {world} ranks", alone, trial)
 
-    def _bits(self) -> Iterator[Judge]:
-        what = "weights' SHA-256, bitwise"
-        alone = self._train("bits-1", 1, "--sync", "bitwise")
+    def _bits(self) -> Iterator[Callable[[], Proof]]:
+        equal = functools.partial(equal_bits, "weights' SHA-256, bitwise")
+        alone = self._train("bits-1", 1, *_flags("bitwise"))
         for world in self._several:
-            trial = self._train(f"bits-{world}", world, "--sync", "bitwise")
-            yield _later(equal_bits, what, f"{world} ranks", alone, trial)
+            trial = self._train(f"bits-{world}", world, *_flags("bitwise"))
+            yield functools.partial(equal, f"{world} ranks", alone, trial)
         if self._several:
             route = [*sorted({1, *self._several}, reverse=True), max(self._several)]
-            changing = self._changing(route)
-            yield _later(equal_bits, what, "→".join(map(str, route)), alone, changing)
-            yield self._samples("→".join(map(str, route)), changing)
+            subject, changing = "→".join(map(str, route)), self._changing(route)
+            yield functools.partial(equal, subject, alone, changing)
+            yield self._samples(subject, changing)
 
     def _changing(self, route: Sequence[int]) -> Trial:
-        """One training, stopped and gone on with at another number of ranks."""
+        """Run one training that stops and resumes at each number of ranks in ``route``."""
         total = self._schedule.total_steps
         for leg, world in enumerate(route[:-1], 1):
-            self._train(
-                "bits-changing",
-                world,
-                "--sync",
-                "bitwise",
-                "--stop-after",
-                total * leg // len(route),
-                code=STOPPED,
-            )
-        return self._train("bits-changing", route[-1], "--sync", "bitwise")
+            self._train("bits-changing", world, *_flags("bitwise"), stop_after=total * leg // len(route))
+        return self._train("bits-changing", route[-1], *_flags("bitwise"))
 
-    def _resume(self) -> Iterator[Judge]:
+    def _resume(self) -> Iterator[Callable[[], Proof]]:
         half = self._schedule.total_steps // 2
         for way in [way for way in self._plan.ways if self._several]:
             world = self._several[-1]
-            whole = self._train(f"resume-{way}-whole", world, *_way(way))
-            self._train(f"resume-{way}-cut", world, *_way(way), "--stop-after", half, code=STOPPED)
-            cut = self._train(f"resume-{way}-cut", world, *_way(way))
+            whole = self._train(f"resume-{way}-whole", world, *_flags(way))
+            self._train(f"resume-{way}-cut", world, *_flags(way), stop_after=half)
+            cut = self._train(f"resume-{way}-cut", world, *_flags(way))
             subject = f"{way}, {world} ranks, stopped after step {half}"
-            yield _later(equal_bits, "weights' SHA-256, resumed", subject, whole, cut)
+            yield functools.partial(equal_bits, "weights' SHA-256, resumed", subject, whole, cut)
 
-    def _samples(self, subject: str, trial: Trial) -> Judge:
-        return _later(samples_used_once, subject, trial, self._schedule, self._test_samples)
+    def _samples(self, subject: str, trial: Trial) -> Callable[[], Proof]:
+        return functools.partial(samples_used_once, subject, trial, self._schedule, self._test_samples)
 
-    def _train(self, name: str, world: int, *flags: object, code: int = 0) -> Trial:
-        common: list[object] = [
-            "--data",
-            self._plan.data,
-            "--model",
-            self._plan.model,
-            "--batch-size",
-            BATCH,
-            "--threads",
-            1,
-        ]
-        common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0]
-        if self._plan.data_dir:
-            common += ["--data-dir", self._plan.data_dir]
+    def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
+        plan = self._plan
+        common: list[object] = ["--data", plan.data, "--model", plan.model, "--batch-size", BATCH, "--threads", 1]
+        common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0, "--stop-after", stop_after]
+        if plan.data_dir:
+            common += ["--data-dir", plan.data_dir]
         if not self._quiet:
             print(f"running {name} …", file=sys.stderr, flush=True)
-        return self._trials.train(name, world, *common, *flags, code=code)
+        return self._trials.train(name, world, *common, *flags, code=STOPPED if stop_after else 0)
 
 
 def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False, keep: str = "") -> int:
-    """Run everything and print the table, or one JSON object. Returns 0 if all holds, else 1.
+    """Run every check and print a table, or one JSON object. Returns 0 if all limits hold, else 1.
 
     Args:
-        keep: leave the trials in this directory, which must be empty, to be looked at.
+        main: runs one command line of ddptrain.
+        keep: an empty directory in which to leave the trials.
     """
     with _folder(keep) as folder:
         proofs = Comparison(plan, Trials(folder, main), quiet=as_json).proofs()
@@ -178,11 +158,7 @@ def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool =
     return 1 if failed else 0
 
 
-def _later(judge: Callable[..., Proof], *what: object) -> Judge:
-    return lambda: judge(*what)
-
-
-def _way(way: str) -> tuple[object, ...]:
+def _flags(way: str) -> tuple[object, ...]:
     return _FLAGS_OF.get(way, ("--sync", way))
 
 
@@ -195,19 +171,19 @@ def _folder(keep: str) -> Iterator[Path]:
     folder = make_directory("--keep", keep)
     if any(folder.iterdir()):
         raise UsageError(
-            f"--keep {keep} is not empty", hint="old trials would be gone on with", next_step="name another"
+            f"--keep {keep} is not empty", hint="the runs in it would be resumed", next_step="use an empty directory"
         )
     yield folder
 
 
 LOSS_LIMIT = 1e-12  # absolute, in double precision
-SAME_PLACES = 0.1  # of two epochs' orders; two permutations agree in about one place of all
+SAME_PLACES = 0.1  # share of equal positions in the orders of two epochs; random ones share about one position
 GRADIENT_LIMIT = 1e-6  # relative, in single precision
 
 
 @dataclass(frozen=True)
 class Proof:
-    """One line of the table."""
+    """One line of the table: a measured value and its limit."""
 
     what: str
     subject: str
@@ -216,15 +192,12 @@ class Proof:
     holds: bool
 
 
-Judge = Callable[[], Proof]  # called once all trials have run
-
-
 def equal_losses(subject: str, alone: Trial, trial: Trial) -> Proof:
-    """The losses of all steps against those of one process."""
+    """Compare the losses of all steps with those of one process."""
     ours, theirs = alone.losses(), trial.losses()
     worst = max((abs(theirs[step] - loss) for step, loss in ours.items() if step in theirs), default=1.0)
     whole = ours.keys() == theirs.keys() and len(ours) > 0
-    learned = whole and min(ours.values()) < 0.9 * ours[1]  # of a training that learns nothing, equality proves nothing
+    learned = whole and min(ours.values()) < 0.9 * ours[1]  # else equality means nothing
     return Proof(
         f"loss of {len(ours)} steps, float64",
         subject,
@@ -235,14 +208,14 @@ def equal_losses(subject: str, alone: Trial, trial: Trial) -> Proof:
 
 
 def equal_first_gradients(subject: str, alone: Trial, trial: Trial) -> Proof:
-    """SGD's momentum after one step is the first gradient."""
+    """Compare the first gradients; SGD's momentum after one step is the first gradient."""
     ours, theirs = _first_gradient(alone), _first_gradient(trial)
     worst = float((ours - theirs).norm() / ours.norm())
     return Proof("first gradient, float32", subject, f"≤ {GRADIENT_LIMIT:g}", f"{worst:.1e}", worst <= GRADIENT_LIMIT)
 
 
 def equal_bits(what: str, subject: str, reference: Trial, trial: Trial) -> Proof:
-    """SHA-256 of the final weights, and every loss on the way."""
+    """Compare the SHA-256 of the final weights, and every loss."""
     ours, theirs = _digest(reference), _digest(trial)
     losses = reference.losses() == trial.losses()
     return Proof(
@@ -251,22 +224,22 @@ def equal_bits(what: str, subject: str, reference: Trial, trial: Trial) -> Proof
 
 
 def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_samples: int) -> Proof:
-    """By what the ranks wrote down: every epoch used every sample once, in its own order; so did every evaluation."""
+    """Check by the audit files that every epoch and evaluation used each sample once, and every epoch another order."""
     used = read_audit(trial.audit)
-    train, judged = used.get("train", {}), used.get("eval", {})
+    train, evaluated = used.get("train", {}), used.get("eval", {})
     epochs: list[list[int]] = [[] for _ in range(schedule.epochs)]
     for step, indices in train.items():
         epochs[schedule.cursor(step).epoch] += indices.tolist()
     wrong = sum(_misused(epoch, schedule.samples) for epoch in epochs)
-    wrong_tests = sum(_misused(indices.tolist(), test_samples) for indices in judged.values())
-    alike = max((_share_alike(a, b) for a, b in itertools.pairwise(epochs)), default=0.0)
-    faults = [f"{len(train)} of {schedule.total_steps} steps written down"] * (len(train) != schedule.total_steps)
-    faults += [f"{len(judged)} of {schedule.epochs} evaluations written down"] * (len(judged) != schedule.epochs)
+    wrong_tests = sum(_misused(indices.tolist(), test_samples) for indices in evaluated.values())
+    equal = max((_share_equal(a, b) for a, b in itertools.pairwise(epochs)), default=0.0)
+    faults = [f"{len(train)} of {schedule.total_steps} steps recorded"] * (len(train) != schedule.total_steps)
+    faults += [f"{len(evaluated)} of {schedule.epochs} evaluations recorded"] * (len(evaluated) != schedule.epochs)
     faults += [f"{wrong} training samples not once in an epoch"] * (wrong > 0)
-    faults += [f"{wrong_tests} test samples not judged once"] * (wrong_tests > 0)
-    faults += [f"two epochs agree at {alike:.0%} of their places"] * (alike > SAME_PLACES)
+    faults += [f"{wrong_tests} test samples not evaluated once"] * (wrong_tests > 0)
+    faults += [f"two epochs have the same sample at {equal:.0%} of their positions"] * (equal > SAME_PLACES)
     return Proof(
-        "samples used, as the ranks wrote down",
+        "samples used, as recorded by the ranks",
         subject,
         "each once",
         "; ".join(faults) or f"each of {schedule.samples} + {test_samples} once in {schedule.epochs} epochs",
@@ -275,7 +248,7 @@ def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_sampl
 
 
 def table(proofs: Sequence[Proof]) -> str:
-    """Aligned columns, one line per proof."""
+    """Return aligned columns, one line per proof."""
     rows = [("what", "of", "must be", "measured", "")]
     rows += [(p.what, p.subject, p.limit, p.measured, "holds" if p.holds else "FAILS") for p in proofs]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -283,11 +256,11 @@ def table(proofs: Sequence[Proof]) -> str:
 
 
 def _misused(indices: Iterable[int], samples: int) -> int:
-    """How many of range(samples) do not occur exactly once."""
+    """Return how many of range(samples) do not occur exactly once."""
     return int((np.bincount(np.fromiter(indices, np.int64), minlength=samples) != 1).sum())
 
 
-def _share_alike(one: list[int], other: list[int]) -> float:
+def _share_equal(one: list[int], other: list[int]) -> float:
     if len(one) != len(other):
         return 0.0
     return float(np.mean(np.array(one) == np.array(other)))
