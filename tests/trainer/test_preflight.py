@@ -47,6 +47,7 @@ def test_a_node_that_was_told_another_seed_is_named_on_both_nodes(ddptrain: Fork
     assert "rank 1" in check(runs[0], "same seed")["detail"]
     assert check(runs[0], "same seed")["verdict"] == "failed"
     assert "same seed" in runs[1].message()["message"]
+    assert runs[1].message()["kind"] == "ConfigMismatch"
     assert '"checks"' not in runs[1].output(), "the table is printed once, by node 0"
 
 
@@ -92,6 +93,8 @@ def facts(rank: int, **odd: object) -> dict[str, Any]:
 def test_the_odd_rank_is_named_whichever_fact_it_differs_in(name: str) -> None:
     checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1), facts(2, **{name: "y"})])}
     assert checks[f"same {name}"]["verdict"] == "failed"
+    kind = "DataMismatch" if name == "dataDigest" else "ConfigMismatch"
+    assert (checks[f"same {name}"]["kind"], checks[f"same {name}"]["code"]) == (kind, 78)
     assert checks[f"same {name}"]["detail"].startswith("rank 2 (host-2) has y")
     assert [entry["verdict"] for entry in checks.values()].count("failed") == 1
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddptrain.errors import Hang, PeerLost, Stopped, UsageError, classify
+from ddptrain import errors
+from ddptrain.data.mnist import MNIST_FILES, read_content
+from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, UsageError, classify
 from ddptrain.launcher.processes import WorkerGroup, WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
@@ -19,8 +21,8 @@ from tests.trainer.builders import PROGRESS
 from tests.trainer.runs import free_port
 
 FAILURE = {
-    "schema", "outcome", "code", "cause", "rank", "step", "phase", "signal", "exception", "message",
-    "where", "checkpoint",
+    "schema", "outcome", "code", "kind", "cause", "rank", "step", "phase", "signal", "exception", "message", "hint",
+    "next", "where", "checkpoint",
 }  # fmt: skip
 
 ENDS: dict[str, dict[str, object]] = {
@@ -42,14 +44,67 @@ def test_a_failure_is_reported_with_every_field_of_the_contract() -> None:
     progress = {"step": 300, "phase": "train", "checkpoint": {"run": 3, "step": 250}}
     report = termination.failure(raised(ValueError("boom")), rank=3, progress=progress)
     assert set(report) == FAILURE | {"traceback"}
-    assert (report["outcome"], report["code"], report["cause"], report["exception"]) == (
-        "failed",
-        1,
-        "own",
-        "ValueError",
-    )
+    assert (report["outcome"], report["code"], report["cause"]) == ("failed", 1, "own")
+    assert (report["schema"], report["kind"], report["exception"]) == (2, "ValueError", "ValueError")
+    assert (report["hint"], report["next"]) == (None, None)
     assert (report["step"], report["checkpoint"]) == (300, {"run": 3, "step": 250})
     assert report["where"].startswith("test_reports.py:")
+
+
+def test_hint_and_next_step_are_fields_and_no_part_of_the_message() -> None:
+    error = UsageError("--lr is wrong", hint="it is negative", next_step="correct --lr")
+    report = termination.failure(raised(error), rank=0, progress={})
+    assert (report["message"], report["hint"], report["next"]) == ("--lr is wrong", "it is negative", "correct --lr")
+
+
+KINDS = {
+    (errors.UsageError, "UsageError", 2),
+    (errors.DataMissing, "DataMissing", 66),
+    (errors.DataCorrupt, "DataCorrupt", 66),
+    (errors.DownloadFailed, "DownloadFailed", 66),
+    (errors.RendezvousError, "RendezvousFailed", 69),
+    (errors.RanksError, "RanksImpossible", 71),
+    (errors.VolumeError, "VolumeUnwritable", 73),
+    (errors.Hang, "Hang", 76),
+    (errors.PeerLost, "PeerLost", 77),
+    (errors.ConfigMismatch, "ConfigMismatch", 78),
+    (errors.DataMismatch, "DataMismatch", 78),
+    (errors.WeightsDiffer, "WeightsDiffer", 78),
+    (errors.NotFinite, "NotFinite", 79),
+    (errors.Superseded, "Superseded", 80),
+}
+
+
+@pytest.mark.parametrize(("error", "kind", "code"), sorted(KINDS, key=lambda row: row[1]))
+def test_every_error_has_a_stable_kind_and_code(error: type[TrainerError], kind: str, code: int) -> None:
+    report = termination.failure(error("x"), rank=0, progress={})
+    assert (report["kind"], report["code"]) == (kind, code)
+
+
+def test_docs_list_every_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    for kind in {kind for _, kind, _ in KINDS} | {"Stopped", "Killed"}:
+        assert f"| `{kind}` |" in page
+
+
+def test_absent_data_and_damaged_data_have_different_kinds(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataMissing):
+        read_content(tmp_path, MNIST_FILES[0])
+    (tmp_path / f"{MNIST_FILES[0].name}.gz").write_bytes(b"no gzip stream")
+    with pytest.raises(errors.DataCorrupt):
+        read_content(tmp_path, MNIST_FILES[0])
+
+
+def test_a_long_report_keeps_kind_hint_and_next() -> None:
+    error = UsageError("x" * 5000, hint="it is negative", next_step="correct --lr")
+    report = termination.failure(raised(error), rank=0, progress={}) | {"traceback": "t" * 5000}
+    decoded = json.loads(termination.encode(report))
+    assert [decoded[key] for key in ("kind", "hint", "next")] == ["UsageError", "it is negative", "correct --lr"]
+    assert decoded["message"].startswith("x" * 2000)
+    long = report | {"hint": "h" * 5000, "next": "n" * 5000}
+    decoded = json.loads(termination.encode(long))
+    assert all(decoded[key].startswith(key[0] * 200) for key in ("hint", "next"))
+    assert decoded["message"].startswith("x" * 2000)
 
 
 @given(st.text(max_size=6000), st.text(max_size=9000))
@@ -114,6 +169,7 @@ def test_a_message_stays_json_whichever_field_is_too_long(field: str) -> None:
     encoded = termination.encode(report)
     assert len(encoded) <= 4096
     assert json.loads(encoded)["code"] == 2
+    assert json.loads(encoded)["kind"] == "UsageError"
 
 
 def test_a_file_that_cannot_be_written_costs_a_warning_not_the_run(
@@ -154,7 +210,9 @@ def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
     node = WorkerGroup([ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)])
     cause = root_cause(node)
     assert (cause["rank"], cause["code"], cause["signal"], cause["cause"]) == (1, 137, 9, "own")
-    assert "SIGKILL" in cause["message"]
+    assert (cause["kind"], cause["exception"]) == ("Killed", None)
+    assert cause["message"] == "rank 1 was killed by SIGKILL"
+    assert "out-of-memory killer" in cause["hint"]
 
 
 def test_a_rank_killed_by_a_signal_without_a_name_is_reported_by_its_number() -> None:
@@ -205,6 +263,7 @@ def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() ->
     stuck.killed_by_us = True
     cause = root_cause(WorkerGroup([stuck], stop_signal=15))
     assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
+    assert (cause["kind"], cause["hint"]) == ("Stopped", None)
 
 
 def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
@@ -215,6 +274,7 @@ def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
 def test_stopping_is_no_failure() -> None:
     report = termination.failure(Stopped("stopped", saved=True), rank=0, progress={})
     assert (report["outcome"], report["code"], report["saved"]) == ("stopped", 75, True)
+    assert report["kind"] == "Stopped"
 
 
 def test_progress_is_served_and_counts_completed_work_only() -> None:

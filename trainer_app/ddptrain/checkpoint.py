@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import DataError, Mismatch, Superseded, volume_error
+from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, volume_error
 from ddptrain.files import dumps, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
@@ -68,7 +68,7 @@ def reading(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
+        raise DataMissing(
             f"cannot read {error.filename or root}: {error.strerror or error}",
             hint="it belongs to another user, or the volume fails",
             next_step="check owner and mode of the directory and of all in it",
@@ -105,7 +105,7 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
     except (ValueError, KeyError, TypeError, IsADirectoryError):
         return "manifest is not readable", {}, b""
     if manifest["format"] != FORMAT:
-        raise Mismatch(
+        raise ConfigMismatch(
             f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}",
             next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
         )

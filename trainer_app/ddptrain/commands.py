@@ -34,7 +34,7 @@ from typing import Any
 from ddptrain.checkpoint import fault, manifests, newest_valid, reading, run_numbers, set_aside
 from ddptrain.config import Config, resolve, resolve_with_origins
 from ddptrain.distributed import topology as ranks
-from ddptrain.errors import DataError, UsageError, volume_error
+from ddptrain.errors import DataError, DataMissing, UsageError, volume_error
 from ddptrain.files import dumps
 from ddptrain.flags import add_config, add_place, add_verb, chosen, whole, worlds_of
 from ddptrain.resources import set_torch_defaults
@@ -355,7 +355,7 @@ def listing(root: Path, *, verify: bool) -> list[dict[str, Any]]:
                     continue  # retired by a training that runs
                 rows.append({"run": run, "step": step, **_told(path), "verdict": verdict})
     if not rows:
-        raise DataError(
+        raise DataMissing(
             f"no checkpoint in {root}",
             hint="runs are folders run-000001, run-000002 … in there",
             next_step="name the --checkpoint-dir of a training",
@@ -406,7 +406,7 @@ def rollback(root: Path, *, run: int | None, step: int | None) -> int:
         found = newest_valid(root, lambda path, reason: print(f"{path}: {reason}"), run=run, step=step)
     if found is None:
         where = f"run {run}, step {step}" if run is not None else f"step {step}"
-        raise DataError(
+        raise DataMissing(
             f"no valid checkpoint of {where} in {root}", next_step=f"ddptrain ckpt verify --checkpoint-dir {root}"
         )
     target = (found[0].run, found[0].step)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import Mismatch, UsageError
+from ddptrain.errors import ConfigMismatch, DataMismatch, UsageError
 
 
 def setting(
@@ -227,7 +227,7 @@ class Config:
         theirs: dict[str, Any] = manifest.get("config", {})
         defaults = cls(data=theirs.get("data", cls.data)).identity()
         if unknown := sorted(set(theirs) - set(defaults)):
-            raise Mismatch(
+            raise ConfigMismatch(
                 f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",
                 hint="a newer ddptrain wrote it",
                 next_step="use that version, or a new --checkpoint-dir",
@@ -299,13 +299,13 @@ def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root
         Mismatch: naming the settings that differ, or the data.
     """
     if differ := _differing(Config.identity_of(manifest), facts["config"]):
-        raise Mismatch(
+        raise ConfigMismatch(
             f"the checkpoints in {root} belong to another configuration: {differ}",
             hint="resuming would mix two trainings",
             next_step="use the old settings, or a new --checkpoint-dir",
         )
     if manifest["dataDigest"] != facts["dataDigest"]:
-        raise Mismatch(
+        raise DataMismatch(
             f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
             f"now {facts['dataDigest'][:16]}…",
             hint="another volume is mounted as data directory",
@@ -320,14 +320,15 @@ def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any],
         Mismatch: naming the settings that differ, or the data.
     """
     differ = _differing(theirs["config"], facts["config"])
+    kind = ConfigMismatch if differ else DataMismatch
     if theirs["dataDigest"] != facts["dataDigest"]:
         data = f"data {theirs['dataDigest'][:16]}… → {facts['dataDigest'][:16]}…"
         differ = f"{differ}, {data}" if differ else data
     if differ:
-        raise Mismatch(
-            f"rank {rank} was told otherwise than rank 0: {differ}",
+        raise kind(
+            f"rank {rank} has different settings from rank 0: {differ}",
             hint="a flag, a variable or the data volume of its node differs",
-            next_step="start every node alike; `ddptrain preflight` compares them all",
+            next_step="start every node with the same settings; `ddptrain preflight` compares them all",
         )
 
 

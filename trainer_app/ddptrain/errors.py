@@ -1,8 +1,10 @@
-"""The ways a rank can end badly, each with its stable exit code; and which of them a foreign exception is.
+"""The typed errors of the trainer: each has a stable exit code and a stable kind, which programs match on.
 
-Those that one module alone raises and that share a code stand there: ``weights.WeightsDiffer``, ``trials.TrialFailed``.
-Raised anywhere, turned by ``worker`` into a report, by ``launch`` into the termination message and the exit code.
+``worker`` turns an error into a report (``reporting.termination``), ``cli`` prints one that is raised before a rank
+starts. ``classify`` maps exceptions of PyTorch and of the operating system to these types.
 """
+
+# ruff: noqa: N818 - reports and job status show these names, which say what happened
 
 from __future__ import annotations
 
@@ -15,15 +17,16 @@ from ddptrain import exit_codes
 
 
 class TrainerError(Exception):
-    """A failure with a stable exit code.
+    """A failure with a stable exit code and kind.
 
     Args:
         message: what is wrong and where, in one line.
-        hint: what usually causes it.
+        hint: the usual cause.
         next_step: what to do or type next.
     """
 
     code = exit_codes.USER_ERROR
+    kind = ""  # the class's name where it is empty
     cause = "own"
 
     def __init__(self, message: str, *, hint: str = "", next_step: str = "") -> None:
@@ -32,7 +35,7 @@ class TrainerError(Exception):
         self.next_step = next_step
 
     def lines(self) -> str:
-        """The error as a user reads it: error, hint, next."""
+        """Return the error as a terminal shows it: the lines error, hint and next."""
         parts = [f"error: {self}"]
         if self.hint:
             parts.append(f"hint:  {self.hint}")
@@ -42,37 +45,52 @@ class TrainerError(Exception):
 
 
 class UsageError(TrainerError):
-    """A flag, an environment variable or a value that cannot be meant."""
+    """A flag, an environment variable or a configuration file has a value that is not valid."""
 
     code = exit_codes.USAGE
 
 
 class DataError(TrainerError):
-    """The dataset is absent, or its content is not what it must be."""
+    """The dataset or a saved model cannot be used; raised as one of the subclasses."""
 
     code = exit_codes.DATA
 
 
+class DataMissing(DataError):
+    """A file or directory that must be read is absent or cannot be opened."""
+
+
+class DataCorrupt(DataError):
+    """A file was read, but its content is damaged or of the wrong format."""
+
+
+class DownloadFailed(DataError):
+    """No mirror delivered a file."""
+
+
 class RendezvousError(TrainerError):
-    """Not every rank arrived in time; the message names who is missing."""
+    """Not every rank arrived in time; the message names the missing ranks."""
 
     code = exit_codes.RENDEZVOUS
+    kind = "RendezvousFailed"
 
 
 class RanksError(TrainerError):
-    """This machine or this build cannot run the ranks or the backend asked for."""
+    """This machine or this build of PyTorch cannot run the requested ranks or backend."""
 
     code = exit_codes.RANKS
+    kind = "RanksImpossible"
 
 
 class VolumeError(TrainerError):
-    """The checkpoint directory cannot be written."""
+    """A file or directory cannot be written."""
 
     code = exit_codes.VOLUME
+    kind = "VolumeUnwritable"
 
 
-class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an error
-    """SIGTERM was obeyed.
+class Stopped(TrainerError):
+    """The rank ended because of SIGTERM, SIGINT or SIGHUP.
 
     Args:
         saved: whether a checkpoint of the last completed step is on the volume.
@@ -85,78 +103,102 @@ class Stopped(TrainerError):  # noqa: N818 - obeying SIGTERM is an end, not an e
         self.saved = saved
 
 
-class Hang(TrainerError):  # noqa: N818
-    """A collective did not complete within the group's timeout."""
+class Hang(TrainerError):
+    """A collective did not complete within the group's timeout, or a rank made no progress."""
 
     code = exit_codes.HANG
 
 
-class PeerLost(TrainerError):  # noqa: N818
-    """Another rank went away; its own report holds the reason."""
+class PeerLost(TrainerError):
+    """Another rank ended; its own report has the reason."""
 
     code = exit_codes.PEER_LOST
     cause = "peer"
 
 
-class Mismatch(TrainerError):  # noqa: N818
-    """The checkpoint or the data belongs to another run than the one configured."""
+class Mismatch(TrainerError):
+    """The checkpoint or another rank does not match this run; raised as one of the subclasses."""
 
     code = exit_codes.MISMATCH
 
 
-class NotFinite(TrainerError):  # noqa: N818
+class ConfigMismatch(Mismatch):
+    """The settings, versions or processor differ."""
+
+
+class DataMismatch(Mismatch):
+    """The data differ."""
+
+
+class WeightsDiffer(Mismatch):
+    """The ranks do not start with the same weights."""
+
+
+class NotFinite(TrainerError):
     """The loss is NaN or infinite."""
 
     code = exit_codes.NOT_FINITE
 
 
-class Superseded(TrainerError):  # noqa: N818
+class Superseded(TrainerError):
     """A newer attempt has claimed the checkpoint directory."""
 
     code = exit_codes.SUPERSEDED
 
 
-# What gloo, NCCL and the TCP store say when the other side is gone, and when it stays silent.
+# The messages of gloo, NCCL and the TCP store when a connection is closed, and when a peer does not answer.
 _PEER_GONE = re.compile(
     r"connection (closed|reset|was closed)|connection refused|broken pipe|socket closed|remote process exited"
     r"|failed to recv, got 0 bytes|failed to send|remote error|peer .*(closed|exited|terminated)",
     re.IGNORECASE,
 )
-_SILENT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-
-_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
+_BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
 
 
 def classify(error: BaseException) -> BaseException:
-    """The typed error that a foreign exception stands for, or the exception itself where it is the user's own.
+    """Return the typed error for an exception of torch.distributed, or any other exception unchanged.
 
-    Only exceptions out of ``torch.distributed`` and plain RuntimeErrors are read by their text: gloo has no types.
+    Only plain RuntimeErrors and exceptions of torch are matched by their text: gloo has no types.
     """
     if isinstance(error, TrainerError):
         return error
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
     first_line = str(error).strip().partition("\n")[0][:500]
     if distributed and _PEER_GONE.search(first_line):
-        said = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
-        return PeerLost(f"a peer was lost: {said}", hint="read the other ranks' ends: theirs came first")
-    if distributed and _SILENT.search(first_line):
+        reason = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
+        return PeerLost(
+            f"a peer was lost: {reason}",
+            hint="another rank failed first; its report has the cause",
+            next_step="`ddptrain why DIR`, with the checkpoint or log directory, names that rank",
+        )
+    if distributed and _TIMED_OUT.search(first_line):
         return Hang(
             f"a collective did not complete in time: {first_line}",
-            hint="a rank is stopped, starved of CPU, or waits elsewhere",
-            next_step="raise --collective-timeout if the step is honestly that slow",
+            hint="another rank is stopped, has too little CPU, or is in another collective",
+            next_step="raise --collective-timeout if a step really takes that long",
         )
     return error
 
 
-def volume_error(error: OSError, path: Path | str) -> TrainerError:
-    """A VolumeError for an OSError met while writing below ``path``."""
-    if error.errno in _IN_THE_WAY:
+def kind_of(error: BaseException) -> str:
+    """Return the stable word for an error that programs match on: for any foreign exception, its class's name."""
+    return (isinstance(error, TrainerError) and error.kind) or type(error).__name__[:100]
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the process's exit code for an error."""
+    return error.code if isinstance(error, TrainerError) else exit_codes.USER_ERROR
+
+
+def volume_error(error: OSError, path: Path | str) -> VolumeError:
+    """Return the VolumeError for an OSError that writing below ``path`` raised."""
+    if error.errno in _BAD_PATH:
         return VolumeError(
             f"cannot write {path}: {error.strerror}",
-            hint="a file or a broken link is where a directory should be, a directory where a file should be, "
-            "or the directory above is missing",
-            next_step="look at every part of that path, or name another",
+            hint="part of the path is missing, is a broken link, or is a file where a directory is needed",
+            next_step="check every part of that path, or choose another",
         )
     return VolumeError(
         f"cannot write {path}: {error.strerror or error}",
@@ -165,14 +207,9 @@ def volume_error(error: OSError, path: Path | str) -> TrainerError:
     )
 
 
-def exit_code(error: BaseException) -> int:
-    """The process exit code for an error; 1 for anything this module does not know."""
-    return error.code if isinstance(error, TrainerError) else exit_codes.USER_ERROR
-
-
 def where(error: BaseException) -> str | None:
-    """``file.py:line`` of the innermost frame of this package, else of the innermost frame."""
+    """Return ``file.py:line`` of the innermost frame in this package, else of the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if Path(f.filename).parent == Path(__file__).parent]
+    ours = [frame for frame in frames if Path(__file__).parent in Path(frame.filename).parents]
     frame = (ours or frames or [None])[-1]  # type: ignore[list-item]
     return f"{Path(frame.filename).name}:{frame.lineno}" if frame else None

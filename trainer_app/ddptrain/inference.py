@@ -42,7 +42,7 @@ from ddptrain.data.mnist import SIDE
 from ddptrain.distributed.device import resolve_device
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DataError, Mismatch, TrainerError, UsageError
+from ddptrain.errors import DataCorrupt, DataMismatch, DataMissing, TrainerError, UsageError
 from ddptrain.files import dumps, write_result
 from ddptrain.heartbeat import Heartbeat
 from ddptrain.resources import threads_per_rank
@@ -66,7 +66,7 @@ def open_checkpoint(config: Config, *, run: int | None, step: int | None) -> tup
         )
     if found is None:
         which = "".join(f" of {name} {n}" for name, n in (("run", run), ("step", step)) if n is not None)
-        raise DataError(
+        raise DataMissing(
             f"no valid checkpoint{which} in {config.checkpoint_dir}",
             hint="runs are folders run-000001, run-000002 … in there",
             next_step=f"`ddptrain ckpt verify --checkpoint-dir {config.checkpoint_dir}` says which there are"
@@ -84,7 +84,7 @@ def data_of(config: Config, digest: str) -> mnist.Dataset:
     """
     dataset = mnist.load(config.data, config.data_dir)
     if dataset.digest != digest:
-        raise Mismatch(
+        raise DataMismatch(
             f"the checkpoint was trained on other data than {config.data_dir or config.data} holds",
             next_step="give the --data-dir it was trained with",
         )
@@ -245,7 +245,7 @@ def as_mnist(pixels: png.Pixels, name: str) -> npt.NDArray[np.uint8]:
     is_light = paper > 127
     ink = np.clip(paper - grey if is_light else grey - paper, 0, None)
     if ink.max() < _LEAST_CONTRAST:
-        raise DataError(f"{name} shows no digit: hardly anything differs from its border", next_step="draw one")
+        raise DataCorrupt(f"{name} shows no digit: hardly anything differs from its border", next_step="draw one")
     if not is_light and grey.shape == (SIDE, SIDE):
         return grey.round().astype(np.uint8)
     ink *= 255 / ink.max()

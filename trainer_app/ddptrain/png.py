@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import DataError
+from ddptrain.errors import DataCorrupt, DataMissing
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PIXELS = 4096 * 4096  # a few kilobytes can inflate to gigabytes
@@ -31,11 +31,11 @@ def read(path: Path) -> Pixels:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", next_step="name a PNG file") from error
+        raise DataMissing(f"cannot read {path}: {error.strerror}", next_step="name a PNG file") from error
     try:
         return decode(content)
     except ValueError as error:
-        raise DataError(f"{path}: {error}", next_step=_NEXT) from error
+        raise DataCorrupt(f"{path}: {error}", next_step=_NEXT) from error
 
 
 def decode(content: bytes) -> Pixels:

@@ -24,7 +24,16 @@ from ddptrain.config import Config
 from ddptrain.data.mnist import Dataset
 from ddptrain.distributed import collective_checks as answers
 from ddptrain.distributed.process_group import Group
-from ddptrain.errors import DataError, Mismatch, RanksError, TrainerError, UsageError, VolumeError
+from ddptrain.errors import (
+    ConfigMismatch,
+    DataError,
+    DataMismatch,
+    DataMissing,
+    RanksError,
+    TrainerError,
+    UsageError,
+    VolumeError,
+)
 from ddptrain.files import unique, write_atomically
 
 MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
@@ -96,7 +105,8 @@ def agreement(everybody: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         verdict = "ok" if not odd else "failed" if name in MUST_AGREE else "warning"
         shown = str(usual)[:16] if name in ("config", "dataDigest") else str(usual)
         detail = f"{'; '.join(odd[:4])}; the others {usual}" if odd else shown
-        checks.append(_check(f"same {name}", verdict, detail, Mismatch))
+        kind = DataMismatch if name == "dataDigest" else ConfigMismatch
+        checks.append(_check(f"same {name}", verdict, detail, kind))
     return checks
 
 
@@ -108,13 +118,13 @@ def _answers(everybody: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _data(everybody: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     bad = [f"rank {facts['rank']} ({facts['host']}): {facts['dataError']}" for facts in everybody if facts["dataError"]]
-    return _check("data", "failed" if bad else "ok", "; ".join(bad[:4]) or "readable on every rank", DataError)
+    return _check("data", "failed" if bad else "ok", "; ".join(bad[:4]) or "readable on every rank", DataMissing)
 
 
 def _clocks(everybody: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     clocks = [facts["clock"] for facts in everybody]
     skew = max(clocks) - min(clocks)
-    return _check("clocks", "ok" if skew < _SKEW else "warning", f"{skew * 1000:.0f} ms apart at most", Mismatch)
+    return _check("clocks", "ok" if skew < _SKEW else "warning", f"{skew * 1000:.0f} ms apart at most", ConfigMismatch)
 
 
 def _volumes(everybody: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,5 +138,6 @@ def _volumes(everybody: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return _check("volume", "ok", detail, VolumeError)
 
 
-def _check(name: str, verdict: str, detail: str, kind: type[TrainerError]) -> dict[str, Any]:
-    return {"check": name, "verdict": verdict, "detail": detail, "code": kind.code if verdict == "failed" else 0}
+def _check(name: str, verdict: str, detail: str, error: type[TrainerError]) -> dict[str, Any]:
+    check = {"check": name, "verdict": verdict, "detail": detail, "code": 0, "kind": None}
+    return check | {"code": error.code, "kind": error.kind or error.__name__} if verdict == "failed" else check

@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddptrain import exit_codes
 from ddptrain.checkpoint import newest_valid, reading
 from ddptrain.distributed.process_group import Group
-from ddptrain.errors import DataError, Mismatch, TrainerError
+from ddptrain.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
 
 State = Mapping[str, torch.Tensor]
 
@@ -46,12 +45,14 @@ def read(path: Path) -> bytes:
         with reading(path):
             found = newest_valid(path, lambda bad, reason: print(f"warning: {bad}: {reason}", file=sys.stderr))
         if found is None:
-            raise DataError(f"no valid checkpoint in {path}", next_step="name a file, or another checkpoint directory")
+            raise DataMissing(
+                f"no valid checkpoint in {path}", next_step="name a file, or another checkpoint directory"
+            )
         return found[1]
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(
+        raise DataMissing(
             f"cannot read the weights {path}: {error.strerror}",
             hint="is the volume mounted there?",
             next_step="name a checkpoint, an exported state_dict or a checkpoint directory",
@@ -68,7 +69,7 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch
         loaded: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:  # foreign bytes make the unpickler raise anything
         reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
-        raise DataError(
+        raise DataCorrupt(
             f"the weights are not a file that torch.load reads: {reason}",
             next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
         ) from error
@@ -76,7 +77,7 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):
-        raise DataError("the file of weights holds no state_dict", next_step="save model.state_dict() into it")
+        raise DataCorrupt("the file of weights holds no state_dict", next_step="save model.state_dict() into it")
     return state
 
 
@@ -89,7 +90,7 @@ def load(model: nn.Module, state: State, origin: str) -> None:
     ours = model.state_dict()
     differ = sorted(set(ours) ^ set(state)) + [n for n in ours if n in state and ours[n].shape != state[n].shape]
     if differ:
-        raise Mismatch(
+        raise ConfigMismatch(
             f"the weights in {origin} do not fit this model: {', '.join(differ[:4])}"
             + (f" and {len(differ) - 4} more" if len(differ) > 4 else ""),
             hint="they belong to another --model",
@@ -117,9 +118,3 @@ def assert_alike(model: nn.Module, group: Group) -> None:
             hint="another version of ddptrain or torch, or another --seed, on their node",
             next_step="run one image with one set of flags on every node",
         )
-
-
-class WeightsDiffer(TrainerError):  # noqa: N818
-    """The ranks do not begin with the same weights."""
-
-    code = exit_codes.MISMATCH

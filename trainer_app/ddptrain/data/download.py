@@ -23,7 +23,7 @@ from pathlib import Path
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_FILES, Dataset, IdxFile, read_content
-from ddptrain.errors import DataError, UsageError, volume_error
+from ddptrain.errors import DataError, DownloadFailed, UsageError, volume_error
 from ddptrain.files import share, write_atomically
 
 MIRRORS = (
@@ -114,7 +114,7 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
             while not _taken(lock.fileno()):  # polled, because a rank blocked in flock would show no sign of life
                 alive()
                 if time.monotonic() > end:
-                    raise DataError(
+                    raise DownloadFailed(
                         f"another process has held {path} for {_LOCKED:.0f} s",
                         hint="its download hangs, or the process is stopped",
                         next_step="end that process and start again",
@@ -176,7 +176,7 @@ def _download(
                 failure = str(error) or type(error).__name__
             say(f"{url}: {failure}")
         failures.append(f"{url}: {failure}")
-    raise DataError(
+    raise DownloadFailed(
         f"no mirror delivered {file.name}: {'; '.join(failures)}",
         hint="this machine may have no network",
         next_step="try another mirror with `ddptrain data fetch --url URL`, or copy the four files into the directory",

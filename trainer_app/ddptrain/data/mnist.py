@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import DataError, UsageError
+from ddptrain.errors import DataCorrupt, DataMissing, UsageError
 
 Images = npt.NDArray[np.uint8]
 SIDE = 28
@@ -84,7 +84,7 @@ def load(kind: str, data_dir: str) -> Dataset:
         content = read_content(Path(data_dir), file)
         digest = hashlib.sha256(content).hexdigest()
         if kind == "mnist" and digest != file.sha256:
-            raise DataError(
+            raise DataCorrupt(
                 f"{file.name} in {data_dir} is not MNIST's: its content has SHA-256 {digest[:16]}…, "
                 f"not {file.sha256[:16]}…",
                 hint="the file is damaged, or belongs to another data set",
@@ -95,11 +95,11 @@ def load(kind: str, data_dir: str) -> Dataset:
     for split in ("train", "test"):
         images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
         if len(images) != len(labels) or len(images) == 0:
-            raise DataError(
+            raise DataCorrupt(
                 f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels", next_step=_NEXT_STEP
             )
         if int(labels.max()) > 9:
-            raise DataError(
+            raise DataCorrupt(
                 f"{split} labels in {data_dir} go up to {int(labels.max())}; the classes are 0 to 9",
                 next_step=_NEXT_STEP,
             )
@@ -127,7 +127,7 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
             there = f"holds {sorted(p.name for p in data_dir.iterdir())[:6]}"
         else:
             there = "is not a directory" if data_dir.exists() else "does not exist"
-        raise DataError(
+        raise DataMissing(
             f"{file.name}[.gz] is not in {data_dir}, which {there}",
             hint="the data volume may not be mounted there",
             next_step=f"ddptrain data fetch --data-dir {data_dir}",
@@ -138,7 +138,7 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
         with gzip.open(path) as stream:
             content = stream.read(_MAX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
+        raise DataCorrupt(
             f"cannot read {path}: {error}", next_step=f"ddptrain data fetch --data-dir {data_dir}"
         ) from error
     return content
@@ -150,17 +150,17 @@ def _parse(content: bytes, file: IdxFile) -> Images:
     magic, dims = (_IMAGES_MAGIC, 3) if is_images else (_LABELS_MAGIC, 1)
     header = 4 * (dims + 1)
     if len(content) < header or int.from_bytes(content[:4], "big") != magic:
-        raise DataError(
+        raise DataCorrupt(
             f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number",
             next_step=_NEXT_STEP,
         )
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
     if len(content) != header + math.prod(shape):
-        raise DataError(
+        raise DataCorrupt(
             f"{file.name} has {len(content)} bytes, but its header gives the shape {shape}", next_step=_NEXT_STEP
         )
     if is_images and shape[1:] != (SIDE, SIDE):
-        raise DataError(f"{file.name} holds images of {shape[1]}×{shape[2]} pixels, not 28×28", next_step=_NEXT_STEP)
+        raise DataCorrupt(f"{file.name} holds images of {shape[1]}×{shape[2]} pixels, not 28×28", next_step=_NEXT_STEP)
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 
@@ -182,10 +182,12 @@ def _digit_table() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise DataError("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'")
+        raise DataMissing("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(file, delimiter=",")
     except (OSError, ValueError) as error:
-        raise DataError(f"scikit-learn's digits cannot be read: {error}", next_step="reinstall scikit-learn") from error
+        raise DataCorrupt(
+            f"scikit-learn's digits cannot be read: {error}", next_step="reinstall scikit-learn"
+        ) from error
     return table[:, :64], table[:, 64].astype(np.uint8)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Mismatch, RanksError
+from ddptrain.errors import ConfigMismatch, RanksError
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:
@@ -101,9 +101,9 @@ def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     ]
 
 
-def bitwise_mismatch(changed: list[str]) -> Mismatch:
+def bitwise_mismatch(changed: list[str]) -> ConfigMismatch:
     """The refusal to go on with ``--sync bitwise`` where its promise would not hold."""
-    return Mismatch(
+    return ConfigMismatch(
         f"--sync bitwise cannot go on here with the same bits: {', '.join(changed)}",
         hint="the last bits of a sum depend on the number of threads, the kind of processor and the version of torch",
         next_step="go on where it began, give the --threads of before, or begin anew in another --checkpoint-dir",

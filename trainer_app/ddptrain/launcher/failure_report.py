@@ -21,7 +21,7 @@ from typing import Any
 
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DataError, Hang
+from ddptrain.errors import DataMissing, Hang
 from ddptrain.files import dumps, share, write_atomically
 from ddptrain.launcher.hang_detector import RankState, hang_report
 from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
@@ -172,7 +172,7 @@ def explain(root: Path, *, as_json: bool) -> int:
     base = root / FOLDER
     attempts = sorted((p for p in base.iterdir() if read(p)), key=_newest) if base.is_dir() else []
     if not attempts:
-        raise DataError(
+        raise DataMissing(
             f"no report of a failure in {base}",
             hint="launchers write them beside the checkpoints, else into --log-dir",
             next_step="name the --checkpoint-dir or --log-dir of a run that failed",
@@ -186,6 +186,9 @@ def explain(root: Path, *, as_json: bool) -> int:
     print(f"rank {report.get('rank')} is to blame, with code {report.get('code')}: {report.get('message')}")
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
     print("at " + ", ".join(place) if place else "where is not known")
+    for label, advice in (("hint:  ", report.get("hint")), ("next:  ", report.get("next"))):
+        if advice:
+            print(label + str(advice))
     for s in rank_states:
         state = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
         print(f"  rank {s.rank} (node {s.node}) {state} {s.place}; collectives begun: {s.collectives}")

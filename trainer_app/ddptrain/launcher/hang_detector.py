@@ -21,6 +21,7 @@ from typing import Any
 from ddptrain.errors import Hang
 from ddptrain.heartbeat import DUMP_SIGNAL, HeartbeatRecord, StallTimer, training_frame
 from ddptrain.launcher.processes import WorkerProcess
+from ddptrain.reporting import termination
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,16 @@ def hang_report(rank_states: Sequence[RankState], *, timeout: float, all_ranks: 
     else:
         message = f"{timeout:g} s without progress, and no rank of this node is to blame"
     shown = guilty or min(rank_states, key=_progress)
-    return {
-        "schema": 1,
-        "outcome": "failed",
-        "code": Hang.code,
-        "cause": "own" if guilty or all_ranks else "peer",
-        "rank": shown.rank,
-        "step": shown.step,
-        "phase": shown.collective or shown.phase,
-        "signal": None,
-        "exception": "Hang",
-        "message": f"{message}; {waiting}" if waiting else message,
-        "where": shown.where,
-        "checkpoint": None,
-    }
+    return termination.failed(
+        Hang.code,
+        "Hang",
+        f"{message}; {waiting}" if waiting else message,
+        rank=shown.rank,
+        cause="own" if guilty or all_ranks else "peer",
+        exception="Hang",
+        progress={"step": shown.step, "phase": shown.collective or shown.phase},
+        where=shown.where,
+    )
 
 
 _ANSWERING = 2.0  # seconds for dumps to arrive

@@ -142,10 +142,11 @@ def _live(
         # Rank 0, which knows, could not tell.
         report["checkpoint"] = run_with_timeout(_VOLUME, lambda: newest_place(Path(config.checkpoint_dir)))
     if report.get("signal") == signal.SIGKILL and oom_kills() > killed_for_memory:
-        report["message"] = (
-            f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached; "
-            f"next: raise it, or lower --batch-size or the ranks per node"
-        )
+        report |= {
+            "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
+            "hint": None,
+            "next": "raise the memory limit, or lower --batch-size or the ranks per node",
+        }
     _tell_other_nodes(ranks, node, report)
     if postmortem and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
         if report.get("cause") == "peer" and ranks.nnodes > 1 and (other := postmortem.culprit_elsewhere()):

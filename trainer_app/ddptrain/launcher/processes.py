@@ -266,7 +266,10 @@ def _stopped_by_force(number: int) -> Report:
         "signal": None,
         "saved": False,
         "exception": "Stopped",
+        "kind": "Stopped",
         "message": message,
+        "hint": None,
+        "next": None,
     }
 
 
@@ -283,7 +286,7 @@ def report_of(child: WorkerProcess) -> Report:
     crumb = child.diagnostics.crumb() if child.diagnostics else None
     place = {"step": crumb.step, "phase": crumb.collective or crumb.phase} if crumb else {}
     if code < 0:
-        report = termination.killed(-code, rank=child.rank) | place
+        report = termination.killed(-code, rank=child.rank, progress=place)
         if -code == signal.SIGABRT and _NCCL_LOST.search(b"\n".join(child.tail).decode(errors="replace")):
             report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
         return report

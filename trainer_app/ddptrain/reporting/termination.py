@@ -1,7 +1,7 @@
-"""The last word of a rank or a node: the termination message, at most 4,096 bytes of JSON, on success too.
+"""The termination report: how a rank or a node ended, as at most 4,096 bytes of JSON, for success too.
 
-``worker`` builds a rank's report; ``launch``, or ``entry`` where no launcher is above, writes the node's message, and
-``cli`` that of a start that it refuses.
+``worker`` builds a rank's report. ``launcher`` writes that of a node, ``worker`` writes it if there is no launcher, and
+``cli`` writes it if a start is refused. docs/trainer.md describes the fields.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
+import signal as signals
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddptrain import exit_codes
-from ddptrain.errors import Stopped, TrainerError, classify, exit_code, where
+from ddptrain.errors import Stopped, TrainerError, classify, exit_code, kind_of
+from ddptrain.errors import where as innermost_frame
 from ddptrain.files import dumps
 
+SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
 MAX_BYTES = 4096
 _SHORT = 120  # bytes; some twenty such fields fit
+_ADVICE = 400  # bytes of hint and of next in a report that is too long
 DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]
 
@@ -34,53 +37,89 @@ def success(
     resumed_from: Mapping[str, int] | None,
     progress: Mapping[str, Any],
 ) -> Report:
-    """The report of a rank whose training is finished.
+    """Return the report of a rank that finished its training.
 
     Args:
-        before: it was finished before this start.
+        before: an earlier start had finished it.
     """
     what, accuracy = "already finished" if before else "finished", evaluation["accuracy"]
-    return {
-        "schema": 1, "outcome": "already finished" if before else "succeeded", "code": 0, "rank": rank,
-        "message": f"{what}: test accuracy {accuracy:.4f}", "accuracy": accuracy, "loss": evaluation["loss"],
+    return done(f"{what}: test accuracy {accuracy:.4f}", rank=rank) | {
+        "outcome": "already finished" if before else "succeeded", "accuracy": accuracy, "loss": evaluation["loss"],
         "checkpoint": checkpoint, "resumedFrom": resumed_from, "progress": progress,
     }  # fmt: skip
 
 
 def done(message: str, *, rank: int) -> Report:
-    """The report of a rank that has done what was asked, and that has no more to tell than ``message``."""
-    return {"schema": 1, "outcome": "succeeded", "code": 0, "rank": rank, "message": message}
+    """Return the report of a rank that succeeded in something other than a training."""
+    return {"schema": SCHEMA, "outcome": "succeeded", "code": 0, "rank": rank, "message": message}
 
 
 def preflighted(found: Report, *, rank: int, node: int) -> Report:
-    """The report of a rank that has only checked whether a training could begin; ``found`` is the verdict."""
-    bad = [f"{check['check']}: {check['detail']}" for check in found["checks"] if check["verdict"] == "failed"]
+    """Return the report of a rank that ran ``preflight``; ``found`` is its result."""
+    bad = [check for check in found["checks"] if check["verdict"] == "failed"]
+    report = done("fit for training", rank=rank)
+    if bad:
+        report = failed(
+            found["code"], bad[0]["kind"], "; ".join(f"{check['check']}: {check['detail']}" for check in bad), rank=rank
+        )
+    return report | {"node": node, "preflight": found}
+
+
+def failed(
+    code: int,
+    kind: str,
+    message: str,
+    *,
+    rank: int | None,
+    cause: str = "own",
+    exception: str | None = None,
+    signal: int | None = None,
+    hint: str = "",
+    next_step: str = "",
+    progress: Mapping[str, Any] | None = None,
+    where: str | None = None,
+) -> Report:
+    """Return the report of a failure, with every field of the format.
+
+    Args:
+        cause: ``own``, or ``peer`` if another rank failed first.
+        progress: gives step, phase and checkpoint.
+    """
+    place = progress or {}
     return {
-        "schema": 1, "outcome": "failed" if bad else "succeeded", "code": found["code"], "cause": "own", "rank": rank,
-        "node": node, "message": "; ".join(bad) or "fit for training", "preflight": found,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "outcome": "failed",
+        "code": code,
+        "kind": kind,
+        "cause": cause,
+        "rank": rank,
+        "step": place.get("step"),
+        "phase": place.get("phase"),
+        "signal": signal,
+        "exception": exception,
+        "message": message,
+        "hint": hint or None,
+        "next": next_step or None,
+        "where": where,
+        "checkpoint": place.get("checkpoint"),
+    }
 
 
 def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, Any]) -> Report:
-    """The report of a rank that ends with ``error``."""
+    """Return the report of a rank that ends with ``error``."""
     typed = classify(error)
-    text = str(typed) or type(typed).__name__
-    if isinstance(typed, TrainerError) and typed.next_step:
-        text = f"{text}; next: {typed.next_step}"
-    report: Report = {
-        "schema": 1,
-        "outcome": "failed",
-        "code": exit_code(typed),
-        "cause": getattr(typed, "cause", "own"),
-        "rank": rank,
-        "step": progress.get("step"),
-        "phase": progress.get("phase"),
-        "signal": None,
-        "exception": type(typed).__name__,
-        "message": text,
-        "where": where(error),
-        "checkpoint": progress.get("checkpoint"),
-    }
+    report = failed(
+        exit_code(typed),
+        kind_of(typed),
+        str(typed) or type(typed).__name__,
+        rank=rank,
+        cause=getattr(typed, "cause", "own"),
+        exception=type(typed).__name__,
+        hint=getattr(typed, "hint", ""),
+        next_step=getattr(typed, "next_step", ""),
+        progress=progress,
+        where=innermost_frame(error),
+    )
     if isinstance(typed, Stopped):
         report |= {"outcome": "stopped", "saved": typed.saved}
     elif not isinstance(typed, TrainerError):
@@ -88,43 +127,49 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
     return report
 
 
-def killed(signal_number: int, *, rank: int) -> Report:
-    """The report that a rank killed by a signal could not write."""
-    hint = "; often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else ""
-    return {
-        "schema": 1, "outcome": "failed", "code": exit_codes.SIGNAL_BASE + signal_number, "cause": "own",
-        "rank": rank, "step": None, "phase": None, "signal": signal_number, "exception": None,
-        "message": f"rank {rank} was killed by {_named(signal_number)}{hint}", "where": None, "checkpoint": None,
-    }  # fmt: skip
-
-
-def _named(signal_number: int) -> str:
-    """``SIGKILL``, or ``signal 35``: most real-time signals have no name."""
+def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None = None) -> Report:
+    """Return the report of a rank that a signal killed before it could write one."""
     try:
-        return signal.Signals(signal_number).name
+        name = signals.Signals(signal_number).name
     except ValueError:
-        return f"signal {signal_number}"
+        name = f"signal {signal_number}"  # most real-time signals have no name
+    return failed(
+        exit_codes.SIGNAL_BASE + signal_number,
+        "Killed",
+        f"rank {rank} was killed by {name}",
+        rank=rank,
+        signal=signal_number,
+        hint="often the kernel's out-of-memory killer" if signal_number == signals.SIGKILL else "",
+        progress=progress,
+    )
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
-    """JSON of at most MAX_BYTES: the traceback yields first from its oldest frames, progress next, message last."""
+    """Return the report as JSON of at most MAX_BYTES.
+
+    A longer one loses the oldest frames of its traceback first, then its progress, then the end of hint and next, then
+    the end of its message. Code and kind always stay.
+    """
     report = dict(report)
-    for key in ("traceback", "progress", "message"):
+    for key in ("traceback", "progress", "hint", "next", "message"):
         excess = len(dumps(report)) - MAX_BYTES
         if excess <= 0:
             break
         if key == "progress":
             report.pop(key, None)
         elif report.get(key):
-            room = len(dumps(report[key])) - 2 - excess - 3
-            report[key] = _last(str(report[key]), room) if key == "traceback" else _first(str(report[key]), room)
-    if len(dumps(report)) > MAX_BYTES:  # a field that should be short is not: the facts that decide anything are
-        report = {k: v for k, v in report.items() if v is None or len(dumps(v)) <= _SHORT}
+            text = str(report[key])
+            least = _ADVICE if key in ("hint", "next") else 0
+            room = max(len(dumps(text)) - 2 - excess - 3, least)
+            if len(dumps(text)) - 2 > room:
+                report[key] = _last(text, room) if key == "traceback" else _first(text, room)
+    if len(dumps(report)) > MAX_BYTES:  # a field that should be short is not: keep the short ones
+        report = {k: v for k, v in report.items() if v is None or k == "kind" or len(dumps(v)) <= _SHORT}
     return dumps(report).encode()
 
 
 def destination(env: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the message goes: DDPJOB_TERMINATION_LOG, else the kubelet's file if this is a container; else nowhere."""
+    """Return DDPJOB_TERMINATION_LOG, or the kubelet's file in a container, or None."""
     if env.get("DDPJOB_TERMINATION_LOG"):
         return Path(env["DDPJOB_TERMINATION_LOG"])
     path = Path(DEFAULT_PATH)
@@ -134,10 +179,12 @@ def destination(env: Mapping[str, str] = os.environ) -> Path | None:
 def write(
     report: Mapping[str, Any], path: Path | None, *, shared: bool = False, env: Mapping[str, str] = os.environ
 ) -> None:
-    """Truncate and write in place: the file is a bind mount, which cannot be replaced. Never raises OSError.
+    """Truncate the file and write the report in place; print a warning where that fails.
+
+    In place, because the file is a bind mount, which cannot be replaced.
 
     Args:
-        shared: several ranks write this file (torchrun): the worst report of the newest restart stays.
+        shared: several ranks write this file (torchrun): the most severe report of the newest restart stays.
     """
     if path is None:
         return
@@ -165,10 +212,10 @@ def _parsed(content: bytes) -> Report:
 
 
 def _precedence(report: Mapping[str, Any]) -> tuple[int, int]:
-    """Restart, then own failure over stopped or lost peer over success.
+    """Return (restart, severity): an own failure is more severe than a stop or a lost peer, these more than success.
 
-    Stopping and a lost peer are each other's echo: a rank that leaves is lost to its peers, and torchrun stops the
-    ranks beside a lost one. Being equal here, the first of them stays.
+    A stop and a lost peer rank equal, because each causes the other: a rank that stops is lost to its peers, and
+    torchrun stops the ranks of a lost peer. The first of them stays.
     """
     if "code" not in report:
         return -1, 0
@@ -183,7 +230,7 @@ def _precedence(report: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _first(text: str, room: int) -> str:
-    """As many characters as fill ``room`` bytes of JSON, where one may take twelve; then the mark of a cut."""
+    """Return the first characters that fit ``room`` bytes of JSON, in which one can take twelve, and "..."."""
     size = 0
     for at, character in enumerate(text[: max(0, room)]):
         size += len(dumps(character)) - 2

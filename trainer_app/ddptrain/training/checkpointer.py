@@ -26,7 +26,7 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_changes
 from ddptrain.distributed.process_group import Group
-from ddptrain.errors import DataError, VolumeError
+from ddptrain.errors import DataCorrupt, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 
@@ -236,7 +236,7 @@ def resume(
     if from_rank_zero["size"]:
         content = group.broadcast_bytes(content, from_rank_zero["size"])
         if hashlib.sha256(content).hexdigest() != from_rank_zero["sha256"]:
-            raise DataError(
+            raise DataCorrupt(
                 f"rank {group.rank} received damaged weights from rank 0", next_step="check the network, start again"
             )
     if state.checkpoint:
