@@ -183,6 +183,18 @@ def test_the_architecture_page_lists_every_module(package: Path) -> None:
     assert listed == {name for name in modules if not re.search(r"__(init|main)__$", name)}
 
 
+def test_the_trainers_messages_are_quoted_as_the_trainer_prints_them() -> None:
+    rows = [row for row in text(ROOT / "docs" / "troubleshooting.md").splitlines() if "(exit code" in row]
+    quoted = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(quoted) >= 9
+    source = "\n".join(text(path) for path in PACKAGES["trainer"].rglob("*.py"))
+    for message in quoted:
+        fragments = [fragment.strip() for fragment in message.split("…") if len(fragment.strip()) >= 5]
+        assert fragments, f"`{message}` has no fixed part"
+        for fragment in fragments:
+            assert fragment in source, f"troubleshooting.md quotes {fragment!r}, which the trainer does not print"
+
+
 def test_shell_blocks_are_valid_shell() -> None:
     for page in PAGES:
         for block in blocks(page, "bash"):
