@@ -1,115 +1,111 @@
-# Every command a contributor needs, one word each: `make help`.
-# Set CI=true to have missing system packages installed (Debian, root) and to forbid skipped layers.
+# The commands for contributors; `make help` lists them.
+# CI=true installs missing system packages (Debian, root), and a skipped test fails its layer.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
-# A folder beside the checkout may hold wheels that pip should prefer, such as a CPU build of torch.
+# Wheels in this folder, such as a CPU build of torch, take precedence over the package index.
 FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
-# The same for MNIST's four files, which are downloaded otherwise.
+# MNIST's four files; downloaded if the folder does not exist.
 MNIST  := $(addprefix --data-dir ,$(wildcard ../shared/mnist))
 NAME   ?= ddpjob
-LAYERS ?= lint unit local install apiserver trainer resilience kind
+ALL_LAYERS := lint unit local install apiserver trainer resilience kind
+LAYERS ?= $(ALL_LAYERS)
+LAYER_TARGETS := $(ALL_LAYERS:%=test-%)
+UNDER_LOAD ?= resilience
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kind demo-down test lint format generate constraints images kind-up kind-down bench bench-local clean \
-        test-lint test-unit test-local test-install test-apiserver test-trainer test-resilience test-kind contract soak
+.PHONY: help setup demo demo-kind demo-down test prepare lint format generate constraints images kind-up kind-down \
+        bench bench-local clean $(LAYER_TARGETS) contract soak test-under-load
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
 		awk -F'|' '{ printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2 }'
 
-setup: $(VENV)/.installed  ## virtual environment with everything that tests and trainer need
+setup: $(VENV)/.installed  ## create the virtual environment with everything that tests and trainer need
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$CI" = true ] && apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } || \
-		{ echo "error: $(PYTHON) cannot make virtual environments"; echo "hint:  its ensurepip module is missing"; \
+		{ echo "error: $(PYTHON) cannot create virtual environments"; echo "hint:  its module ensurepip is missing"; \
 		echo "next:  apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[trainer,test]'
 	@touch $@
 
-demo: setup  ## train MNIST here: two nodes of two processes, no Docker, no cluster
+demo: setup  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
 	$(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh --digits-if-offline $(MNIST)
 
-demo-kind: setup  ## the same on a kind cluster, from nothing to accuracy and checkpoint
+demo-kind: setup  ## train MNIST on a kind cluster, which is created if necessary
 	$(PY) -m tests.e2e.demo
 
-demo-down: kind-down  ## remove what demo-kind made
+demo-down: kind-down  ## delete what demo-kind created
 
+# tests/layers/definitions.py has the commands of each layer and what must be built before it.
 test: setup  ## all test layers: lint, unit, local, install, apiserver, trainer, resilience, kind
 	@$(PY) -m tests.layers $(LAYERS)
 
+prepare: setup  ## build and download what all layers need, without running a test
+	$(PY) -m tests.kind prepare all
+
 lint: test-lint  ## ruff, mypy, import-linter, yamllint, helm lint
 
-test-lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p ddpjob -p ddptrain
-	$(BIN)/lint-imports
-	$(BIN)/yamllint --strict .
-	"$$($(PY) -m tests.kind binary helm)" lint --strict charts/ddpjob
+test-lint:
+test-unit:  ## the pure core, in seconds
+test-local:  ## whole jobs as processes of this machine, and the command line
+test-install:  ## chart, manifests, docs, programs built from source
+test-apiserver:  ## operator against a real kube-apiserver and etcd
+test-trainer:  ## trainer with gloo at world sizes 1, 2, 3, 4, 7: what it computes
+test-resilience:  ## the trainer under kills, hangs, signals and power cuts
+test-kind:  ## everything on a real kind cluster
 
-test-unit: setup  ## the pure core, in seconds
-	$(PYTEST) tests/api tests/engine tests/cluster tests/controller tests/kind -m 'not apiserver and not kind'
+$(LAYER_TARGETS): test-%: setup
+	@$(PY) -m tests.layers $*
 
-test-local: setup  ## whole jobs as processes of this machine, and the command line
-	$(PYTEST) tests/local tests/cli
-
-test-install: setup  ## chart, manifests, docs
-	$(PYTEST) tests/install -m 'not apiserver and not kind'
-
-test-apiserver: setup  ## operator against a real kube-apiserver and etcd
-	$(PYTEST) tests -m apiserver
-
-contract: setup  ## of test-apiserver, the in-memory cluster against a real one by random requests
+contract: setup  ## of test-apiserver, random requests to the in-memory cluster and a real one
+	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/cluster/contract
 
-test-trainer: setup  ## trainer with gloo at world sizes 1, 2, 3, 4, 7: what it computes
-	$(PYTEST) tests/trainer --ignore tests/trainer/resilience
+test-under-load: setup  ## the resilience layer five times, with a busy loop on each core (UNDER_LOAD=resilience)
+	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
 
-test-resilience: setup  ## the trainer under kills, hangs, signals and power cuts
-	$(PYTEST) tests/trainer/resilience
-
-# The figures that the trainer promises, which a test of every day is too short for.
+# Too long for every run: the figures that the trainer documents.
 soak: export DDPTRAIN_TEST_KILLS = 20
 soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
-soak: setup  ## the long proofs: twenty kills per rank, hangs with timeouts of the promised size
+soak: setup  ## long tests: twenty kills per rank, hangs with the documented timeouts
 	$(PYTEST) tests/trainer/resilience/test_kills.py
 	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
 
-test-kind: setup  ## everything on a real kind cluster
-	$(PYTEST) tests/e2e -m kind
-
-format: setup  ## format the code and mend what ruff can
+format: setup  ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
+	$(PY) -m tests.kind prepare helm
 	$(PY) -m tests.install.generate
 
-constraints: setup  ## pin what is installed now
+constraints: setup  ## pin the installed versions
 	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new
 	@mv constraints.new constraints.txt
 
 images: setup  ## build ddpjob/operator:dev and ddpjob/trainer:dev
 	$(PY) -m tests.kind images
 
-kind-up: setup  ## a kind cluster for development (NAME=ddpjob)
+kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 	$(PY) -m tests.kind up --name $(NAME)
 
-kind-down: setup  ## remove that cluster
+kind-down: setup  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
-bench-local: setup  ## from ddpjob run to the first training step
+bench-local: setup  ## measure the time from `ddpjob run` to the first training step
 	$(PY) -m tests.benchmarks.local_first_step
 
-bench: setup  ## apply → all pods, beside the floor of raw requests
+bench: setup  ## measure the time from apply to all pods, and that of the same requests alone
+	$(PY) -m tests.kind prepare etcd kube-apiserver
 	$(PY) -m tests.benchmarks.apply_to_pods
 
-clean:  ## virtual environment and caches of this checkout
+clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache operator/ddpjob.egg-info

@@ -195,8 +195,6 @@ class ControlPlane:
         return True
 
     def _start(self) -> None:
-        for name in ("etcd", "kube-apiserver"):
-            binary(name)  # both built before anything runs
         self._write_keys()
         etcd = self._start_etcd()
         self._start_apiserver(etcd)

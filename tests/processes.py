@@ -1,4 +1,4 @@
-"""Child processes of a test run: real programs that end with it, whatever ends it."""
+"""Start, stop and wait for programs in tests. Every program is killed by the kernel if the test run dies."""
 
 import asyncio
 import ctypes
@@ -12,15 +12,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not take the loader's lock
 
 
 def die_with_parent() -> None:
-    """In a child, before exec: the kernel kills it when the test run dies, even of SIGKILL."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Make the kernel kill this child when its parent dies, even by SIGKILL. Called between fork and exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def spawn(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a program whose output goes to ``log``."""
+    """Start a program with its output appended to ``log``."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(word) for word in command],
@@ -33,7 +34,7 @@ def spawn(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | Non
 
 
 def end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
-    """Ask a program to end, insist after ``grace`` seconds."""
+    """Send SIGTERM, then SIGKILL after ``grace`` seconds, and reap the process."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -44,33 +45,33 @@ def end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses at this moment."""
+    """Return a TCP port of 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, interval: float = 0.02) -> T:
-    """The first true value that ``probe`` returns; AssertionError that names ``what`` after ``timeout`` seconds."""
+    """Return the first true value of ``probe``. Raises AssertionError with ``what`` after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = probe()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout:g} s: {what} (last answer: {value!r})")
+            raise AssertionError(f"timed out after {timeout:g} s: {what} (last value: {value!r})")
         time.sleep(interval)
 
 
 async def eventually_async(what: str, probe: Callable[[], object], *, timeout: float = 60.0) -> None:  # noqa: ASYNC109
-    """The same on an event loop that has to turn meanwhile."""
+    """Do the same as ``eventually`` without blocking the event loop."""
     deadline = time.monotonic() + timeout
     while not probe():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
+            raise AssertionError(f"timed out after {timeout:g} s: {what}")
         await asyncio.sleep(0.01)
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The end of a program's output, for an error message."""
+    """Return the last lines of a program's output, for an error message."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no output)"

@@ -1,4 +1,4 @@
-"""One kind cluster and one installed operator for all tests here; one reference training to compare others with."""
+"""Fixtures of the kind layer: one cluster, one installed operator and one reference training for all tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
 from tests.kind.toolchain import ToolchainError
+from tests.prepared import skip_unless_ci
 
 PROGRESS_SECONDS = 1
 _installed: list[Installation] = []
@@ -25,7 +26,7 @@ _installed: list[Installation] = []
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the cluster looks like, while the failed test's objects are still there."""
+    """Add the state of the cluster to the report of a failed test, before its objects are deleted."""
     report = yield
     if report.failed and call.when != "teardown" and _installed:
         report.sections.append(("cluster", namespaces.describe_everything(_installed[-1])))
@@ -34,15 +35,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster that is up already is used and kept; one made for these tests goes away with them."""
+    """Provide a kind cluster. One that runs already is used and kept; one made here is deleted at the end."""
     name = os.environ.get("DDPJOB_KIND_CLUSTER") or DEFAULT_NAME
     try:
+        images.require_images()
         kept = find(name) is not None
         made = up(name)
     except (DockerUnavailableError, ToolchainError) as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error).splitlines()[0])
+        skip_unless_ci(error)
     yield made
     if not kept:
         down(name)
@@ -50,15 +50,14 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def trainer_image(cluster: Cluster) -> str:
-    """The image that the example names, built from this tree and on every node."""
-    images.build_images()
+    """Load the trainer's image, as the example names it, into every worker and return its tag."""
     cluster.load_image(images.TRAINER_TAG)
     return images.TRAINER_TAG
 
 
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
-    """The operator, freshly installed with Helm from charts/ddpjob."""
+    """Install the operator with Helm from charts/ddpjob."""
     cluster.load_image(images.OPERATOR_TAG)
     installation = Installation.of(cluster.kubeconfig)
     _installed.append(installation)
@@ -71,7 +70,7 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[JobNamespace]:
-    """A namespace and a volume of the test's namespace."""
+    """Make a namespace with a volume for one test."""
     name: Any = request.node.name
     with job_namespace(cluster, str(name).removeprefix("test_")) as made:
         yield made
@@ -79,6 +78,6 @@ def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureR
 
 @pytest.fixture(scope="session")
 def reference(cluster: Cluster, operator: Installation) -> Iterator[ReferenceRun]:
-    """The example, trained to its end while somebody watches."""
+    """Train the example to its end, watched with kubectl."""
     with job_namespace(cluster, "reference") as made:
         yield train_reference(made)

@@ -22,7 +22,7 @@ from tests.e2e.follow import Follower
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
 from tests.e2e.kubectl import Json, Kubectl, condition_of
-from tests.kind import images
+from tests.kind import images, prepare
 from tests.kind.cluster import DEFAULT_NAME, Cluster, up
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError
@@ -63,7 +63,8 @@ def main() -> int:
 def set_up(name: str) -> Cluster:
     """Cluster, images, operator."""
     say("kind cluster: one control plane, two workers (the first time builds it, which takes minutes)")
-    cluster = up(name, install=True)
+    prepare.ensure(*prepare.CLUSTER, "helm", install=True)
+    cluster = up(name)
     say("images of operator and trainer")
     for image in images.build_images():
         cluster.load_image(image)

@@ -1,16 +1,14 @@
 """Runs Helm on the chart of this repository, as a user would, and gives back objects."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from tests.kind.toolchain import ToolchainError, binary
+from tests.prepared import program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob"
@@ -21,22 +19,9 @@ KUBE_VERSION = ("--kube-version", "1.34.0")
 Object = dict[str, Any]
 
 
-def tool(name: str) -> Path:
-    """A program as the repository pins it, built on first use.
-
-    Skips the calling test where it cannot be built, unless CI is true: there, nothing may be skipped.
-    """
-    try:
-        return binary(name)
-    except ToolchainError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"{name} cannot be had here: {error}")
-
-
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Helm; the caller looks at the exit status."""
-    return subprocess.run([tool("helm"), *arguments], text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run([program("helm"), *arguments], text=True, capture_output=True, timeout=120, check=False)
 
 
 def template(values: Object | None = None, *, release: str = "ddpjob", hooks: bool = True) -> list[Object]:

@@ -10,7 +10,8 @@ import pytest
 
 from ddpjob.controller.health import HealthServer
 from tests.controlplane import ControlPlane
-from tests.install.chart import CHART, NAMESPACE, Object, helm, of_kind, template, tool
+from tests.install.chart import CHART, NAMESPACE, Object, helm, of_kind, template
+from tests.prepared import program
 
 pytestmark = pytest.mark.apiserver
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -20,7 +21,7 @@ FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 def installed() -> Iterator[ControlPlane]:
     """A control plane of its own with a release of the chart."""
     for name in ("etcd", "kube-apiserver", "helm"):
-        tool(name)
+        program(name)
     with ControlPlane() as plane:
         flags = ("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, "--create-namespace")
         done = helm("install", "ddpjob", str(CHART), *flags)

@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
-from tests.install.chart import ROOT, Object, of_kind, template, tool
+from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
 from tests.install.generate import CHART_CRD, CRD, FIELDS, FLOW, OPERATOR, RBAC, plain_manifests
+from tests.prepared import program
 
 AGAIN = "is out of date: run `make generate` and commit the result"
 
@@ -62,7 +63,7 @@ def test_nothing_of_helm_is_left_in_the_plain_manifests() -> None:
 
 def test_kustomize_builds_the_same_objects() -> None:
     done = subprocess.run(
-        [tool("kubectl"), "kustomize", str(ROOT / "manifests")],
+        [program("kubectl"), "kustomize", str(ROOT / "manifests")],
         text=True,
         capture_output=True,
         timeout=60,

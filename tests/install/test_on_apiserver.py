@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from tests.controlplane import ApiError, ControlPlane
-from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template, tool
+from tests.install.chart import CHART, NAMESPACE, ROOT, Object, helm, of_kind, template
 from tests.install.test_examples import EXAMPLES, JOBS
 from tests.install.test_rights import OPERATOR
+from tests.prepared import program
 
 pytestmark = pytest.mark.apiserver
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ddpjobs.ddpjob.dev"
@@ -20,7 +21,7 @@ JOBS_PATH = "/apis/ddpjob.dev/v1alpha1/namespaces/default/ddpjobs"
 def empty_cluster() -> Iterator[ControlPlane]:
     """A control plane of the test's own, because installing and removing CRDs is not for a shared one."""
     for name in ("etcd", "kube-apiserver", "helm"):
-        tool(name)
+        program(name)
     with ControlPlane() as plane:
         yield plane
 

@@ -9,9 +9,10 @@ from ddpjob.api import names
 from tests.builders import ended
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ApiError, ControlPlane
-from tests.install.chart import CHART, NAMESPACE, helm, tool
+from tests.install.chart import CHART, NAMESPACE, helm
 from tests.install.test_examples import EXAMPLES
 from tests.install.test_rights import OPERATOR
+from tests.prepared import program
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -55,7 +56,7 @@ def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
 def test_the_charts_rights_suffice_and_are_all_used(scope: str) -> None:
     for name in ("etcd", "kube-apiserver", "helm"):
-        tool(name)
+        program(name)
     served = TEAM if scope == "namespace" else ""
     with ControlPlane(audit=True) as plane:
         plane.make_namespace(TEAM)

@@ -1,16 +1,13 @@
-"""`python -m tests.kind ...`: the test cluster and what it is made of, by hand.
-
-Results go to stdout, progress to stderr.
-"""
+"""The command line of the test cluster: `python -m tests.kind COMMAND`. Results go to stdout, progress to stderr."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from tests.kind import cluster, docker, dockerd, images, packages
+from tests.kind import cluster, docker, dockerd, images, packages, prepare
 from tests.kind.command import CommandError
-from tests.kind.toolchain import BINARIES, ToolchainError, binary
+from tests.kind.toolchain import BINARIES, ToolchainError, build
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,43 +25,59 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    one = commands.add_parser("binary", help="print the paths of pinned programs, building them first if need be")
+    ready = commands.add_parser("prepare", help="build or download what tests need; `make test` does it first")
+    ready.add_argument("names", nargs="+", metavar="NAME", help=f"all, {', '.join((*prepare.GROUPS, *BINARIES))}")
+    ready.add_argument("--json", action="store_true", help="print each result as a line of JSON on stdout")
+    ready.set_defaults(run=_prepare)
+
+    one = commands.add_parser("binary", help="print the paths of pinned programs; build them if necessary")
     one.add_argument("names", nargs="+", metavar="NAME", help=f"all, or one of: {', '.join(BINARIES)}")
     one.set_defaults(run=_binary)
 
-    build = commands.add_parser("images", help="build the operator's and the trainer's image")
-    build.add_argument("--operator", default=images.OPERATOR_TAG, metavar="TAG", help="default: %(default)s")
-    build.add_argument("--trainer", default=images.TRAINER_TAG, metavar="TAG", help="default: %(default)s")
-    build.add_argument("--load", metavar="CLUSTER", help="then put them on the nodes of this cluster")
-    build.set_defaults(run=_images)
+    both = commands.add_parser("images", help="build the operator's and the trainer's image")
+    both.add_argument("--operator", default=images.OPERATOR_TAG, metavar="TAG", help="default: %(default)s")
+    both.add_argument("--trainer", default=images.TRAINER_TAG, metavar="TAG", help="default: %(default)s")
+    both.add_argument("--load", metavar="CLUSTER", help="also load them into the workers of this cluster")
+    both.set_defaults(run=_images)
 
-    up = commands.add_parser("up", help="bring up the cluster, or find it healthy; prints the path of its kubeconfig")
+    up = commands.add_parser("up", help="create the cluster unless it is healthy, and print its kubeconfig's path")
     up.set_defaults(run=_up)
     down = commands.add_parser("down", help="delete the cluster and its shared folder")
     down.set_defaults(run=_down)
-    status = commands.add_parser("status", help="say what runs (exit code 1: no healthy cluster)")
+    status = commands.add_parser("status", help="show what is running (exit code 1: no healthy cluster)")
     status.set_defaults(run=_status)
     for command in (up, down, status):
-        command.add_argument("--name", default=cluster.DEFAULT_NAME, help="of the cluster (default: %(default)s)")
+        command.add_argument("--name", default=cluster.DEFAULT_NAME, help="name of the cluster (default: %(default)s)")
 
     engine = commands.add_parser(
-        "docker", help="make sure that a Docker engine answers; prints what a shell needs to reach it"
+        "docker", help="start a Docker engine unless one answers, and print the shell settings to reach it"
     )
     engine.add_argument(
-        "--install", action="store_true", help="install Debian's Docker and debootstrap where they are missing"
+        "--install", action="store_true", help="install Debian's Docker and debootstrap if they are missing"
     )
-    engine.add_argument("--stop", action="store_true", help="end the engine that was started here (never another one)")
+    engine.add_argument("--stop", action="store_true", help="stop the engine that was started here, never another one")
     engine.set_defaults(run=_docker)
     return parser
 
 
+def _prepare(options: argparse.Namespace) -> int:
+    names = [*BINARIES, *prepare.GROUPS] if options.names == ["all"] else options.names
+    if unknown := [name for name in names if name not in (*BINARIES, *prepare.GROUPS)]:
+        raise ValueError(
+            f"unknown name: {', '.join(unknown)}. Known names: all, {', '.join((*prepare.GROUPS, *BINARIES))}"
+        )
+    results = prepare.prepare(names, prepare.print_json if options.json else lambda result: None)
+    return 0 if all(result.state is prepare.State.READY for result in results) else 1
+
+
 def _binary(options: argparse.Namespace) -> int:
     for name in BINARIES if options.names == ["all"] else options.names:
-        print(binary(name))
+        print(build(name))
     return 0
 
 
 def _images(options: argparse.Namespace) -> int:
+    prepare.ensure("docker")
     for tag in images.build_images(options.operator, options.trainer):
         if options.load:
             _existing(options.load).load_image(tag)
@@ -75,13 +88,12 @@ def _images(options: argparse.Namespace) -> int:
 def _existing(name: str) -> cluster.Cluster:
     found = cluster.find(name)
     if found is None:
-        raise CommandError(
-            f"there is no healthy cluster {name}; bring it up with: python -m tests.kind up --name {name}"
-        )
+        raise CommandError(f"there is no healthy cluster {name}. Create it with: python -m tests.kind up --name {name}")
     return found
 
 
 def _up(options: argparse.Namespace) -> int:
+    prepare.ensure(*prepare.CLUSTER)
     print(cluster.up(options.name).kubeconfig)
     return 0
 
@@ -94,9 +106,9 @@ def _down(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     engine = docker.running_engine()
     if engine is None:
-        print("Docker engine: none answers")
+        print("Docker engine: not running")
     else:
-        origin = f"started here, its log is {dockerd.log_file()}" if engine.started_by_us else "as installed"
+        origin = f"started here, log in {dockerd.log_file()}" if engine.started_by_us else "as installed"
         print(f"Docker engine: {origin}")
     found = cluster.find(options.name)
     if found is None:
@@ -108,9 +120,11 @@ def _status(options: argparse.Namespace) -> int:
 
 def _docker(options: argparse.Namespace) -> int:
     if options.stop:
-        print("ended" if dockerd.stop() else "no engine was started here")
+        print("stopped" if dockerd.stop() else "no engine was started here")
         return 0
-    engine = docker.ensure_engine(install=True if options.install else None)
+    install = True if options.install else None
+    prepare.ensure("docker", install=install)
+    engine = docker.ensure_engine(install=install)
     if options.install:
         packages.require("debootstrap", install=True)
     print(*docker.shell_exports(engine), sep="\n")

@@ -1,6 +1,6 @@
-"""Base images where no registry is reachable: Debian bookworm by debootstrap, and Python 3.11 on it.
+"""Base images where no registry is reachable: Debian bookworm from debootstrap, and Python 3.11 on it.
 
-With a registry none of this runs: Dockerfiles then name public images. Used by images.py and node_image.py.
+Unused where a registry is reachable: the Dockerfiles then name public images. Used by images.py and node_image.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tests.kind import packages
 from tests.kind.cache import cache_dir, digest, locked, scratch_folder
-from tests.kind.command import run, step
+from tests.kind.command import CommandError, run, step
 from tests.kind.docker import Engine, docker, image_id
+from tests.kind.toolchain import ToolchainError
 
-_HERE = Path(__file__).parent
+_PYTHON_DOCKERFILE = Path(__file__).parent / "base" / "python.Dockerfile"
 _SUITE = "bookworm"
 _REGISTRY_PROBE = "https://registry-1.docker.io/v2/"
 _PROBE_SECONDS = 5.0
@@ -24,25 +25,35 @@ _PROBE_SECONDS = 5.0
 
 @cache
 def registry_reachable() -> bool:
-    """Whether Docker Hub answers within five seconds (asked once per process)."""
+    """Return whether Docker Hub answers within five seconds. Probed once per process."""
     try:
         with urllib.request.urlopen(_REGISTRY_PROBE, timeout=_PROBE_SECONDS) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as error:
-        return error.code == 401  # it wants credentials, and saying so is an answer
+        return error.code == 401  # it answers, and requires credentials
     except OSError:
         return False
 
 
 def build_arguments(engine: Engine) -> list[str]:
-    """Arguments of every `docker build`."""
-    # A name server on the machine's own loopback is out of reach from the bridge network of an engine started here.
+    """Return the arguments that every `docker build` needs."""
+    # A name server on this machine's loopback is unreachable from the bridge network of an engine started here.
     return ["--network", "host"] if engine.started_by_us else []
 
 
-def debian_image(engine: Engine) -> str:
-    """The tag of a minimal Debian image, made now if need be."""
-    tag = f"ddpjob/debian:{_SUITE}-{digest(_SUITE, 'minbase')}"
+def debian_tag() -> str:
+    """Return the tag of the minimal Debian image."""
+    return f"ddpjob/debian:{_SUITE}-{digest(_SUITE, 'minbase')}"
+
+
+def python_tag() -> str:
+    """Return the tag of that Debian with Python 3.11 and venv."""
+    return f"ddpjob/python-base:{_SUITE}-{digest(debian_tag(), files=[_PYTHON_DOCKERFILE])}"
+
+
+def build_debian_image(engine: Engine) -> str:
+    """Build the Debian image unless the engine has it, and return its tag."""
+    tag = debian_tag()
     with locked("debian-image"):
         if image_id(tag, engine=engine) is None:
             archive = _root_file_system(tag.rpartition(":")[2])
@@ -50,11 +61,10 @@ def debian_image(engine: Engine) -> str:
     return tag
 
 
-def python_image(engine: Engine) -> str:
-    """The tag of that Debian with Python 3.11 and venv, made now if need be."""
-    debian = debian_image(engine)
-    dockerfile = _HERE / "base" / "python.Dockerfile"
-    tag = f"ddpjob/python-base:{_SUITE}-{digest(debian, files=[dockerfile])}"
+def build_python_image(engine: Engine) -> str:
+    """Build the Python image unless the engine has it, and return its tag."""
+    debian = build_debian_image(engine)
+    tag = python_tag()
     with locked("python-image"):
         if image_id(tag, engine=engine) is None:
             with step("building the Python base image"), scratch_folder() as empty:
@@ -64,10 +74,10 @@ def python_image(engine: Engine) -> str:
                     *build_arguments(engine),
                     *arguments,
                     "--file",
-                    dockerfile,
+                    _PYTHON_DOCKERFILE,
                     empty,
                     engine=engine,
-                    timeout=900,
+                    timeout=3600,
                 )
     return tag
 
@@ -77,10 +87,13 @@ def _root_file_system(name: str) -> Path:
     if archive.exists():
         return archive
     archive.parent.mkdir(exist_ok=True)
-    packages.require("debootstrap")
     with step(f"bootstrapping Debian {_SUITE}"), scratch_folder() as scratch:
         root = scratch / "root"
-        run(["debootstrap", "--variant=minbase", _SUITE, root], timeout=1200)
+        try:
+            packages.require("debootstrap")
+            run(["debootstrap", "--variant=minbase", _SUITE, root], timeout=3600)
+        except CommandError as error:
+            raise ToolchainError(f"Debian {_SUITE} could not be installed into a folder. {error}") from error
         for superfluous in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
             shutil.rmtree(root / superfluous, ignore_errors=True)
         (root / "var/cache/apt/archives/partial").mkdir(parents=True)

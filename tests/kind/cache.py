@@ -1,8 +1,7 @@
-"""Where the test cluster's builds are kept, how they are named, and who may write them.
+"""The cache of everything that the test cluster builds: its folder, names and locks.
 
-Everything slow (Go binaries, file systems, images) lies in one folder under a name made of the digest of its inputs:
-the same inputs are never built twice, changed inputs never meet an old result, and the folder may be deleted at any
-time.
+Go binaries, file systems and images are stored under the digest of their inputs, so the same inputs are built once and
+changed inputs never find an old result. The folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.kind.command import step
+
 _KEPT_SECONDS = 14 * 24 * 3600.0
 
 
 def cache_dir() -> Path:
-    """The cache's root: ``$DDPJOB_CACHE``, by default ``~/.cache/ddpjob``. Created when absent."""
+    """Return the cache's root, ``$DDPJOB_CACHE`` or ``~/.cache/ddpjob``, created if absent."""
     root = Path(os.environ.get("DDPJOB_CACHE") or Path.home() / ".cache" / "ddpjob").absolute()
     root.mkdir(parents=True, exist_ok=True)
     return root
 
 
 def digest(*parts: str, files: Iterable[Path] = ()) -> str:
-    """A 16-digit hexadecimal name for these inputs.
+    """Return a 16-digit hexadecimal digest of these inputs.
 
-    Each part and each file (name, mode and content; the order does not matter) goes in with its length, so that no
-    two different lists of inputs give the same byte stream.
+    A file counts with name, executable bit and content, in any order. Each part is hashed with its length, so two
+    different lists of inputs never give the same byte stream.
     """
     sha = hashlib.sha256()
 
@@ -51,12 +51,12 @@ def digest(*parts: str, files: Iterable[Path] = ()) -> str:
 
 
 def source_files(folder: Path) -> list[Path]:
-    """Every file under ``folder`` that can change what is built from it."""
+    """Return every file under ``folder`` except Python bytecode, sorted."""
     return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
 
 
 def forget_unused(folder: Path) -> None:
-    """Delete what lies in a folder of the cache and was not used for two weeks. Whoever uses an entry touches it."""
+    """Delete entries of a cache folder that were not used for two weeks. Using an entry updates its mtime."""
     oldest = time.time() - _KEPT_SECONDS
     for entry in folder.iterdir():
         if entry.stat().st_mtime < oldest:
@@ -68,9 +68,9 @@ def forget_unused(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder on the cache's file system, for work in progress; what is done is renamed to its place.
+    """Provide an empty folder on the cache's file system, for results that are renamed to their place when complete.
 
-    It goes away at the end. What killed processes left of theirs goes away now.
+    The folder is deleted at the end. Folders that killed processes left are deleted at the start.
     """
     parent = cache_dir() / "scratch"
     parent.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder, after unmounting what an engine or debootstrap left mounted in it."""
+    """Delete a folder, after unmounting what a Docker engine or debootstrap left mounted in it."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in reversed(mounts):
         if mount.startswith(f"{folder}/"):
@@ -97,7 +97,7 @@ def discard(folder: Path) -> None:
 def locked(name: str) -> Iterator[None]:
     """Hold the cache's lock ``name``: one process builds, the others wait and then find the result.
 
-    The kernel releases the lock when its holder dies, so a killed run never blocks the next one.
+    The kernel releases the lock when the process that holds it dies, so a killed run never blocks the next one.
     """
     folder = cache_dir() / "locks"
     folder.mkdir(exist_ok=True)
@@ -105,6 +105,6 @@ def locked(name: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process that is busy with {name}", file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with step(f"waiting for another process that holds the lock {name}"):
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""A kind cluster for tests and development: one control plane, two workers, one host folder shared by all of them.
+"""A kind cluster for tests and development: one control plane, two workers, one host folder that all nodes share.
 
-`up()` returns a cluster that is ready for pods, reusing a healthy one; `down()` leaves nothing of it.
-A `Cluster` runs kubectl, loads images into its nodes and makes volumes that all nodes share.
+`up()` creates a cluster or finds a healthy one, `down()` deletes it. A `Cluster` runs kubectl, loads images into its
+nodes and makes volumes that all nodes share. Programs and images must be prepared (prepare.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_NAME = "ddpjob"
 
 _CREATE_SECONDS = 600.0
 _READY_SECONDS = 240.0
-# A live API server lists nodes in milliseconds; a cluster that needs longer is not worth keeping.
+# A healthy API server lists nodes in milliseconds; a cluster that needs longer is created again.
 _HEALTH_SECONDS = 15.0
 
 
@@ -36,36 +36,36 @@ class Cluster:
     name: str
     kubeconfig: Path
     shared_dir: Path
-    """On this machine; the nodes see it at cluster_config.SHARED_MOUNT."""
+    """The folder on this machine; nodes mount it at cluster_config.SHARED_MOUNT."""
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of the nodes that pods run on, which are also those of their containers."""
+        """Return the names of the nodes that pods run on; their containers have the same names."""
         return (f"{self.name}-worker", f"{self.name}-worker2")
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of all nodes."""
+        """Return the names of all nodes."""
         return (f"{self.name}-control-plane", *self.workers)
 
     def kubectl(
         self,
         *args: str | Path,
-        input: str | None = None,  # noqa: A002 - what subprocess.run calls it
+        input: str | None = None,  # noqa: A002 - as in subprocess.run
         timeout: float = 60,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl on this cluster, with ``input`` as its standard input. Raises CommandError (see command.run)."""
+        """Run kubectl on this cluster with ``input`` as standard input. Raises CommandError (see command.run)."""
         return run(
             [binary("kubectl"), "--kubeconfig", self.kubeconfig, *args], timeout=timeout, stdin=input, check=check
         )
 
     def load_image(self, tag: str, *, timeout: float = 300) -> None:
-        """Put a local image on every worker that does not have that very image yet. Raises CommandError."""
+        """Load a local image into every worker that does not have it under the same id. Raises CommandError."""
         engine = ensure_engine()
         wanted = image_id(tag, engine=engine)
         if wanted is None:
-            raise CommandError(f"there is no local image {tag}; build it with: python -m tests.kind images")
+            raise CommandError(f"there is no local image {tag}. Build it with: python -m tests.kind images")
         missing = [node for node in self.workers if self._loaded(engine, node, tag) != wanted]
         if not missing:
             return
@@ -92,15 +92,15 @@ class Cluster:
     def shared_volume(
         self, name: str, *, storage_class: str = "", claim: tuple[str, str] | None = None, capacity: str = "10Gi"
     ) -> dict[str, object]:
-        """Make an empty folder that every node sees and every user may write, and return the PersistentVolume for it.
+        """Make an empty folder that all nodes mount and all users can write; return a PersistentVolume for it.
 
-        Still to be applied. It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name, reserves it
-        for that claim. To bind it, a claim names the volume's ``storage_class`` (the default, "", has to be written
-        out: left away, the cluster's default class is filled in).
+        The caller applies the volume. It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name,
+        reserves it for that claim. A claim that binds it must name the volume's ``storage_class``, also if that is
+        "": a claim without storageClassName gets the cluster's default class.
         """
         folder = self.shared_dir / name
         folder.mkdir(parents=True)
-        # Trainers run as an unprivileged user, and kubelet changes no owner on a hostPath.
+        # Trainers run as an unprivileged user, and kubelet does not change the owner of a hostPath.
         folder.chmod(0o777)
         return cluster_config.shared_volume(name, storage_class=storage_class, claim=claim, capacity=capacity)
 
@@ -109,12 +109,12 @@ def _loaded_note(tag: str) -> str:
     return f"/kind/loaded-{digest(tag)}"
 
 
-def up(name: str = DEFAULT_NAME, *, install: bool | None = None) -> Cluster:
-    """A cluster of that name that is ready: nodes Ready, DNS answering.
+def up(name: str = DEFAULT_NAME) -> Cluster:
+    """Return a cluster with all nodes Ready and DNS answering; create it unless a healthy one of that name exists.
 
-    ``install`` as in docker.ensure_engine(). Raises DockerUnavailableError, ToolchainError or CommandError.
+    Raises DockerUnavailableError, ToolchainError or CommandError.
     """
-    engine = ensure_engine(install=install)
+    engine = ensure_engine(install=False)
     cluster = _described(name)
     image = node_image(engine)
     cluster.shared_dir.mkdir(parents=True, exist_ok=True)
@@ -136,19 +136,19 @@ def up(name: str = DEFAULT_NAME, *, install: bool | None = None) -> Cluster:
 
 
 def down(name: str = DEFAULT_NAME) -> None:
-    """Delete the cluster of that name and its shared folder, if there is one. The Docker engine goes on."""
+    """Delete the cluster of that name and its shared folder, if they exist. The Docker engine keeps running."""
     engine = running_engine()
     with locked(f"cluster-{name}"):
         if engine is not None:
             _delete(engine, name)
-            # Docker refuses while another cluster is in it. On an installed engine it may be of use to its owner.
+            # Docker refuses this while another cluster uses it. An installed engine keeps its network.
             if engine.started_by_us:
                 docker("network", "rm", "kind", engine=engine, check=False)
         shutil.rmtree(_folder(name), ignore_errors=True)
 
 
 def find(name: str = DEFAULT_NAME) -> Cluster | None:
-    """The cluster of that name if it is up and healthy; starts nothing."""
+    """Return the cluster of that name if it is healthy, else None. Starts nothing."""
     if running_engine() is None:
         return None
     cluster = _described(name)
@@ -174,7 +174,7 @@ def _healthy(cluster: Cluster) -> bool:
 
 
 def _delete(engine: Engine, name: str) -> None:
-    # Also what a killed `kind create` left: kind finds a cluster by its containers' labels, whole or not.
+    # Also deletes what a killed `kind create` left: kind finds a cluster by the labels of its containers.
     kubeconfig = _described(name).kubeconfig
     run(
         [binary("kind"), "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig],
@@ -220,16 +220,16 @@ def _logs_on_failure(engine: Engine, cluster: Cluster) -> Iterator[None]:
 
 
 def _answer_only_cluster_names(cluster: Cluster) -> None:
-    """Take forwarding out of CoreDNS.
+    """Remove forwarding from CoreDNS.
 
-    Our nodes' resolver is Docker's at 127.0.0.11, which inside a pod is the pod itself: CoreDNS would ask itself,
-    notice the loop and exit.
+    The nodes' resolver is Docker's at 127.0.0.11, which inside a pod is the pod itself: CoreDNS would query itself,
+    detect the loop and exit.
     """
     namespace = "--namespace=kube-system"
     config_map = json.loads(cluster.kubectl(namespace, "get", "configmap", "coredns", "--output=json").stdout)
     corefile = cluster_config.without_forwarding(config_map["data"]["Corefile"])
     cluster.kubectl(namespace, "patch", "configmap", "coredns", "--patch", json.dumps({"data": {"Corefile": corefile}}))
-    # One replica is enough for tests. The restart makes one read the new file where the first has begun already.
+    # One replica is enough for tests. The restart makes CoreDNS read the new file if it runs already.
     cluster.kubectl(namespace, "scale", "deployment", "coredns", "--replicas=1")
     cluster.kubectl(namespace, "rollout", "restart", "deployment", "coredns")
 
@@ -239,7 +239,7 @@ def _wait_ready(engine: Engine, cluster: Cluster) -> None:
     server = cluster.kubectl("-n=kube-system", "get", "service", "kube-dns", "-o=jsonpath={.spec.clusterIP}").stdout
     for node in cluster.workers:
         docker("cp", binary("lookup"), f"{node}:/usr/local/bin/lookup", engine=engine)
-        # Through the service's address: that shows kube-proxy's rules and the pod network on the way.
+        # Through the service's address, which also checks kube-proxy's rules and the pod network.
         question = ["exec", node, "lookup", server, "kubernetes.default.svc.cluster.local."]
         wait_until(
             f"DNS answers on {node}",

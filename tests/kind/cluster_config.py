@@ -1,4 +1,4 @@
-"""What a test cluster is made of, as text: kind's configuration, volumes, CoreDNS's file. cluster.py applies it."""
+"""The configuration of a test cluster as text: kind's file, volumes, CoreDNS's Corefile. cluster.py applies it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 SHARED_MOUNT = "/ddpjob-shared"
 DATA_MOUNT = "/ddpjob-data"
 
-# All within 198.18.0.0/15, which is reserved for tests between networks (RFC 2544): no machine has neighbours there.
+# Within 198.18.0.0/15, reserved for benchmarks between networks (RFC 2544): no real network uses it.
 POD_SUBNET = "198.19.0.0/16"
 SERVICE_SUBNET = "198.18.128.0/20"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-# etcd's fsync protects data that lives as long as the cluster: not here. Leader election serves several control
-# planes: here is one.
+# No fsync in etcd: its data need not survive a crash of the machine. No leader election: there is one control plane.
 _KUBEADM_PATCH = """\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -37,20 +36,20 @@ scheduler:
 
 
 def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder with MNIST's four files that nodes get: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, else None."""
+    """Return the folder of MNIST's four files to mount: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, else None."""
     chosen = environment.get("DDPJOB_MNIST_DIR")
     folder = Path(chosen) if chosen else _REPOSITORY.parent / "shared" / "mnist"
     if folder.is_dir():
         return folder.resolve()
     if chosen:
         raise ValueError(
-            f"DDPJOB_MNIST_DIR={chosen} is not a folder; unset it or name the one that holds MNIST's four .gz files"
+            f"DDPJOB_MNIST_DIR={chosen} is not a folder: unset it, or set it to the folder of MNIST's four .gz files"
         )
     return None
 
 
 def kind_config(shared_dir: Path, data_dir: Path | None) -> str:
-    """kind's configuration file for one control plane and two workers: JSON, which is YAML with simpler quoting."""
+    """Return kind's configuration for one control plane and two workers, as JSON (which is also YAML)."""
     mounts: list[dict[str, object]] = [{"hostPath": str(shared_dir), "containerPath": SHARED_MOUNT}]
     if data_dir is not None:
         mounts.append({"hostPath": str(data_dir), "containerPath": DATA_MOUNT, "readOnly": True})
@@ -65,7 +64,7 @@ def kind_config(shared_dir: Path, data_dir: Path | None) -> str:
 
 
 def shared_volume(name: str, *, storage_class: str, claim: tuple[str, str] | None, capacity: str) -> dict[str, object]:
-    """A ReadWriteMany PersistentVolume on the folder ``name`` of what all nodes share."""
+    """Return a ReadWriteMany PersistentVolume on the subfolder ``name`` of the shared folder."""
     spec: dict[str, object] = {
         "accessModes": ["ReadWriteMany"],
         "capacity": {"storage": capacity},
@@ -79,7 +78,7 @@ def shared_volume(name: str, *, storage_class: str, claim: tuple[str, str] | Non
 
 
 def ready_nodes(node_list: Mapping[str, Any]) -> set[str]:
-    """The names of the nodes whose condition Ready is True, of a NodeList as the API server gives it."""
+    """Return the names of the nodes in a NodeList whose condition Ready is True."""
     return {
         node["metadata"]["name"]
         for node in node_list["items"]
@@ -89,6 +88,6 @@ def ready_nodes(node_list: Mapping[str, Any]) -> set[str]:
 
 
 def without_forwarding(corefile: str) -> str:
-    """A Corefile without the plugins forward (with its block) and loop: it answers for the cluster's names alone."""
+    """Return the Corefile without the plugins forward and loop: it then answers for the cluster's names only."""
     kept = re.sub(r"(?m)^[ \t]*forward\b[^\n{]*(\{[^}]*\})?[ \t]*\n", "", corefile)
     return re.sub(r"(?m)^[ \t]*loop[ \t]*\n", "", kept)

@@ -1,8 +1,7 @@
-"""The Docker engine that the test cluster runs on: the one that runs already, otherwise one started here.
+"""The Docker engine of the test cluster: one that runs already, else one started here (dockerd.py).
 
-Our own engine keeps to itself: its socket and state are not those of an installed Docker, so neither can disturb the
-other. It is started only by root on Linux, survives the command that started it, and is ended by `python -m
-tests.kind docker --stop` alone.
+The engine started here has its own socket and state, separate from an installed Docker. It is started only by root on
+Linux, outlives the command that started it, and is stopped only by `python -m tests.kind docker --stop`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Engine:
 
 
 def running_engine() -> Engine | None:
-    """The engine that the client reaches as configured, else the one that was started here earlier, else None."""
+    """Return the engine that the client is configured for, else the one started here earlier, else None."""
     if shutil.which("docker") is None:
         return None
     if os.environ.get("DOCKER_HOST") == _OUR_HOST:  # a shell that evaluated shell_exports()
@@ -51,7 +50,7 @@ def running_engine() -> Engine | None:
         ):
             return Engine({}, started_by_us=False)
     except CommandError:
-        pass  # a client that hangs on a dead remote engine is no engine
+        pass  # the client hung on a remote engine that does not answer
     return _our_engine()
 
 
@@ -62,9 +61,9 @@ def _our_engine() -> Engine | None:
     return Engine(
         {
             "DOCKER_HOST": _OUR_HOST,
-            # A newer client assumes a newer engine wherever it does not ask first.
+            # A newer client assumes a newer engine in requests where it does not negotiate.
             "DOCKER_API_VERSION": api_version,
-            # Debian's engine comes without buildx, which BuildKit builds need.
+            # Debian's engine has no buildx, which BuildKit builds need.
             "DOCKER_BUILDKIT": "0",
             "DOCKER_CONTEXT": "",
         },
@@ -73,9 +72,9 @@ def _our_engine() -> Engine | None:
 
 
 def ensure_engine(*, install: bool | None = None) -> Engine:
-    """An engine that answers, started now if need be.
+    """Return an engine that answers; start one if there is none.
 
-    ``install`` allows to apt-get what is missing; by default only where CI=true. Raises DockerUnavailableError.
+    ``install`` allows installing missing packages with apt-get; the default is CI=true. Raises DockerUnavailableError.
     """
     engine = running_engine()
     if engine is not None:
@@ -91,7 +90,7 @@ def ensure_engine(*, install: bool | None = None) -> Engine:
             )
         try:
             packages.require("docker", "dockerd", "iptables", "ip", install=install)
-            engine = running_engine()  # installing may have started the system's own
+            engine = running_engine()  # the package may have started the system's engine
             if engine is not None:
                 return engine
             dockerd.start(answers=lambda: _our_engine() is not None)
@@ -99,14 +98,14 @@ def ensure_engine(*, install: bool | None = None) -> Engine:
             raise DockerUnavailableError(f"No Docker engine answers. {error}") from error
         engine = _our_engine()
         if engine is None:
-            raise DockerUnavailableError(f"the Docker engine stopped answering; its log is {dockerd.log_file()}")
+            raise DockerUnavailableError(f"The Docker engine stopped answering. Its log is {dockerd.log_file()}")
         _remove_dead_clusters(engine)
         return engine
 
 
 def _remove_dead_clusters(engine: Engine) -> None:
-    # An engine that has only just started holds no live cluster: what it lists are remains of a killed run, and it
-    # may even be restarting them.
+    # An engine that has just started has no live cluster: its containers are left from a killed run, and it may be
+    # restarting them.
     listed = docker("ps", "-aq", "--filter", "label=io.x-k8s.kind.cluster", engine=engine).stdout.split()
     if listed:
         docker("rm", "--force", "--volumes", *listed, engine=engine, timeout=120)
@@ -115,19 +114,19 @@ def _remove_dead_clusters(engine: Engine) -> None:
 def docker(
     *args: str | Path, engine: Engine | None = None, timeout: float = 60, stdin: str | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Docker client against ``engine``, by default ensure_engine()'s; ``timeout`` in seconds."""
+    """Run the Docker client on ``engine`` (default: that of ``ensure_engine``); ``timeout`` in seconds."""
     chosen = engine or ensure_engine()
     return run(["docker", *args], env=chosen.environment, timeout=timeout, stdin=stdin, check=check)
 
 
 def image_id(tag: str, *, engine: Engine | None = None) -> str | None:
-    """The id of a local image, or None where the engine has none of that name."""
+    """Return the id of a local image, or None if the engine does not have it."""
     done = docker("image", "inspect", "--format", "{{.Id}}", tag, engine=engine, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def shell_exports(engine: Engine) -> Sequence[str]:
-    """Lines that, evaluated by a shell, point its `docker` at the engine."""
+    """Return shell lines that point `docker` at the engine."""
     return [f"export {name}={value}" for name, value in engine.environment.items() if value]
 
 
@@ -143,7 +142,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _api_version(path: Path) -> str | None:
-    """The API version of the engine behind a socket (its ping says it in a header), or None when nothing answers."""
+    """Return the API version from the engine's ping, or None if nothing answers on the socket."""
     connection = _UnixConnection(path, _ANSWER_SECONDS)
     try:
         connection.request("GET", "/_ping")

@@ -1,8 +1,7 @@
-"""Starts and ends the Docker engine that the tests bring along where none is running.
+"""Start and stop the Docker engine that the tests use where none runs: Debian's dockerd with separate state.
 
-It is Debian's dockerd with state of its own, used by docker.py alone. A killed run may leave anything behind (pid files
-of processes long gone, a half-written state); start() copes with all of it, in the last resort by throwing the state
-away: it is a cache.
+Used by docker.py. A killed run may leave stale pid files or a half-written state; start() handles both, and deletes the
+state if the engine does not start with it (the state is a cache).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.kind.cache import cache_dir, discard
 from tests.kind.command import CommandError, step, wait_until
 from tests.kind.toolchain import binary
 
-# Not in the cache folder: a socket's path may have 107 bytes, and this state must not outlive a reboot.
+# Not in the cache folder: a socket's path is limited to 107 bytes, and this state must not survive a reboot.
 RUN_DIR = Path("/run/ddpjob-docker")
 SOCKET = RUN_DIR / "docker.sock"
 
@@ -30,23 +29,22 @@ _START_SECONDS = 90.0
 _STOP_SECONDS = 60.0
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 
-# 198.18.0.0/15 is reserved for tests between networks (RFC 2544): it collides with no private network the machine may
-# be in.
+# 198.18.0.0/15 is reserved for benchmarks between networks (RFC 2544): no private network of the machine uses it.
 _ADDRESS_POOL = {"base": "198.18.16.0/20", "size": 24}
 
 
 def log_file() -> Path:
-    """Where the engine writes what it does."""
+    """Return the engine's log file."""
     return cache_dir() / "docker.log"
 
 
 def data_root() -> Path:
-    """Where the engine keeps images and containers."""
+    """Return the engine's folder of images and containers."""
     return cache_dir() / "docker"
 
 
 def lacks_sys_resource(process_status: str | None = None) -> bool:
-    """Whether this machine's root lacks CAP_SYS_RESOURCE, judged by the text of /proc/self/status."""
+    """Return whether root lacks CAP_SYS_RESOURCE here, according to /proc/self/status."""
     text = Path("/proc/self/status").read_text() if process_status is None else process_status
     for line in text.splitlines():
         if line.startswith("CapBnd:"):
@@ -55,13 +53,13 @@ def lacks_sys_resource(process_status: str | None = None) -> bool:
 
 
 def configuration(*, runc_reduced: Path | None) -> dict[str, object]:
-    """dockerd's configuration file. ``runc_reduced``: start containers through that program (go/node/runc-reduced)."""
+    """Return dockerd's configuration. ``runc_reduced``: the runtime to start containers with (go/node/runc-reduced)."""
     settings: dict[str, object] = {
         "hosts": [f"unix://{SOCKET}"],
         "data-root": str(data_root()),
         "exec-root": str(_EXEC_ROOT),
         "pidfile": str(_PID_FILE),
-        # Where a system-wide containerd runs, dockerd shares it: in namespaces that an installed Docker does not use.
+        # dockerd shares a system-wide containerd: use namespaces that an installed Docker does not use.
         "containerd-namespace": "ddpjob",
         "containerd-plugins-namespace": "ddpjob-plugins",
         "default-address-pools": [_ADDRESS_POOL],
@@ -74,7 +72,7 @@ def configuration(*, runc_reduced: Path | None) -> dict[str, object]:
 
 
 def start(answers: Callable[[], bool]) -> None:
-    """Start dockerd in a session of its own and wait until ``answers``. Raises CommandError with the end of its log."""
+    """Start dockerd in a new session and wait until ``answers``. Raises CommandError with the end of its log."""
     reduced = binary("runc-reduced") if lacks_sys_resource() else None
     config = cache_dir() / "dockerd.json"
     config.write_text(json.dumps(configuration(runc_reduced=reduced), indent=1))
@@ -122,7 +120,7 @@ def _start_once(config: Path, answers: Callable[[], bool]) -> None:
 
 
 def stop() -> bool:
-    """End the engine that start() started, with all its containers, never another one. False when there is none."""
+    """Stop the engine that start() started, with its containers. Return False if it does not run."""
     pid = _our_pid(_PID_FILE, "dockerd", "dockerd.json")
     if pid is None:
         return False
@@ -146,7 +144,7 @@ def _end_unresponsive(answers: Callable[[], bool]) -> None:
 
 
 def _remove_stale_pid_files() -> None:
-    # dockerd refuses to start, or waits for a containerd that is gone, when a pid file names any living process.
+    # If a pid file names any live process, dockerd refuses to start or waits for a containerd that does not exist.
     if _our_pid(_PID_FILE, "dockerd", "") is None:
         _PID_FILE.unlink(missing_ok=True)
     if _our_pid(_CONTAINERD_PID_FILE, "containerd", str(_EXEC_ROOT)) is None:
@@ -154,7 +152,7 @@ def _remove_stale_pid_files() -> None:
 
 
 def _our_pid(pid_file: Path, program: str, argument: str) -> int | None:
-    """The process a pid file names, if it lives, is that program and has ``argument`` in its command line."""
+    """Return the pid in a file if it is a live process of that program with ``argument`` in its command line."""
     try:
         pid = int(pid_file.read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -170,4 +168,4 @@ def _enable_forwarding() -> None:
         try:
             switch.write_text("1")
         except OSError as error:
-            raise CommandError(f"Containers need IPv4 forwarding, and {switch} cannot be set: {error}") from error
+            raise CommandError(f"containers need IPv4 forwarding, but {switch} cannot be set: {error}") from error

@@ -1,7 +1,7 @@
-"""Builds the operator's and the trainer's image, with or without a registry and a network inside containers.
+"""Build the operator's and the trainer's image, with or without a registry.
 
-Where a registry answers, this is plain `docker build`. Otherwise the base image is made here (base_images.py) and
-pip's wheels are downloaded on this machine, into a folder that is part of the build context only.
+With a registry this is plain `docker build`. Without one, the base image is built here (base_images.py) and pip's
+wheels are downloaded on this machine into the build context, because containers may have no network either.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kind.base_images import build_arguments, python_image, registry_reachable
+from tests.kind.base_images import build_arguments, build_python_image, python_tag, registry_reachable
 from tests.kind.cache import cache_dir, digest, forget_unused, locked, scratch_folder, source_files
-from tests.kind.command import run, step
+from tests.kind.command import CommandError, run, step
 from tests.kind.docker import Engine, docker, ensure_engine, image_id
+from tests.kind.toolchain import ToolchainError
 
 OPERATOR_TAG = "ddpjob/operator:dev"
 TRAINER_TAG = "ddpjob/trainer:dev"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SHARED_WHEELS = _REPOSITORY.parent / "shared" / "wheels"
-# What .dockerignore lets through.
+# The files that .dockerignore does not exclude.
 _CONTEXT = ("LICENSE", "README.md", "pyproject.toml", "operator", "trainer_app", "images")
-_BUILD_SECONDS = 1800.0
+_BUILD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Image:
-    """One of the project's images: its Dockerfile, and where pyproject.toml says what it needs."""
+    """One of the project's images: its Dockerfile, and the extra of pyproject.toml that it installs."""
 
     name: str
     dockerfile: str
     extra: str | None
 
     def requirements(self, pyproject: str) -> list[str]:
-        """The packages it installs beside the project itself, and what builds the project."""
+        """Return the packages that it installs besides the project, and the project's build requirements."""
         project = tomllib.loads(pyproject)
         needed: list[str] = (
             project["project"]["optional-dependencies"][self.extra]
@@ -53,24 +54,68 @@ TRAINER = Image("trainer", "images/trainer/Dockerfile", "trainer")
 
 
 def build_images(operator_tag: str = OPERATOR_TAG, trainer_tag: str = TRAINER_TAG) -> tuple[str, str]:
-    """Build both images from the working tree and return their tags. What has not changed is not built again."""
+    """Build both images from the working tree, unless they are up to date, and return their tags."""
     engine = ensure_engine()
     with locked("images"):
         build_image(engine, OPERATOR, operator_tag)
         build_image(engine, TRAINER, trainer_tag)
-        if engine.started_by_us:  # what an installed Docker keeps is its owner's affair
+        if engine.started_by_us:  # images of an installed Docker are not ours to delete
             docker("image", "prune", "--force", "--filter", "until=72h", engine=engine, timeout=300)
     return operator_tag, trainer_tag
 
 
+def require_images(*tags: str) -> None:
+    """Raise ToolchainError unless these images are built from the present working tree.
+
+    tags: the operator's and the trainer's; by default those of ``build_images``.
+    """
+    engine = ensure_engine(install=False)
+    for image, tag in zip((OPERATOR, TRAINER), tags or (OPERATOR_TAG, TRAINER_TAG), strict=True):
+        if not _is_current(engine, image, tag):
+            raise ToolchainError(
+                f"the image {tag} is not built from the present working tree. "
+                "Build it with: python -m tests.kind prepare images"
+            )
+
+
+def _base_image() -> str | None:
+    """Return the base image to build on, or None for the Dockerfile's default."""
+    return os.environ.get("DDPJOB_BASE_IMAGE") or (None if registry_reachable() else python_tag())
+
+
+def _wheels(image: Image) -> Path | None:
+    """Return the folder for the wheels that ``image`` is built from, or None where pip in the build downloads them."""
+    if registry_reachable():
+        return None
+    pyproject = (_REPOSITORY / "pyproject.toml").read_text()
+    local = sorted(path.name for path in _SHARED_WHEELS.glob("*.whl"))
+    key = digest(*image.requirements(pyproject), *local, platform.machine(), files=_constraints())
+    return cache_dir() / "wheels" / f"{image.name}-{key}"
+
+
+def _inputs(image: Image) -> str:
+    wheels = _wheels(image)
+    return digest(image.name, _base_image() or "", wheels.name if wheels else "", *_names(), files=_sources())
+
+
+def _note(tag: str) -> Path:
+    return cache_dir() / "images" / f"built-{digest(tag)}"
+
+
+def _is_current(engine: Engine, image: Image, tag: str) -> bool:
+    note = _note(tag)
+    return note.exists() and note.read_text() == f"{_inputs(image)} {image_id(tag, engine=engine)}"
+
+
 def build_image(engine: Engine, image: Image, tag: str) -> None:
-    """Build one image, unless it is there and of the very same inputs. Raises CommandError with the build's end."""
-    base = os.environ.get("DDPJOB_BASE_IMAGE") or (None if registry_reachable() else python_image(engine))
-    wheels = None if registry_reachable() else _downloaded_wheels(image)
-    inputs = digest(image.name, base or "", wheels.name if wheels else "", *_names(), files=_sources())
-    note = cache_dir() / "images" / f"built-{digest(tag)}"
-    if note.exists() and note.read_text() == f"{inputs} {image_id(tag, engine=engine)}":
+    """Build one image unless it is up to date. Raises CommandError with the end of the build's output."""
+    if _is_current(engine, image, tag):
         return
+    inputs, base, wheels = _inputs(image), _base_image(), _wheels(image)
+    if base == python_tag():
+        build_python_image(engine)
+    if wheels is not None:
+        _download_wheels(image, wheels)
     with step(f"building the image {tag}"):
         command = ["build", *build_arguments(engine), "--tag", tag, "--file", str(_REPOSITORY / image.dockerfile)]
         if base is not None:
@@ -81,12 +126,13 @@ def build_image(engine: Engine, image: Image, tag: str) -> None:
             with scratch_folder() as context:
                 _fill_context(context, wheels)
                 docker(*command, context, engine=engine, timeout=_BUILD_SECONDS)
+    note = _note(tag)
     note.parent.mkdir(exist_ok=True)
     note.write_text(f"{inputs} {image_id(tag, engine=engine)}")
 
 
 def _sources() -> list[Path]:
-    """Every file that a build reads: what .dockerignore lets through, and the operator's Dockerfile."""
+    """Return every file that a build reads: the build context and the operator's Dockerfile."""
     listed = [_REPOSITORY / name for name in (*_CONTEXT, OPERATOR.dockerfile)]
     files = [file for path in listed for file in (source_files(path) if path.is_dir() else [path])]
     return sorted(file for file in [*files, *_constraints()] if file.suffix != ".pyc" and ".egg-info" not in str(file))
@@ -103,7 +149,7 @@ def _fill_context(context: Path, wheels: Path) -> None:
             shutil.copytree(source, context / source.name, ignore=ignored)
         else:
             shutil.copy2(source, context)
-    # Hard links: the trainer's wheels are some 300 MB.
+    # Hard links: the trainer's wheels take about 300 MB.
     shutil.copytree(wheels, context / "wheels", copy_function=os.link)
 
 
@@ -111,32 +157,29 @@ def _constraints() -> list[Path]:
     return sorted(_REPOSITORY.glob("constraints*.txt"))
 
 
-def _downloaded_wheels(image: Image) -> Path:
-    """The folder with every wheel that ``image`` is made of, downloaded now unless the cache has it."""
-    pyproject = (_REPOSITORY / "pyproject.toml").read_text()
-    requirements = image.requirements(pyproject)
-    local = sorted(path.name for path in _SHARED_WHEELS.glob("*.whl"))
-    key = digest(*requirements, *local, platform.machine(), files=_constraints())
-    target = cache_dir() / "wheels" / f"{image.name}-{key}"
+def _download_wheels(image: Image, target: Path) -> None:
+    """Download every wheel that ``image`` is built from to ``target``, unless the cache has them."""
     with locked(f"wheels-{image.name}"):
         if not target.exists():
             with step(f"downloading the wheels of {image.name}"):
-                _download(requirements, target)
+                _download(image.requirements((_REPOSITORY / "pyproject.toml").read_text()), target)
             forget_unused(target.parent)
         os.utime(target)
-    return target
 
 
 def _download(requirements: list[str], target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     with scratch_folder() as scratch:
         folder = scratch / "wheels"
-        run([*download_command(folder, platform.machine()), *requirements], timeout=_BUILD_SECONDS)
+        try:
+            run([*download_command(folder, platform.machine()), *requirements], timeout=_BUILD_SECONDS)
+        except CommandError as error:
+            raise ToolchainError(f"the images' wheels could not be downloaded. {error}") from error
         folder.rename(target)
 
 
 def download_command(folder: Path, machine: str) -> list[str]:
-    """pip's command line, less the packages: wheels for the images' Python 3.11 on Linux, whatever runs here."""
+    """Return pip's command line without the packages: wheels for the images' Python 3.11 on Linux."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Installs the Debian packages that an engine of our own needs: where CI=true or where asked for, never on its own."""
+"""Install the Debian packages that the test cluster needs, if CI=true or on request, never otherwise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tests.kind.command import CommandError, run, step
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
-
-# Each program that is looked for, and what it comes with.
+# Program to the packages that provide it.
 _PACKAGES = {
     "docker": ["docker.io"],
     "dockerd": ["docker.io"],
@@ -24,9 +23,9 @@ _PACKAGES = {
 
 
 def require(*programs: str, install: bool | None = None) -> None:
-    """Make sure that these programs are there, installing them where ``install`` (default: CI=true) allows it.
+    """Install the packages of programs that are missing, if ``install`` (default: CI=true) allows it.
 
-    Raises CommandError, which says what to install.
+    Raises CommandError with what to install.
     """
     missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
@@ -34,17 +33,15 @@ def require(*programs: str, install: bool | None = None) -> None:
     allowed = os.environ.get("CI") == "true" if install is None else install
     if not allowed:
         raise CommandError(
-            f"{', '.join(missing)} is not installed. Install it, "
-            "or on Debian have it done by: python -m tests.kind docker --install"
+            f"not installed: {', '.join(missing)}. Install what is missing; "
+            "on Debian this does it: python -m tests.kind docker --install"
         )
     _install(sorted({package for name in missing for package in _PACKAGES[name]}))
 
 
 def _install(names: list[str]) -> None:
     if shutil.which("apt-get") is None:
-        raise CommandError(
-            f"This is not Debian or Ubuntu: please install what {', '.join(names)} stands for on your system."
-        )
+        raise CommandError(f"this system has no apt-get: install its packages that correspond to {', '.join(names)}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     waiting = ["-o", "DPkg::Lock::Timeout=300"]
     with step(f"installing {' '.join(names)}"), _no_services_started():
@@ -54,8 +51,7 @@ def _install(names: list[str]) -> None:
 
 @contextmanager
 def _no_services_started() -> Iterator[None]:
-    # Without systemd (a container, a chroot) a package's script would start its daemon by hand, with settings that
-    # are not ours.
+    # Without systemd (a container, a chroot) a package's script starts its daemon directly, with default settings.
     if Path("/run/systemd/system").exists() or _POLICY.exists():
         yield
         return

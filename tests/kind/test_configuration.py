@@ -1,4 +1,4 @@
-"""What is decided before anything starts: the configuration of engine and cluster, and whose processes are ours."""
+"""Unit tests of the engine's and the cluster's configuration, and of running commands."""
 
 import json
 import subprocess
@@ -38,18 +38,18 @@ COREFILE = """\
 """
 
 
-def test_corefile_answers_for_the_cluster_alone_and_is_otherwise_unchanged() -> None:
+def test_corefile_loses_forward_and_loop_and_nothing_else() -> None:
     forwarding = "forward . /etc/resolv.conf {\n       max_concurrent 1000\n    }\n"
     expected = COREFILE.replace(f"    {forwarding}", "")
     assert cluster_config.without_forwarding(COREFILE) == expected.replace("    loop\n", "")
 
 
-def test_corefile_without_forwarding_stays_as_it_is() -> None:
+def test_corefile_without_forwarding_is_unchanged() -> None:
     once = cluster_config.without_forwarding(COREFILE)
     assert cluster_config.without_forwarding(once) == once
 
 
-def test_all_three_nodes_see_the_shared_folder_and_the_data_read_only(tmp_path: Path) -> None:
+def test_all_nodes_mount_the_shared_folder_and_the_data_read_only(tmp_path: Path) -> None:
     config = json.loads(cluster_config.kind_config(tmp_path / "shared", tmp_path / "mnist"))
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
     for node in config["nodes"]:
@@ -67,13 +67,13 @@ def test_without_data_only_the_shared_folder_is_mounted(tmp_path: Path) -> None:
     assert [len(node["extraMounts"]) for node in config["nodes"]] == [1, 1, 1]
 
 
-def test_chosen_data_folder_that_does_not_exist_is_an_error_and_not_ignored(tmp_path: Path) -> None:
+def test_missing_data_folder_is_an_error_if_the_variable_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"DDPJOB_MNIST_DIR=.*is not a folder"):
         cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path / "absent")})
     assert cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path)}) == tmp_path
 
 
-def test_shared_volume_is_for_one_claim_where_one_is_named() -> None:
+def test_shared_volume_is_reserved_for_a_named_claim() -> None:
     volume = cluster_config.shared_volume("v", storage_class="", claim=("ns", "c"), capacity="1Gi")
     assert volume["spec"] == {
         "accessModes": ["ReadWriteMany"],
@@ -117,7 +117,7 @@ def test_our_engine_shares_no_path_and_no_namespace_with_an_installed_docker() -
     assert reduced["default-runtime"] == "reduced"
 
 
-def test_stopping_the_engine_leaves_a_stranger_with_its_process_number_alone(
+def test_stop_does_not_kill_another_program_with_the_recorded_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
@@ -130,7 +130,7 @@ def test_stopping_the_engine_leaves_a_stranger_with_its_process_number_alone(
             stranger.kill()
 
 
-def test_images_need_what_pyproject_says_and_what_builds_the_project() -> None:
+def test_images_install_dependencies_and_build_requirements() -> None:
     pyproject = """
         [build-system]
         requires = ["setuptools>=77"]
@@ -142,14 +142,14 @@ def test_images_need_what_pyproject_says_and_what_builds_the_project() -> None:
     assert images.TRAINER.requirements(pyproject) == ["torch", "numpy", "setuptools>=77"]
 
 
-def test_command_error_shows_what_the_program_said_last() -> None:
+def test_command_error_shows_the_end_of_the_output() -> None:
     with pytest.raises(CommandError, match=r"exit code 3: sh -c .*\nfirst\nlast"):
         run(["sh", "-c", "echo first; echo last >&2; exit 3"], timeout=30)
 
 
-def test_command_past_its_time_is_ended_and_its_output_shown() -> None:
+def test_command_that_times_out_is_killed_and_its_output_shown() -> None:
     begin = time.monotonic()
-    with pytest.raises(CommandError, match=r"no end after 0.3 s: sh[^\n]*\nhalf"):
+    with pytest.raises(CommandError, match=r"timed out after 0.3 s: sh[^\n]*\nhalf"):
         run(["sh", "-c", "echo half; exec sleep 600"], timeout=0.3)
     assert time.monotonic() - begin < 30
 
@@ -159,19 +159,19 @@ def test_missing_program_is_named() -> None:
         run(["no-such-program"], timeout=5)
 
 
-def test_waiting_ends_with_the_last_answer() -> None:
-    with pytest.raises(CommandError, match=r"not within 0 s: the thing is there. Last answer: not yet"):
+def test_timeout_error_of_a_wait_has_the_last_result() -> None:
+    with pytest.raises(CommandError, match=r"timed out after 0 s: the thing is there. Last result: not yet"):
         wait_until("the thing is there", lambda: (_ for _ in ()).throw(CommandError("not yet")), timeout=0)
 
 
-def test_nothing_is_installed_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CommandError, match=r"dockerd, ip is not installed.*python -m tests.kind docker --install"):
+    with pytest.raises(CommandError, match=r"not installed: dockerd, ip.*python -m tests.kind docker --install"):
         packages.require("dockerd", "ip")
 
 
-def test_image_is_made_of_the_code_of_both_packages_and_not_of_the_tests() -> None:
+def test_image_inputs_are_both_packages_without_the_tests() -> None:
     names = set(images._names())
     assert {"Dockerfile", "pyproject.toml", "images/trainer/Dockerfile", "images/pip-install.sh"} <= names
     assert {"operator/ddpjob/api/names.py", "trainer_app/ddptrain/cli.py"} <= names

@@ -24,6 +24,8 @@ from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, rank_state
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
+pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
+
 SMALL = (*SHORT, "--epochs", 3)
 GRADIENTS = "all_reduce of gradients"
 # Seconds. The promised figures are 60 and 75; DDPTRAIN_TEST_HANG_TIMEOUT=60 runs them.

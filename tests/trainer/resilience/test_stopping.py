@@ -14,6 +14,8 @@ import pytest
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
+pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
+
 # Long enough that a busy machine does not make the launcher kill first what would have left by itself.
 GRACE = 6
 GRADIENTS = "all_reduce of gradients"

@@ -1,0 +1,118 @@
+"""Build and download what tests need, before they run: `python -m tests.kind prepare NAME...`, used by `make test`.
+
+A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`. Tests look the
+results up and never build, so no test's time limit includes a build. Two processes may prepare at once: every build
+holds a lock, and the second process finds the result of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+
+from tests.kind import dockerd, images, node_image, toolchain
+from tests.kind.command import CommandError
+from tests.kind.docker import DockerUnavailableError, ensure_engine, running_engine
+
+GROUPS = ("docker", "node-image", "images")
+CLUSTER = ("kubectl", "kind", "lookup", "docker", "node-image")
+"""What `cluster.up` needs."""
+
+
+class State(StrEnum):
+    """Whether something is prepared."""
+
+    READY = "ready"
+    UNAVAILABLE = "unavailable"
+    """This machine lacks something: Go, Docker, root, or a server to download from."""
+    FAILED = "failed"
+    """A build of this repository's own files failed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one name. ``reason`` is one line, empty if it is ready."""
+
+    name: str
+    state: State
+    seconds: float
+    reason: str = ""
+    detail: str = ""
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """Return the names with everything that they are built from before them, each once."""
+    expanded: list[str] = []
+    for name in names:
+        for part in (*_requirements(name), name):
+            if part not in expanded:
+                expanded.append(part)
+    return expanded
+
+
+def prepare(names: Sequence[str], report: Callable[[Result], None] = lambda result: None) -> list[Result]:
+    """Build or download each name in order, with progress on stderr. A failure does not stop the others.
+
+    ``report`` is called with each result as soon as it is known.
+    """
+    results: list[Result] = []
+    wanted = expand(names)
+    for number, name in enumerate(wanted, start=1):
+        print(f"[{number}/{len(wanted)}] {name}", file=sys.stderr, flush=True)
+        result = _prepare_one(name)
+        ending = result.state if result.state is State.READY else f"{result.state}: {result.detail}"
+        print(f"[{number}/{len(wanted)}] {name}: {ending}", file=sys.stderr, flush=True)
+        report(result)
+        results.append(result)
+    return results
+
+
+def ensure(*names: str, install: bool | None = None) -> None:
+    """Prepare the names for a command that needs all of them. Raises the error of the first failure.
+
+    ``install`` as in ``docker.ensure_engine``.
+    """
+    for name in expand(names):
+        _builder(name, install)()
+
+
+def print_json(result: Result) -> None:
+    """Print a result as one line of JSON on stdout, for the program that started this one."""
+    print(json.dumps(asdict(result)), flush=True)
+
+
+def _prepare_one(name: str) -> Result:
+    begin = time.monotonic()
+    state, detail = State.READY, ""
+    try:
+        _builder(name, None)()
+    except (toolchain.ToolchainError, DockerUnavailableError) as error:
+        state, detail = State.UNAVAILABLE, str(error)
+    except (CommandError, ValueError, OSError) as error:
+        state, detail = State.FAILED, str(error)
+    return Result(name, state, round(time.monotonic() - begin, 1), detail.partition("\n")[0], detail)
+
+
+def _requirements(name: str) -> list[str]:
+    if name == "docker":
+        return ["runc-reduced"] if running_engine() is None and dockerd.lacks_sys_resource() else []
+    if name == "node-image":
+        return [*_requirements("docker"), "docker", *node_image.node_programs()]
+    if name == "images":
+        return [*_requirements("docker"), "docker"]
+    return []
+
+
+def _builder(name: str, install: bool | None) -> Callable[[], object]:
+    if name == "docker":
+        return partial(ensure_engine, install=install)
+    if name == "node-image":
+        return lambda: node_image.build_node_image(ensure_engine())
+    if name == "images":
+        return images.build_images
+    return partial(toolchain.build, name)

@@ -1,0 +1,148 @@
+"""Tests of the preparation of programs with a stand-in for Go: failures, two processes at once, a killed build."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kind import prepare
+from tests.kind.prepare import State
+from tests.processes import eventually
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# `go env` prints a version. `go build` logs its start, waits while the file "hold" exists, and writes a program; it
+# fails for the program named in "broken".
+FAKE_GO = """\
+#!/bin/sh
+here=$(dirname "$0")
+[ "$1" = env ] && { echo go1.99; exit; }
+while [ "$1" != -o ]; do shift; done
+echo "$$ $2" >> "$here/builds"
+while [ -e "$here/hold" ]; do sleep 0.02; done
+[ "$(cat "$here/broken" 2>/dev/null)" = "$(basename "$2")" ] && { echo "proxy: no route to host" >&2; exit 1; }
+echo program > "$2"
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """Return a folder with a stand-in for Go. A file "hold" in it stops builds; "builds" has a line for each."""
+    folder = tmp_path / "go"
+    folder.mkdir()
+    (folder / "go").write_text(FAKE_GO)
+    (folder / "go").chmod(0o755)
+    return folder
+
+
+def start(go: Path, *names: str, path: str | None = None) -> "subprocess.Popen[str]":
+    environment = {
+        **os.environ,
+        "PATH": path or f"{go}:{os.environ['PATH']}",
+        "DDPJOB_CACHE": str(go / "cache"),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.kind", "prepare", "--json", *names],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def results(process: "subprocess.Popen[str]") -> list[dict[str, object]]:
+    output, _ = process.communicate(timeout=60)
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def builds(go: Path) -> list[tuple[int, str]]:
+    """Return process id and program of each build that started."""
+    log = go / "builds"
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return [(int(pid), Path(output).name) for pid, output in lines]
+
+
+def test_progress_numbers_each_name_and_results_are_json_lines(go: Path) -> None:
+    process = start(go, "etcd", "helm")
+    output, progress = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [(r["name"], r["state"]) for r in map(json.loads, output.splitlines())] == [
+        ("etcd", "ready"),
+        ("helm", "ready"),
+    ]
+    lines = [line for line in progress.splitlines() if line.startswith("[")]
+    assert lines == ["[1/2] etcd", "[1/2] etcd: ready", "[2/2] helm", "[2/2] helm: ready"]
+    assert "▸ building etcd" in progress
+
+
+def test_failed_build_does_not_stop_the_next_one(go: Path) -> None:
+    (go / "broken").write_text("etcd")
+    process = start(go, "etcd", "helm")
+    etcd, helm = results(process)
+    assert (etcd["state"], helm["state"], process.returncode) == (State.UNAVAILABLE, State.READY, 1)
+    assert str(etcd["reason"]).startswith("etcd could not be built from ")
+    assert "proxy: no route to host" in str(etcd["detail"])
+
+
+def test_without_go_every_program_is_unavailable_with_the_same_reason(go: Path) -> None:
+    process = start(go, "etcd", "helm", path=str(go / "nothing"))
+    found = results(process)
+    assert process.returncode == 1
+    assert {str(r["state"]) for r in found} == {"unavailable"}
+    assert {str(r["reason"]).split(".")[0] for r in found} == {"Go is not installed"}
+
+
+def test_two_preparations_at_once_build_each_program_once(go: Path) -> None:
+    (go / "hold").touch()
+    first, second = start(go, "etcd"), start(go, "etcd")
+    eventually("one build runs", lambda: builds(go))
+    (go / "hold").unlink()
+    assert [r["state"] for p in (first, second) for r in results(p)] == ["ready", "ready"]
+    assert [name for _, name in builds(go)] == ["etcd"]
+
+
+def test_killed_preparation_ends_its_build_and_the_next_one_builds_again(go: Path) -> None:
+    (go / "hold").touch()
+    killed = start(go, "etcd")
+    eventually("the build runs", lambda: builds(go))
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    [(build, _)] = builds(go)
+    eventually("the build is gone", lambda: not Path(f"/proc/{build}/cmdline").exists() or _is_zombie(build))
+    (go / "hold").unlink()
+    assert [r["state"] for r in results(start(go, "etcd"))] == ["ready"]
+    assert [name for _, name in builds(go)] == ["etcd", "etcd"]
+    [program] = (go / "cache" / "bin").rglob("etcd")
+    assert program.read_text() == "program\n"
+    assert list((go / "cache" / "scratch").iterdir()) == []
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_unknown_name_is_an_error_that_lists_the_known_ones(go: Path) -> None:
+    process = start(go, "kubctl")
+    output, error = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("", 1)
+    assert "error: unknown name: kubctl. Known names: all, docker, node-image, images, kube-apiserver" in error
+
+
+def test_names_are_prepared_after_what_they_are_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPJOB_NODE_IMAGE", "chosen")
+    names = prepare.expand(["helm", *prepare.CLUSTER, "images", "helm"])
+    assert len(names) == len(set(names))
+    assert names[0] == "helm"
+    assert names.index("docker") < names.index("node-image") < names.index("images")
+    monkeypatch.delenv("DDPJOB_NODE_IMAGE")
+    monkeypatch.setattr("tests.kind.node_image.registry_reachable", lambda: False)
+    names = prepare.expand(["node-image"])
+    assert names[-1] == "node-image"
+    assert {"kubelet", "kubeadm", "etcd", "coredns", "pause"} < set(names)

@@ -1,0 +1,88 @@
+"""The test layers: the commands of each, what has to be built before, and what must not share the CPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kind import prepare
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a layer. Placeholders such as ``{helm}`` stand for the path of a program in ``needs``."""
+
+    words: tuple[str, ...]
+    is_pytest: bool = False
+    """pytest reports each test; any other command counts as one test."""
+    needs: tuple[str, ...] = ()
+    """Names for `python -m tests.kind prepare`. The command starts when all of them are prepared."""
+    alone: bool = False
+    """Starts when nothing else runs: its tests have time limits that other work on the CPU would exceed."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A named group of commands."""
+
+    name: str
+    commands: tuple[Command, ...]
+
+
+def pytest_command(*arguments: str, needs: tuple[str, ...] = (), alone: bool = False) -> Command:
+    """Return a pytest command of this interpreter; the runner adds the option for the report."""
+    return Command((sys.executable, "-m", "pytest", "-q", *arguments), is_pytest=True, needs=needs, alone=alone)
+
+
+def _tool(module: str, *arguments: str) -> Command:
+    return Command((sys.executable, "-m", module, *arguments))
+
+
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager")
+_NO_CLUSTER = ("-m", "not apiserver and not kind")
+
+# The order in which commands start: the longest layers first, so that no long one runs at the end by itself.
+LAYERS = (
+    Layer("trainer", (pytest_command("tests/trainer", "--ignore", "tests/trainer/resilience"),)),
+    Layer(
+        "resilience",
+        (
+            pytest_command("tests/trainer/resilience", "-m", "not alone"),
+            pytest_command("tests/trainer/resilience", "-m", "alone", alone=True),
+        ),
+    ),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images")),)),
+    Layer("apiserver", (pytest_command("tests", "-m", "apiserver", needs=("helm", *CONTROL_PLANE)),)),
+    Layer("local", (pytest_command("tests/local", "tests/cli"),)),
+    Layer(
+        "unit",
+        (
+            pytest_command(
+                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
+                *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
+            ),
+        ),
+    ),
+    Layer(
+        "install",
+        (
+            pytest_command(
+                *("tests/install", "tests/kind/test_builds.py", *_NO_CLUSTER),
+                needs=("helm", "kubectl", "pause", "runc-reduced"),
+            ),
+        ),
+    ),
+    Layer(
+        "lint",
+        (
+            _tool("ruff", "check", "."),
+            _tool("ruff", "format", "--check", "."),
+            _tool("mypy", "-p", "ddpjob", "-p", "ddptrain"),
+            Command((str(Path(sys.executable).with_name("lint-imports")),)),
+            _tool("yamllint", "--strict", "."),
+            Command(("{helm}", "lint", "--strict", "charts/ddpjob"), needs=("helm",)),
+        ),
+    ),
+)
+BY_NAME = {layer.name: layer for layer in LAYERS}

@@ -1,0 +1,201 @@
+"""The result of a test run: read from pytest's JUnit XML, printed as a table, written as JSON."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+SLOWEST = 20
+
+
+class Outcome(StrEnum):
+    """How a test or a layer ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test. ``seconds`` include its set-up and tear-down."""
+
+    name: str
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+    """Why it was skipped."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """One finished command of a layer."""
+
+    seconds: float
+    tests: tuple[Case, ...]
+    problem: str = ""
+    """Why the command failed, apart from failed tests; empty otherwise."""
+    missing: str = ""
+    """Why something that it needs could not be prepared; empty otherwise."""
+
+
+@dataclass
+class LayerResult:
+    """All commands of one layer."""
+
+    layer: str
+    commands: list[CommandResult] = field(default_factory=list)
+
+    @property
+    def tests(self) -> list[Case]:
+        return [test for command in self.commands for test in command.tests]
+
+    @property
+    def seconds(self) -> float:
+        return sum(command.seconds for command in self.commands)
+
+    @property
+    def problems(self) -> list[str]:
+        return [command.problem for command in self.commands if command.problem]
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(test.outcome is outcome for test in self.tests)
+
+    @property
+    def skip_reason(self) -> str:
+        """Why its tests were skipped: what could not be prepared, else the most frequent reason of the tests."""
+        missing = [command.missing for command in self.commands if command.missing]
+        reasons = Counter(test.reason for test in self.tests if test.outcome is Outcome.SKIPPED)
+        return missing[0] if missing else reasons.most_common(1)[0][0] if reasons else ""
+
+    def outcome(self, *, ci: bool) -> Outcome:
+        """Return how the layer ended. With ``ci`` a skipped test fails it."""
+        skipped = self.count(Outcome.SKIPPED)
+        if self.problems or self.count(Outcome.FAILED) or (ci and skipped):
+            return Outcome.FAILED
+        return Outcome.SKIPPED if skipped and not self.count(Outcome.PASSED) else Outcome.PASSED
+
+    def explanation(self, *, ci: bool) -> str:
+        """Return the last column of the table."""
+        outcome, skipped = self.outcome(ci=ci), self.count(Outcome.SKIPPED)
+        if outcome is Outcome.SKIPPED:
+            return f"skipped ({skipped}): {self.skip_reason}"
+        if outcome is Outcome.PASSED:
+            return "ok"
+        causes = list(self.problems)
+        if ci and skipped:
+            causes.append(f"CI=true forbids skipped tests ({skipped}): {self.skip_reason}")
+        return ": ".join(["FAILED", *causes[:1]])
+
+
+def read_junit(path: Path) -> list[Case]:
+    """Return the tests of a JUnit XML file, a test with an error in set-up or tear-down as failed."""
+    found: dict[str, Case] = {}
+    for case in ET.parse(path).getroot().iter("testcase"):  # noqa: S314 - written by our own pytest
+        name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
+        test = Case(name, *_outcome(case))
+        # pytest writes a second entry for a test whose tear-down fails after its call failed or passed.
+        if name in found and found[name].outcome is Outcome.FAILED:
+            continue
+        found[name] = test
+    return list(found.values())
+
+
+def _outcome(case: ET.Element) -> tuple[Outcome, float, str]:
+    seconds = float(case.get("time") or 0)
+    if case.find("failure") is not None or case.find("error") is not None:
+        return Outcome.FAILED, seconds, ""
+    skipped = case.find("skipped")
+    # An expected failure (xfail) is reported as skipped too, with another type.
+    if skipped is not None and skipped.get("type") == "pytest.skip":
+        return Outcome.SKIPPED, seconds, skipped.get("message") or ""
+    return Outcome.PASSED, seconds, ""
+
+
+def totals(results: Sequence[LayerResult], *, ci: bool) -> dict[Outcome, int]:
+    """Return the number of tests per outcome. A layer that failed without a failed test counts as one failed test."""
+    counts = {outcome: sum(result.count(outcome) for result in results) for outcome in Outcome}
+    for result in results:
+        if result.outcome(ci=ci) is Outcome.FAILED and not result.count(Outcome.FAILED):
+            counts[Outcome.FAILED] += 1
+    return counts
+
+
+def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
+    """Return the closing report: failed tests, slowest tests, skip reasons, the table and the totals."""
+    lines = [*_failed(results), *_slowest(results), *_partly_skipped(results, ci=ci)]
+    lines += ["", f"{'layer':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}  result"]
+    for result in results:
+        passed, failed, skipped = (result.count(outcome) for outcome in Outcome)
+        explanation = result.explanation(ci=ci)
+        lines.append(f"{result.layer:<12} {passed:>7} {failed:>7} {skipped:>8} {result.seconds:>8.1f}  {explanation}")
+    layers = Counter(result.outcome(ci=ci) for result in results)
+    lines.append("layers: " + ", ".join(f"{layers[outcome]} {outcome}" for outcome in Outcome) + f" in {seconds:.0f} s")
+    counts = totals(results, ci=ci)
+    lines.append(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
+    """Return the same as JSON. The fields are described in CONTRIBUTING.md."""
+    return json.dumps(
+        {
+            "schema": 1,
+            "ci": ci,
+            "seconds": round(seconds, 1),
+            **totals(results, ci=ci),
+            "layers": [
+                {
+                    "layer": result.layer,
+                    "outcome": result.outcome(ci=ci),
+                    "seconds": round(result.seconds, 1),
+                    **{outcome: result.count(outcome) for outcome in Outcome},
+                    "problems": result.problems,
+                    "skipReason": result.skip_reason,
+                    "tests": [asdict(test) for test in result.tests],
+                }
+                for result in results
+            ],
+            "slowest": [
+                {"layer": layer, "test": test.name, "seconds": test.seconds} for layer, test in slowest(results)
+            ],
+        },
+        indent=1,
+    )
+
+
+def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
+    """Return the slowest tests of all layers with their layer's name, the slowest first."""
+    tests = [(result.layer, test) for result in results for test in result.tests]
+    return sorted(tests, key=lambda pair: pair[1].seconds, reverse=True)[:SLOWEST]
+
+
+def _slowest(results: Sequence[LayerResult]) -> list[str]:
+    tests = slowest(results)
+    rows = [f"{test.seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
+    return ["", f"the {len(rows)} slowest tests:", *rows] if rows else []
+
+
+def _failed(results: Sequence[LayerResult]) -> list[str]:
+    rows = [
+        f"  {result.layer:<12} {test.name}"
+        for result in results
+        for test in result.tests
+        if test.outcome is Outcome.FAILED
+    ]
+    return ["", "failed tests:", *rows] if rows else []
+
+
+def _partly_skipped(results: Sequence[LayerResult], *, ci: bool) -> list[str]:
+    """Return why tests were skipped in layers that the table does not show as skipped."""
+    lines = []
+    for result in results:
+        if result.outcome(ci=ci) is not Outcome.SKIPPED:
+            reasons = Counter(test.reason for test in result.tests if test.outcome is Outcome.SKIPPED)
+            lines += [f"  {result.layer:<12} {count}: {reason}" for reason, count in reasons.most_common()]
+    return ["", "skipped tests:", *lines] if lines else []

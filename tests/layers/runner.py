@@ -1,0 +1,204 @@
+"""Run the commands of test layers: two at a time, builds in a lane of their own, some commands alone at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tests.kind.prepare import Result, State
+from tests.kind.toolchain import ToolchainError, binary
+from tests.layers.definitions import Command, Layer
+from tests.layers.report import Case, CommandResult, LayerResult, Outcome, read_junit
+from tests.processes import die_with_parent
+
+LANES = 2
+PREPARE = (sys.executable, "-m", "tests.kind", "prepare", "--json")
+_PREPARATION = "prepare"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command and the result of its layer."""
+
+    command: Command
+    layer: LayerResult
+
+
+class Runner:
+    """Runs layers once. ``ci``: what cannot be prepared is a failure. ``prepare``: the command that prepares names."""
+
+    def __init__(self, layers: Sequence[Layer], *, ci: bool, lanes: int = LANES, prepare: Sequence[str] = PREPARE):
+        self.results = [LayerResult(layer.name) for layer in layers]
+        pairs = list(zip(layers, self.results, strict=True))
+        self._jobs = [Job(command, result) for layer, result in pairs for command in layer.commands]
+        self._ci = ci
+        self._lanes = lanes
+        self._prepare = prepare
+        self._raw = len(self._jobs) == 1
+        """The only command writes to the terminal itself, so that a developer sees pytest's dots."""
+        self._prepared: dict[str, Result] = {}
+        self._changed = threading.Condition()
+        self._printing = threading.Lock()
+
+    def run(self) -> list[LayerResult]:
+        """Run all commands to their end and return the results in the order of the layers."""
+        preparing = threading.Thread(target=self._prepare_all)
+        preparing.start()
+        shared = [job for job in self._jobs if not job.command.alone]
+        lanes = [threading.Thread(target=self._run_shared, args=(shared,)) for _ in range(self._lanes)]
+        try:
+            for lane in lanes:
+                lane.start()
+            for lane in lanes:
+                lane.join()
+            preparing.join()
+            for job in self._jobs:
+                if job.command.alone:
+                    self._run(job)
+        except KeyboardInterrupt:
+            with self._changed:
+                shared.clear()
+                self._changed.notify_all()
+            raise
+        return self.results
+
+    def _run_shared(self, pending: list[Job]) -> None:
+        while True:
+            with self._changed:
+                job = next((job for job in pending if self._is_ready(job.command)), None)
+                if job is None:
+                    if not pending:
+                        return
+                    self._changed.wait()
+                    continue
+                pending.remove(job)
+            self._run(job)
+
+    def _is_ready(self, command: Command) -> bool:
+        return all(name in self._prepared for name in command.needs)
+
+    def _prepare_all(self) -> None:
+        """Prepare what the commands need, those with the fewest needs first, and wake the lanes after each name."""
+        lists = sorted((job.command.needs for job in self._jobs), key=len)
+        names = list(dict.fromkeys(name for needs in lists for name in needs))
+        ending = "did not start"
+        try:
+            if names:
+                ending = f"ended with exit code {self._run_preparation(names)}"
+        finally:
+            for name in names:
+                if name not in self._prepared:
+                    self._record(Result(name, State.FAILED, 0, f"the preparation {ending}"))
+
+    def _run_preparation(self, names: Sequence[str]) -> int:
+        process = self._start([*self._prepare, *names], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        progress = threading.Thread(target=self._pass_on, args=(_PREPARATION, process.stderr))
+        progress.start()
+        for line in process.stdout:
+            fields = json.loads(line)
+            self._record(Result(**fields | {"state": State(fields["state"])}))
+        progress.join()
+        return process.wait()
+
+    def _record(self, result: Result) -> None:
+        with self._changed:
+            self._prepared[result.name] = result
+            self._changed.notify_all()
+
+    def _run(self, job: Job) -> None:
+        name, command = job.layer.layer, job.command
+        missing = next((r for n in command.needs if (r := self._prepared[n]).state is not State.READY), None)
+        if missing is not None and (self._ci or missing.state is State.FAILED):
+            result = CommandResult(0, (), problem=f"{missing.name} is not prepared: {missing.reason}")
+        elif missing is not None and not command.is_pytest:
+            test = Case(_title(command), Outcome.SKIPPED, 0, missing.reason)
+            result = CommandResult(0, (test,), missing=missing.reason)
+        else:
+            result = self._run_command(name, command, missing.reason if missing else "")
+        job.layer.commands.append(result)
+        ending = result.problem or f"finished after {result.seconds:.0f} s"
+        self._say(name, f"{_title(command)}: {ending}")
+
+    def _run_command(self, layer: str, command: Command, missing: str) -> CommandResult:
+        """Run one command. If ``missing`` is set, pytest runs all the same: tests that need it skip themselves."""
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="ddpjob-layer-") as folder:
+            report = Path(folder) / "junit.xml"
+            try:
+                words = _words(command, report)
+            except ToolchainError as error:
+                return CommandResult(0, (), problem=str(error).splitlines()[0])
+            if self._raw:
+                code = self._start(words).wait()
+            else:
+                process = self._start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                assert process.stdout is not None
+                self._pass_on(layer, process.stdout)
+                code = process.wait()
+            seconds = time.monotonic() - begin
+            if command.is_pytest:
+                return _pytest_result(report, code, seconds, missing)
+            outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
+            return CommandResult(seconds, (Case(_title(command), outcome, seconds),))
+
+    def _start(self, words: Sequence[str], **streams: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - a single system call
+            **streams,
+        )
+
+    def _pass_on(self, name: str, stream: IO[str]) -> None:
+        for line in stream:
+            self._say(name, line)
+
+    def _say(self, name: str, line: str) -> None:
+        with self._printing:
+            print(line.rstrip() if self._raw else f"{name:<10} | {line.rstrip()}", flush=True)
+
+
+def _title(command: Command) -> str:
+    """Return the command without the interpreter, for output."""
+    words = [word.strip("{}") for word in command.words]
+    if words[:2] == [sys.executable, "-m"]:
+        return " ".join(words[2:])
+    return " ".join([Path(words[0]).name, *words[1:]])
+
+
+def _words(command: Command, report: Path) -> list[str]:
+    """Return the words of a command with the paths of its programs and, for pytest, the option for the report."""
+    words = [str(binary(word[1:-1])) if word.startswith("{") else word for word in command.words]
+    return [*words, f"--junitxml={report}", "--override-ini=junit_family=xunit1"] if command.is_pytest else words
+
+
+def _pytest_result(report: Path, code: int, seconds: float, missing: str) -> CommandResult:
+    """Return what pytest reported. A run that ended without a report, or without tests, is a problem."""
+    if not report.exists():
+        return CommandResult(seconds, (), problem=f"pytest ended with exit code {code} before it wrote its report")
+    tests = tuple(read_junit(report))
+    if code != 0 and not any(test.outcome is Outcome.FAILED for test in tests):
+        return CommandResult(seconds, tests, problem=f"pytest ended with exit code {code}", missing=missing)
+    return CommandResult(seconds, tests, missing=missing)
+
+
+def busy_loops() -> list[subprocess.Popen[bytes]]:
+    """Start one busy loop on each core that this process may use, for a test run under load."""
+    loop = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    return [
+        subprocess.Popen([sys.executable, "-c", loop, str(core)], preexec_fn=die_with_parent)  # noqa: PLW1509
+        for core in sorted(os.sched_getaffinity(0))
+    ]

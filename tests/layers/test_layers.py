@@ -1,0 +1,269 @@
+"""Tests of the layer runner, with real commands: counts, skips, preparation, scheduling, and the report."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.kind.prepare import GROUPS
+from tests.kind.toolchain import BINARIES
+from tests.layers.__main__ import repeated, run
+from tests.layers.definitions import BY_NAME, LAYERS, Command, Layer, pytest_command
+from tests.layers.report import LayerResult, Outcome, as_json, as_text
+from tests.layers.runner import Runner, busy_loops
+from tests.processes import eventually
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOTALS = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")
+
+
+def layer_of(folder: Path, name: str, source: str, *needs: str) -> Layer:
+    """Return a layer of one pytest command that runs ``source``."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"test_{name}.py"
+    file.write_text(f"import os, pytest\n{source}")
+    return Layer(name, (pytest_command(str(file), "-c", os.devnull, "--rootdir", str(folder), needs=needs),))
+
+
+def shell(script: str, *, needs: tuple[str, ...] = (), alone: bool = False) -> Command:
+    return Command(("sh", "-c", script), needs=needs, alone=alone)
+
+
+def answers(*results: tuple[str, str, str]) -> list[str]:
+    """Return a preparation command that reports these results: name, state, reason."""
+    lines = [json.dumps({"name": n, "state": s, "seconds": 0, "reason": r, "detail": r}) for n, s, r in results]
+    return [sys.executable, "-c", f"print({chr(10).join(lines)!r})"]
+
+
+def run_layers(*layers: Layer, ci: bool = False, prepare: list[str] | None = None) -> list[LayerResult]:
+    return Runner(layers, ci=ci, prepare=prepare or answers()).run()
+
+
+def counts(result: LayerResult) -> tuple[int, ...]:
+    return tuple(result.count(outcome) for outcome in Outcome)
+
+
+def test_passed_failed_and_skipped_tests_are_counted_per_layer(tmp_path: Path) -> None:
+    mixed = layer_of(
+        tmp_path,
+        "mixed",
+        "def test_a(): pass\ndef test_b(): assert 0\n@pytest.mark.skip(reason='no GPU')\ndef test_c(): pass\n"
+        "@pytest.mark.xfail\ndef test_d(): assert 0\n",
+    )
+    good = layer_of(tmp_path, "good", "def test_a(): pass\n")
+    results = run_layers(mixed, good)
+    assert [counts(result) for result in results] == [(2, 1, 1), (1, 0, 0)]
+    assert [result.outcome(ci=False) for result in results] == [Outcome.FAILED, Outcome.PASSED]
+    text = as_text(results, 1.0, ci=False).splitlines()
+    assert text[-1] == "3 passed, 1 failed, 1 skipped"
+    assert text[-2] == "layers: 1 passed, 1 failed, 0 skipped in 1 s"
+    assert [line.split() for line in text[-4:-2]] == [
+        ["mixed", "2", "1", "1", f"{results[0].seconds:.1f}", "FAILED"],
+        ["good", "1", "0", "0", f"{results[1].seconds:.1f}", "ok"],
+    ]
+    assert "  mixed        test_mixed.py::test_b" in text
+    assert "  mixed        1: no GPU" in text
+
+
+def test_layer_with_all_tests_skipped_is_skipped_and_fails_with_ci(tmp_path: Path) -> None:
+    source = "pytestmark = pytest.mark.skip(reason='Docker is not installed')\ndef test_a(): pass\ndef test_b(): pass\n"
+    [result] = run_layers(layer_of(tmp_path, "kind", source))
+    assert result.outcome(ci=False) is Outcome.SKIPPED
+    assert result.explanation(ci=False) == "skipped (2): Docker is not installed"
+    assert as_text([result], 1.0, ci=False).splitlines()[-2:] == [
+        "layers: 0 passed, 0 failed, 1 skipped in 1 s",
+        "0 passed, 0 failed, 2 skipped",
+    ]
+    assert result.outcome(ci=True) is Outcome.FAILED
+    assert result.explanation(ci=True) == "FAILED: CI=true forbids skipped tests (2): Docker is not installed"
+    assert as_text([result], 1.0, ci=True).splitlines()[-1] == "0 passed, 1 failed, 2 skipped"
+
+
+def test_one_skipped_test_among_passed_ones_fails_the_layer_only_with_ci(tmp_path: Path) -> None:
+    source = "def test_a(): pass\ndef test_b(): pytest.skip('one CPU')\n"
+    [result] = run_layers(layer_of(tmp_path, "local", source))
+    assert result.outcome(ci=False) is Outcome.PASSED
+    assert result.outcome(ci=True) is Outcome.FAILED
+
+
+def test_error_in_set_up_or_tear_down_fails_its_test_once(tmp_path: Path) -> None:
+    source = (
+        "@pytest.fixture\ndef before(): assert 0\n@pytest.fixture\ndef after():\n    yield\n    assert 0\n"
+        "def test_a(before): pass\ndef test_b(after): pass\ndef test_c(after): assert 0\n"
+    )
+    [result] = run_layers(layer_of(tmp_path, "errors", source))
+    assert counts(result) == (0, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("def test_a(): os._exit(9)\n", "pytest ended with exit code 9 before it wrote its report"),
+        ("", "pytest ended with exit code 5"),
+    ],
+    ids=["killed", "no tests"],
+)
+def test_pytest_that_ends_without_a_result_fails_the_layer(tmp_path: Path, source: str, problem: str) -> None:
+    results = run_layers(layer_of(tmp_path, "broken", source))
+    assert results[0].explanation(ci=False) == f"FAILED: {problem}"
+    assert as_text(results, 1.0, ci=False).splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_other_commands_count_as_one_test_each_and_all_of_them_run(tmp_path: Path) -> None:
+    [result] = run_layers(Layer("lint", (shell("exit 3"), shell(f"touch {tmp_path}/ran"))))
+    assert counts(result) == (1, 1, 0)
+    assert (tmp_path / "ran").exists()
+
+
+def test_unavailable_need_skips_a_layer_with_its_reason_and_fails_it_with_ci(tmp_path: Path) -> None:
+    layers = (
+        layer_of(tmp_path, "apiserver", "def test_a(): pytest.skip('etcd is not built')\n", "etcd"),
+        Layer("lint", (shell("exit 0"), shell("exit 1", needs=("etcd",)))),
+    )
+    prepare = answers(("etcd", "unavailable", "Go is not installed"))
+    apiserver, lint = run_layers(*layers, prepare=prepare)
+    assert apiserver.explanation(ci=False) == "skipped (1): Go is not installed"
+    assert (counts(lint), lint.outcome(ci=False)) == ((1, 0, 1), Outcome.PASSED)
+    for result in run_layers(*layers, ci=True, prepare=prepare):
+        assert result.explanation(ci=True) == "FAILED: etcd is not prepared: Go is not installed"
+
+
+def test_tests_that_do_not_use_an_unavailable_need_run_without_ci(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path, "install", "def test_a(): pass\ndef test_b(): pytest.skip('no helm')\n", "helm")
+    [result] = run_layers(layer, prepare=answers(("helm", "unavailable", "Go is not installed")))
+    assert (counts(result), result.explanation(ci=False)) == ((1, 0, 1), "ok")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (answers(("images", "failed", "docker build failed")), "images is not prepared: docker build failed"),
+        (["sh", "-c", "exit 7"], "images is not prepared: the preparation ended with exit code 7"),
+    ],
+    ids=["reported", "died"],
+)
+def test_failed_preparation_fails_the_layer_without_running_it(tmp_path: Path, prepare: list[str], reason: str) -> None:
+    [result] = run_layers(Layer("kind", (shell(f"touch {tmp_path}/ran", needs=("images",)),)), prepare=prepare)
+    assert result.explanation(ci=False) == f"FAILED: {reason}"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_layers_that_need_nothing_run_during_the_preparation(tmp_path: Path) -> None:
+    free, built = tmp_path / "free", tmp_path / "built"
+    answer = answers(("helm", "ready", ""))
+    script = f'until [ -e {free} ]; do sleep 0.01; done; touch {built}; exec "$@"'
+    prepare = ["sh", "-c", script, "sh", *answer]
+    needing = [Layer(f"needs {n}", (shell(f"test -e {built}", needs=("helm",)),)) for n in range(3)]
+    results = run_layers(*needing, Layer("free", (shell(f"touch {free}"),)), prepare=prepare)
+    assert [result.outcome(ci=True) for result in results] == [Outcome.PASSED] * 4
+
+
+def test_a_command_marked_alone_runs_after_all_others_and_by_itself(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    logged = "echo begin {0} >> {1}; sleep 0.2; echo end {0} >> {1}"
+    shared = [Layer(name, (shell(logged.format(name, log)),)) for name in ("a", "b", "c")]
+    alone = Layer("alone", tuple(shell(logged.format(name, log), alone=True) for name in ("x", "y")))
+    run_layers(alone, *shared)
+    lines = log.read_text().splitlines()
+    assert lines[-4:] == ["begin x", "end x", "begin y", "end y"]
+    assert lines[:2] == ["begin a", "begin b"] or lines[:2] == ["begin b", "begin a"], "two lanes"
+
+
+def test_slowest_tests_of_all_layers_are_listed_first_to_last(tmp_path: Path) -> None:
+    quick = layer_of(tmp_path, "quick", "".join(f"def test_{n}(): pass\n" for n in range(25)))
+    slow = layer_of(tmp_path, "slow", "import time\ndef test_slow(): time.sleep(0.5)\n")
+    results = run_layers(quick, slow)
+    text = as_text(results, 1.0, ci=False).splitlines()
+    start = text.index("the 20 slowest tests:")
+    assert text[start + 1].split()[2:] == ["slow", "test_slow.py::test_slow"]
+    rows = [float(line.split()[0]) for line in text[start + 1 : start + 21]]
+    assert rows == sorted(rows, reverse=True)
+    assert text[start + 21] == ""
+    listed = json.loads(as_json(results, 1.0, ci=False))["slowest"]
+    assert (len(listed), listed[0]["test"]) == (20, "test_slow.py::test_slow")
+
+
+def test_report_file_has_the_numbers_of_the_table_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    layers = [
+        layer_of(tmp_path, "good", "def test_a(): pass\n"),
+        layer_of(tmp_path, "absent", "def test_a(): pytest.skip('why')\n"),
+        Layer("lint", (shell("exit 1"),)),
+    ]
+    assert run(layers, times=1, busy=False, report=tmp_path / "report.json") == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {key: report[key] for key in ("schema", "passed", "failed", "skipped")} == {
+        "schema": 1,
+        "passed": 1,
+        "failed": 1,
+        "skipped": 1,
+    }
+    assert [(layer["layer"], layer["outcome"]) for layer in report["layers"]] == [
+        ("good", "passed"),
+        ("absent", "skipped"),
+        ("lint", "failed"),
+    ]
+    assert report["layers"][1]["skipReason"] == "why"
+    assert [line for line in capsys.readouterr().out.splitlines() if TOTALS.fullmatch(line)] == [
+        "1 passed, 1 failed, 1 skipped"
+    ]
+
+
+def test_repeated_layers_run_one_after_the_other(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    layer = Layer("a", (shell(f"echo begin >> {log}; sleep 0.1; echo end >> {log}"),))
+    layers = repeated([layer], 3)
+    assert [layer.name for layer in layers] == ["a 1", "a 2", "a 3"]
+    assert run(layers, times=3, busy=False, report=None) == 0
+    assert log.read_text().split() == ["begin", "end"] * 3
+
+
+def test_busy_loops_occupy_each_core_until_they_are_killed() -> None:
+    loops = busy_loops()
+    try:
+        cores = [eventually("a pinned loop", partial(_pinned, loop.pid)) for loop in loops]
+        assert sorted(cores) == sorted(f"{core}" for core in os.sched_getaffinity(0))
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def _pinned(pid: int) -> str | None:
+    cores = os.sched_getaffinity(pid)
+    return str(next(iter(cores))) if len(cores) == 1 else None
+
+
+def test_makefile_and_definitions_name_the_same_layers() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    [listed] = re.findall(r"^ALL_LAYERS := (.*)$", makefile, re.MULTILINE)
+    assert set(listed.split()) == set(BY_NAME)
+    assert len(BY_NAME) == len(LAYERS)
+
+
+def test_every_need_of_a_layer_can_be_prepared() -> None:
+    needs = {name for layer in LAYERS for command in layer.commands for name in command.needs}
+    assert needs <= {*BINARIES, *GROUPS}
+
+
+def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
+        "sh = lambda script: Command(('sh', '-c', script))\n"
+        f"layers = [Layer('a', (sh('touch {tmp_path}/a; sleep 1'), sh('touch {tmp_path}/b; sleep 1'),"
+        f" sh('touch {tmp_path}/c')))]\n"
+        "sys.exit(run(layers, times=1, busy=False, report=None))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    eventually("both lanes run", lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert not (tmp_path / "c").exists()
