@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, UsageError, classify
+from ddptrain.heartbeat import Diagnostics
 from ddptrain.launcher.processes import WorkerGroup, WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
@@ -203,7 +204,8 @@ def ended(
     """A child as the launcher has it after waitpid."""
     report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
     text = json.dumps(report).encode() if told else b""
-    return WorkerProcess(rank, 0, -1, -1, report=text, status=signal_number or code << 8, ended=at)
+    diagnostics, status = Diagnostics.create(rank), signal_number or code << 8
+    return WorkerProcess(rank, 0, -1, -1, diagnostics, report=text, status=status, ended=at)
 
 
 def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
@@ -268,7 +270,7 @@ def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() ->
 
 def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
     cause = root_cause(WorkerGroup([ended(0, 3, 1.0, told=False)]))
-    assert (cause["code"], cause["message"]) == (3, "rank 0 left with code 3 and no report")
+    assert (cause["code"], cause["message"]) == (3, "rank 0 exited with code 3 and no report")
 
 
 def test_stopping_is_no_failure() -> None:

@@ -71,7 +71,7 @@ def test_a_verb_that_only_prints_fails_where_it_cannot() -> None:
     ("argv", "code", "rank", "said"),
     [
         (("train", "--chaos", "crash:0:2"), 1, 0, "RuntimeError: chaos: a crash was ordered"),
-        (("train", "--chaos", "hang:0:2", "--hang-timeout", "5"), 76, 0, "error: no sign of life for 5 s"),
+        (("train", "--chaos", "hang:0:2", "--hang-timeout", "5"), 76, 0, "error: no heartbeat for 5 s"),
         ((*LAUNCH, "--chaos", "crash:1:2"), 1, 1, "RuntimeError: chaos: a crash was ordered"),
         ((*LAUNCH, "--nnodes", "2"), 2, None, "error: 2 nodes, but no MASTER_ADDR"),
     ],

@@ -88,9 +88,8 @@ def _preflight(arguments: dict[str, Any]) -> int:
         stop, place = StopFlag(), ranks.from_rank_environment(os.environ)
         stop.install()
         console = Console(place.rank, None)
-        return run_here(
-            _resolved(arguments), place, console, stop, job="preflight", tell=tell if place.is_zero else lambda _: None
-        )
+        on_report = tell if place.is_zero else lambda _: None
+        return run_here(_resolved(arguments), place, console, stop, job="preflight", on_report=on_report)
     report = _launch(arguments, "preflight")
     if report.get("node") == 0:
         tell(report)
@@ -117,13 +116,10 @@ def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
     place = ranks.from_node_environment(os.environ, **given)
     check_gpus(config.backend, config.device, place.nproc_per_node)
     port = given["master_port"] or os.environ.get("MASTER_PORT")
-    place = launch.with_free_port(place, port)
     options = launch.LaunchOptions(how, job, log_dir, max_restarts, fixed_port=bool(port))
     if how == "torchrun":
-        from ddptrain.launcher import launcher as torchrun
-
-        command = torchrun.command(place, arguments, options)
-        os.execv(command[0], command)  # noqa: S606 - it takes our place, signals and all
+        command = launch.torchrun_command(place, arguments, options)
+        os.execv(command[0], command)  # noqa: S606 - torchrun replaces this process and gets its signals
     return launch.launch(config, place, stop, options)
 
 

@@ -1,13 +1,7 @@
-"""What a rank does at this moment, in memory that a launcher can read when the rank itself can no longer speak.
+"""A rank's heartbeat and its dumps, in anonymous memory files that its launcher can read at any time.
 
-``worker``, ``group`` and ``train`` mark each phase, step and collective; ``watchdog`` (in the launcher) reads. A rank
-that was stopped, or that waits inside C++ for a peer, cannot report itself: its last breadcrumb does.
-
-What a launcher can still read of a rank that hangs: its breadcrumbs, its Python stacks, its flight recorder.
-
-Three anonymous files in memory, made before the rank is started and inherited by it: they need no writable volume, and
-nobody has to clear them away. SIGUSR1 asks for the dumps. The stacks come from faulthandler's C signal handler, which
-works even where the interpreter is blocked inside a collective; the flight recorder from the guard's thread.
+A rank that is stopped, or that waits inside C++ for a peer, cannot report. Its last heartbeat shows what it was doing.
+DUMP_SIGNAL makes it dump its Python stacks and PyTorch's flight recorder. The files need no volume and no cleanup.
 """
 
 from __future__ import annotations
@@ -28,13 +22,18 @@ from pathlib import Path
 
 _LAYOUT = struct.Struct("<qqqd24s40s")  # changes, step, collectives begun, CLOCK_MONOTONIC seconds, phase, collective
 SIZE = _LAYOUT.size
-# Before these phases end nothing has been learned that could be saved.
+# In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
+
+
+def activity(phase: str, collective: str) -> str:
+    """Return what a rank is doing as text: ``in all_reduce``, ``in phase save``."""
+    return f"in {collective}" if collective else f"in phase {phase}"
 
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """One rank's last sign of life. ``collective`` is what it waits in, or empty while it works by itself."""
+    """The newest heartbeat of one rank. ``collective`` is what it waits in, empty while it works by itself."""
 
     changes: int = 0
     step: int = 0
@@ -43,70 +42,70 @@ class HeartbeatRecord:
     phase: str = "start"
     collective: str = ""
 
+    @classmethod
+    def unpack(cls, memory: bytes | memoryview) -> HeartbeatRecord:
+        """Read the record from ``memory``. The write is not atomic, but a rank that hangs does not write."""
+        changes, step, collectives, at, phase, collective = _LAYOUT.unpack_from(memory)
+        text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
+        return cls(changes, step, collectives, at, text[0] or "start", text[1])
+
     @property
-    def doing(self) -> str:
-        """In words: ``in all_reduce``, ``in phase save``."""
-        return f"in {self.collective}" if self.collective else f"in phase {self.phase}"
-
-
-def read(memory: bytes | memoryview) -> HeartbeatRecord:
-    """The crumb in ``memory``. It is written in one go but not atomically; a rank that hangs is not writing."""
-    changes, step, collectives, at, phase, collective = _LAYOUT.unpack_from(memory)
-    text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
-    return HeartbeatRecord(changes, step, collectives, at, text[0] or "start", text[1])
+    def activity(self) -> str:
+        """See ``activity`` above."""
+        return activity(self.phase, self.collective)
 
 
 class StallTimer:
-    """How long one rank's breadcrumbs have stood still, by the clock of who looks.
+    """Measures how long a heartbeat has not changed, by the observer's clock.
 
-    Where the onlooker itself was stopped (a paused container), the time it slept counts against nobody.
+    If the observer itself was stopped (a paused container), at most two intervals of that time are counted.
 
     Args:
-        interval: seconds between two looks.
+        interval: seconds between two observations.
     """
 
     def __init__(self, interval: float) -> None:
-        self._most, self._looked, self._changes = 2 * interval, time.monotonic(), -1
+        self._longest, self._observed, self._changes = 2 * interval, time.monotonic(), -1
         self.seconds = 0.0
 
-    def look(self, changes: int) -> float:
-        """Seconds without a change until now, ``changes`` being the newest crumb's."""
+    def observe(self, changes: int) -> float:
+        """Return the seconds without a change until now, given the newest heartbeat's ``changes``."""
         now = time.monotonic()
-        elapsed, self._looked = min(now - self._looked, self._most), now
+        elapsed, self._observed = min(now - self._observed, self._longest), now
         self.seconds = 0.0 if changes != self._changes else self.seconds + elapsed
         self._changes = changes
         return self.seconds
 
 
 class Heartbeat:
-    """One rank's writer.
+    """Writes one rank's heartbeat.
 
     Args:
-        memory: SIZE bytes shared with the launcher; its own where there is none.
-        on_mark: called with (phase or collective, step) as each begins; ``chaos`` strikes there.
+        memory: SIZE bytes shared with the launcher; private memory if None.
+        on_mark: called with (phase or collective, step) as each begins; fault injection hooks in here.
     """
 
     def __init__(self, memory: memoryview | None = None, on_mark: Callable[[str, int], None] | None = None) -> None:
         self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
-        self.on_mark = on_mark
+        self._on_mark = on_mark
         self._changes = self._collectives = self._step = 0
         self._phase, self._collective = "start", ""
         self.touch()
 
     @property
     def last(self) -> HeartbeatRecord:
-        """The newest crumb, safe to read from another thread."""
-        return read(self._memory)
+        """The newest record; safe to read from another thread."""
+        return HeartbeatRecord.unpack(self._memory)
 
     def mark(self, phase: str, step: int | None = None) -> None:
-        """The rank begins ``phase``, of step ``step`` (counting from 1) where it has one."""
+        """Record that the rank begins ``phase``, and ``step`` (counting from 1) if the phase has one."""
         self._phase, self._step = phase, self._step if step is None else step
         self.touch()
-        if self.on_mark:
-            self.on_mark(phase, self._step)
+        if self._on_mark:
+            self._on_mark(phase, self._step)
 
     def touch(self) -> None:
-        """Still alive: for loops that poll, and would notice themselves when they waited too long."""
+        """Record a sign of life without a new phase: for loops that poll and have a timeout of their own."""
         self._changes += 1
         _LAYOUT.pack_into(
             self._memory, 0, self._changes, self._step, self._collectives, time.monotonic(),
@@ -115,17 +114,17 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def waiting_in(self, collective: str, *, counted: bool = True) -> Iterator[None]:
-        """Inside, the rank waits for its peers.
+        """Record that the rank waits for its peers in ``collective`` until the context ends.
 
         Args:
-            counted: False for what not every rank does, such as reading the store: the count tells who is behind.
+            counted: False for waits that not every rank does, such as for the store. The count shows who is behind.
         """
         self._collectives += counted
         self._collective = collective
         self.touch()
         try:
-            if self.on_mark:
-                self.on_mark(collective, self._step)
+            if self._on_mark:
+                self._on_mark(collective, self._step)
             yield
         finally:
             self._collective = ""
@@ -133,13 +132,13 @@ class Heartbeat:
 
 
 DUMP_SIGNAL = signal.SIGUSR1
-_MOST = 8 * 2**20  # bytes of a dump that are worth keeping
+_DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """File descriptors, the same in the launcher and in the rank."""
+    """Descriptors of one rank's memory files, the same numbers in the launcher and in the rank."""
 
     heartbeat: int
     stacks: int
@@ -147,6 +146,7 @@ class Diagnostics:
 
     @classmethod
     def create(cls, rank: int) -> Diagnostics:
+        """Create the three files of ``rank``."""
         names = ("heartbeat", "stacks", "flight")
         diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
         os.ftruncate(diagnostics.heartbeat, SIZE)
@@ -157,19 +157,19 @@ class Diagnostics:
         return self.heartbeat, self.stacks, self.flight
 
     def memory(self) -> memoryview:
-        """The heartbeat, shared with whoever else maps them."""
+        """Map the heartbeat's memory, shared with every process that maps it."""
         return memoryview(mmap.mmap(self.heartbeat, SIZE))
 
-    def crumb(self) -> HeartbeatRecord:
-        return read(os.pread(self.heartbeat, SIZE, 0))
+    def last_heartbeat(self) -> HeartbeatRecord:
+        return HeartbeatRecord.unpack(os.pread(self.heartbeat, SIZE, 0))
 
-    def texts(self) -> tuple[str, str]:
-        """(stacks, flight recorder as JSON), empty where the rank could not dump them."""
-        stacks, flight = (os.pread(fd, _MOST, 0).decode(errors="replace") for fd in (self.stacks, self.flight))
+    def dumps(self) -> tuple[str, str]:
+        """Return (stacks, flight recorder as JSON); a dump that the rank could not write is empty."""
+        stacks, flight = (os.pread(fd, _DUMP_LIMIT, 0).decode(errors="replace") for fd in (self.stacks, self.flight))
         return stacks, flight
 
-    def forget(self) -> None:
-        """Drop earlier dumps: what is asked for anew must not be taken for answered. The position is shared, too."""
+    def clear_dumps(self) -> None:
+        """Delete earlier dumps, so that they are not taken for new ones. The rank shares the file position."""
         for descriptor in (self.stacks, self.flight):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -181,18 +181,21 @@ class Diagnostics:
 
 
 def register_stack_dump(diagnostics: Diagnostics) -> None:
-    """Make DUMP_SIGNAL write all stacks to ``diagnostics`` and wake the watchdog; call it in the main thread."""
+    """Make DUMP_SIGNAL dump all stacks to ``diagnostics``, then wake the watchdog. Call it in the main thread.
+
+    faulthandler's handler is written in C and works while the interpreter is blocked inside a collective.
+    """
     signal.signal(DUMP_SIGNAL, lambda *_: None)  # so that Python's own handler writes the signal to the wakeup pipe
     faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
 
 
 def dump_flight_recorder(descriptor: int) -> None:
-    """The last collectives of this rank as JSON, where the build of PyTorch has a recorder. Never raises."""
-    with contextlib.suppress(Exception):  # a private function: whatever it does in another version, we go on dying
+    """Write this rank's last collectives as JSON, if the build of PyTorch records them. Never raises."""
+    with contextlib.suppress(Exception):  # a private function that another version may change; the exit must go on
         from torch._C import _distributed_c10d
 
         recorded = pickle.loads(_distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]  # noqa: S301 - our own bytes
-        os.pwrite(descriptor, json.dumps(recorded, default=str).encode()[:_MOST], 0)
+        os.pwrite(descriptor, json.dumps(recorded, default=str).encode()[:_DUMP_LIMIT], 0)
 
 
 def training_frame(stacks: str) -> str | None:
@@ -203,6 +206,6 @@ def training_frame(stacks: str) -> str | None:
         ours = [(path.name, line) for path, line in frames if package in path.parents]
         if any(name == "worker.py" for name, _ in ours):  # only the training thread runs worker.py
             # Frames of the heartbeat and of fault injection wrap the work and say nothing about it.
-            work = [pair for pair in ours if pair[0] not in ("heartbeat.py", "fault_injection.py")] or ours
+            work = [frame for frame in ours if frame[0] not in ("heartbeat.py", "fault_injection.py")] or ours
             return f"{work[0][0]}:{work[0][1]}"
     return None

@@ -1,8 +1,8 @@
-"""A thread in every rank that still acts when the main thread is blocked in C++: it ends the rank in time.
+"""A thread in every rank that ends the rank in time when its main thread is blocked in C++.
 
 Python runs signal handlers between two bytecodes of the main thread, so a SIGTERM that arrives inside a collective
-would be seen only after it. The C-level handler, however, writes each signal's number to a pipe at once; this thread
-reads it. ``stop`` remains the polite way: the guard leaves, unsaved, only where politeness found no ear.
+would be handled only after it. The C-level handler writes each signal's number to a pipe at once, and this thread reads
+that pipe. The watchdog exits without saving only if the main thread does not stop in time.
 """
 
 from __future__ import annotations
@@ -29,59 +29,54 @@ from ddptrain.heartbeat import (
 )
 from ddptrain.signals import STOP_SIGNALS, StopFlag
 
-_PATIENCE = 1.5  # seconds for the main thread to leave by itself where nothing could be saved anyway
-
-
-def exit_margin(grace: float) -> float:
-    """Seconds before the end of the grace at which a rank that still has not left is made to."""
-    return min(3.0, 0.25 * grace)
+_NOTHING_TO_SAVE = 1.5  # seconds that the main thread has to exit by itself before training
 
 
 class SelfWatchdog:
-    """Watches the signals of this process.
+    """Watches the signals of this process, and its heartbeat if no launcher does.
 
     Args:
-        leave: called once, from the guard's thread, with what ends this rank; it must end the process.
-        grace: seconds from the signal to SIGKILL.
-        diagnostics: where dumps go; None without a launcher.
-        hang_timeout: seconds without a breadcrumb after which the rank ends itself; 0 where a launcher sees to it.
+        terminate: called once, in the watchdog's thread, with the reason; it must end the process.
+        grace: seconds from the stop signal to SIGKILL.
+        diagnostics: where dumps are written; None without a launcher.
+        hang_timeout: seconds without a heartbeat after which the rank ends itself; 0 to disable.
     """
 
     def __init__(
         self,
         stop: StopFlag,
         heartbeat: Heartbeat,
-        leave: Callable[[Stopped | Hang], None],
+        terminate: Callable[[Stopped | Hang], None],
         *,
         grace: float,
         diagnostics: Diagnostics | None,
         hang_timeout: float = 0.0,
     ) -> None:
-        self._stop, self._heartbeat, self._leave, self._diagnostics = stop, heartbeat, leave, diagnostics
+        self._stop, self._heartbeat, self._terminate, self._diagnostics = stop, heartbeat, terminate, diagnostics
         self._grace, self._hang_timeout = grace, hang_timeout
-        self._stillness = StallTimer(self._interval or 0.0)
-        self._last_word = threading.Lock()
+        self._interval = min(1.0, hang_timeout / 10) if hang_timeout else None
+        self._stall = StallTimer(self._interval or 0.0)
+        self._report = threading.Lock()
         self._pipe, self._write = os.pipe()
 
     def start(self) -> None:
-        """Begin to watch; only the main thread may call it, after ``StopFlag.install``."""
+        """Start watching; only the main thread may call it, after ``StopFlag.install``."""
         for end in (self._pipe, self._write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if self._diagnostics:
             register_stack_dump(self._diagnostics)
-        threading.Thread(target=self._watch, name="guard", daemon=True).start()
+        threading.Thread(target=self._watch, name="self-watchdog", daemon=True).start()
 
     def claim_report(self) -> bool:
-        """True for the first who asks, main thread or guard: one of them reports the end, the other keeps still."""
-        return self._last_word.acquire(blocking=False)
+        """Return True to the first caller only: either the main thread or the watchdog reports the end."""
+        return self._report.acquire(blocking=False)
 
     def _watch(self) -> None:
         since: float | None = time.monotonic() if self._stop.requested else None
         while True:
-            # A phase may change while we wait, and with it the moment to leave: look again soon.
-            pause = 0.1 if since is not None else self._interval
-            ready, _, _ = select.select([self._pipe], [], [], pause)
+            # After a stop signal the phase may change, and with it the time that is left: check often.
+            ready, _, _ = select.select([self._pipe], [], [], 0.1 if since is not None else self._interval)
             if ready:
                 signals = os.read(self._pipe, 4096)
                 if since is None and STOP_SIGNALS & set(signals):
@@ -91,39 +86,36 @@ class SelfWatchdog:
                     dump_flight_recorder(self._diagnostics.flight)
             if since is not None:
                 waited = time.monotonic() - since
-                if waited >= self._patience() and self.claim_report():
-                    where = self._heartbeat.last.doing
-                    self._leave(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
+                if waited >= self._time_to_exit() and self.claim_report():
+                    message = f"stopped by a signal {self._heartbeat.last.activity}, unsaved after {waited:.0f} s"
+                    self._terminate(Stopped(message, saved=False))
             elif self._hangs() and self.claim_report():
-                with contextlib.suppress(Exception):  # stderr may be closed; that must not save a rank that hangs
+                with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
                     _print_stacks()
-                self._leave(self._hang())
-
-    @property
-    def _interval(self) -> float | None:
-        return min(1.0, self._hang_timeout / 10) if self._hang_timeout else None
+                self._terminate(self._hang())
 
     def _hangs(self) -> bool:
-        if self._interval is None:
-            return False
-        return self._stillness.look(self._heartbeat.last.changes) >= self._hang_timeout
+        return self._interval is not None and self._stall.observe(self._heartbeat.last.changes) >= self._hang_timeout
 
     def _hang(self) -> Hang:
-        crumb = self._heartbeat.last
+        record = self._heartbeat.last
         error = Hang(
-            f"no sign of life for {self._hang_timeout:g} s {crumb.doing} of step {crumb.step}",
-            hint="the peers that this rank waits for know more" if crumb.collective else "the stacks are above",
+            f"no heartbeat for {self._hang_timeout:g} s {record.activity} of step {record.step}",
+            hint="a peer has not reached this collective; see the other ranks' reports"
+            if record.collective
+            else "the stacks of this rank's threads are in its log, above",
         )
-        error.cause = "peer" if crumb.collective else "own"
+        error.cause = "peer" if record.collective else "own"
         return error
 
-    def _patience(self) -> float:
-        most = self._grace - exit_margin(self._grace)
-        return min(_PATIENCE, most) if self._heartbeat.last.phase in BEFORE_TRAINING else most
+    def _time_to_exit(self) -> float:
+        """Return the seconds from the stop signal after which the watchdog exits instead of the main thread."""
+        limit = self._grace - min(3.0, 0.25 * self._grace)
+        return min(_NOTHING_TO_SAVE, limit) if self._heartbeat.last.phase in BEFORE_TRAINING else limit
 
 
 def _print_stacks() -> None:
-    """All threads' stacks to stderr, as Python prints, so that they are objects where lines are."""
+    """Print all threads' stacks to stderr through Python, so that --log-format json applies to them."""
     stacks = os.memfd_create("ddptrain-stacks", os.MFD_CLOEXEC)
     faulthandler.dump_traceback(stacks)
     print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)

@@ -1,11 +1,6 @@
-"""One rank's life: threads, progress port, group, data, training; every end of it becomes a report and an exit code.
+"""One rank: its threads, progress port, process group, data and job. Every end becomes a report and an exit code.
 
-``entry`` runs it, in this very process or in a child of the launcher.
-
-Where a rank's life begins, once torch may be imported: in this very process, or in a child of the launcher.
-
-``cli`` calls ``run_here`` (alone, under torchrun, or by hand), ``children`` calls ``run_forked``; both say where the
-report goes.
+``cli`` and ``commands`` call ``run_here`` for a rank without a launcher; the launcher's children call ``run_forked``.
 """
 
 from __future__ import annotations
@@ -21,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddptrain import fault_injection as chaos
+from ddptrain import fault_injection
 from ddptrain.config import Config
-from ddptrain.data import download as fetch
-from ddptrain.data import mnist
-from ddptrain.distributed import process_group as group
+from ddptrain.data import download
+from ddptrain.data.mnist import Dataset
 from ddptrain.distributed.device import resolve_backend, resolve_device
+from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
@@ -46,11 +41,12 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Runs one rank and remembers enough to say how it ended.
+    """Runs one rank and reports how it ended.
 
     Args:
-        job: train, preflight, or infer, which needs to know what is ``wanted``.
-        diagnostics: where a launcher reads breadcrumbs and dumps; None without one.
+        job: train, preflight or infer.
+        wanted: what infer computes.
+        diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
     def __init__(
@@ -68,31 +64,31 @@ class Worker:
         self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
         self._progress = Progress(ranks.world_size, config.data)
         self._heartbeat = Heartbeat(
-            diagnostics.memory() if diagnostics else None, chaos.planned(config, ranks.rank, env)
+            diagnostics.memory() if diagnostics else None, fault_injection.planned(config, ranks.rank, env)
         )
         self._job, self._wanted, self._diagnostics = job, wanted, diagnostics
-        self._group: group.Group | None = None
-        self._timeout, self._on = DEFAULT_TIMEOUT, ""
+        self._group: Group | None = None
+        self._timeout, self._description = DEFAULT_TIMEOUT, ""
 
     def run(self, deliver: Callable[[termination.Report], None]) -> int:
-        """Do the job; never raises. Returns the exit code.
+        """Run the job and return the exit code. Never raises.
 
         Args:
-            deliver: takes the report, once; perhaps from the guard's thread, which ends the process after it.
+            deliver: takes the report, once; the watchdog may call it from its thread just before it ends the process.
         """
 
-        def leave(error: Stopped | Hang) -> None:
+        def terminate(error: Stopped | Hang) -> None:
             try:
                 deliver(self._failure(error))
             finally:
-                os._exit(error.code)  # whatever became of the report: the main thread, if it moves, waits for this
+                os._exit(error.code)  # also if the report failed; the main thread, if it moves, waits for this
 
-        alone = self._diagnostics is None and sys.gettrace() is None  # no launcher above, no debugger inside
-        guard = SelfWatchdog(
-            self._stop, self._heartbeat, leave, grace=self._config.stop_grace, diagnostics=self._diagnostics,
-            hang_timeout=self._config.hang_timeout if alone else 0.0,
+        self_supervised = self._diagnostics is None and sys.gettrace() is None  # neither a launcher nor a debugger
+        watchdog = SelfWatchdog(
+            self._stop, self._heartbeat, terminate, grace=self._config.stop_grace, diagnostics=self._diagnostics,
+            hang_timeout=self._config.hang_timeout if self_supervised else 0.0,
         )  # fmt: skip
-        guard.start()
+        watchdog.start()
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
             report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self._job]()
@@ -100,26 +96,26 @@ class Worker:
             if self._group:
                 self._group.announce_exit(str(error))
             report = self._failure(error)
-        if not guard.claim_report():
-            threading.Event().wait()  # the guard is speaking, and ends the process
+        if not watchdog.claim_report():
+            threading.Event().wait()  # the watchdog is reporting and ends the process
         deliver(report)
         return int(report["code"])
 
-    def _join(self) -> group.Group:
-        """Device, threads, progress port, and the other ranks."""
+    def _join(self) -> Group:
+        """Set up device, threads and progress port, and join the process group."""
         config, ranks = self._config, self._ranks
-        self._stop.raise_if_requested("start")  # one may have come while torch was imported
+        self._stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
         backend = resolve_backend(config.backend, device)
         keep_freed_memory()
-        fixed = bitwise.THREADS if config.sync == "bitwise" else 0
-        torch.set_num_threads(config.threads or fixed or threads_per_rank(ranks.nproc_per_node, self._env))
+        threads = config.threads or (bitwise.THREADS if config.sync == "bitwise" else 0)
+        torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node, self._env))
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()
         self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(self._env.get("PET_RDZV_CONF", ""))
         self._begin("rendezvous")
-        self._group = group.join(
+        self._group = join_group(
             ranks,
             device,
             backend,
@@ -129,52 +125,52 @@ class Worker:
             heartbeat=self._heartbeat,
             env=self._env,
         )
-        self._on = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
+        self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
         return self._group
 
     def _preflight(self) -> termination.Report:
         from ddptrain.preflight import preflight
 
-        members = self._join()
+        group = self._join()
         self._begin("preflight")
-        found = preflight(self._config, members, self._load_data)
-        members.close()
+        found = preflight(self._config, group, self._load_data)
+        group.close()
         return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
 
     def _infer(self) -> termination.Report:
         from ddptrain.inference import infer
 
         assert self._wanted is not None
-        members = self._join()
+        group = self._join()
         self._begin("infer")
-        done = infer(self._config, members, self._wanted, self._timeout)
+        done = infer(self._config, group, self._wanted, self._timeout)
         self._console.say(done)
-        members.close()
+        group.close()
         return termination.done(done, rank=self._ranks.rank)
 
     def _train(self) -> termination.Report:
         config = self._config
-        members = self._join()
+        group = self._join()
         self._begin("data")
-        dataset = members.run_on_all_ranks("data", self._load_data, self._timeout)
+        dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
         self._console.say(
-            f"ddptrain: {self._on}, "
-            f"{torch.get_num_threads()} thread(s) each; {dataset.name}: {len(dataset.train_labels):,} samples, "
-            f"global batch {config.global_batch}, {config.epochs} epoch(s)"
+            f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each; "
+            f"{dataset.name}: {len(dataset.train_labels):,} samples, global batch {config.global_batch}, "
+            f"{config.epochs} epoch(s)"
         )
-        trainer = Trainer(config, dataset, members, progress=self._progress, console=self._console, stop=self._stop)
+        trainer = Trainer(config, dataset, group, progress=self._progress, console=self._console, stop=self._stop)
         result = trainer.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
-        members.close()
+        group.close()
         return self._success(result)
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
         self._heartbeat.mark(phase)
 
-    def _load_data(self) -> mnist.Dataset:
+    def _load_data(self) -> Dataset:
         with self._stop.interruptible("data"):
-            return fetch.load(self._config, say=self._console.say, alive=self._heartbeat.touch)
+            return download.load(self._config, say=self._console.say, alive=self._heartbeat.touch)
 
     def _serve_progress(self) -> None:
         port = self._env.get("DDPJOB_PROGRESS_PORT", "")
@@ -221,22 +217,22 @@ def run_here(
     *,
     job: str = "train",
     wanted: Wanted | None = None,
-    tell: Callable[[termination.Report], None] = lambda report: None,
+    on_report: Callable[[termination.Report], None] = lambda report: None,
 ) -> int:
-    """Do the job in this process, with no launcher above: alone, under torchrun, or by hand. Returns the exit code.
+    """Run one rank in this process, without a launcher, and return its exit code.
 
     Args:
         job, wanted: see Worker.
-        tell: also takes the report.
+        on_report: also called with the report.
     """
 
     def deliver(report: termination.Report) -> None:
         termination.write(report, termination.destination(), shared=ranks.world_size > 1)
-        tell(report)
+        on_report(report)
 
     code = Worker(config, ranks, console, stop, job=job, wanted=wanted).run(deliver)
     if code and ranks.world_size > 1:
-        # The group was left in the middle of something: its destructor could wait for peers that never come.
+        # The process group was left inside a collective: its destructor could wait for peers that never come.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain import heartbeat as breadcrumbs
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import Diagnostics, Heartbeat, HeartbeatRecord
-from ddptrain.launcher.hang_detector import Watchdog, find_hung_rank, hang_report
+from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord
+from ddptrain.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.signals import StopFlag
 from tests.trainer.builders import SMALL as SHORT
@@ -38,7 +37,7 @@ def crumb(pid: int, rank: int) -> HeartbeatRecord | None:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if f"ddptrain-heartbeat-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
-                return breadcrumbs.read(descriptor.read_bytes())
+                return HeartbeatRecord.unpack(descriptor.read_bytes())
         except FileNotFoundError:
             continue
     return None
@@ -161,7 +160,7 @@ def test_dumps_of_a_false_alarm_are_not_taken_for_an_answer() -> None:
     deaf = subprocess.Popen(["sleep", "600"])
     signal.signal(signal.SIGUSR1, before)
     try:
-        seen = Watchdog(0, 0).examine([WorkerProcess(0, deaf.pid, -1, -1, diagnostics=diagnostics)])
+        seen = HangDetector(0, 0).inspect([WorkerProcess(0, deaf.pid, -1, -1, diagnostics)])
     finally:
         deaf.kill()
         deaf.wait()
@@ -215,14 +214,14 @@ def test_without_a_hang_timeout_a_stopped_rank_is_noticed_by_the_collective_that
 def test_time_that_the_launcher_itself_was_stopped_counts_against_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("ddptrain.launcher.hang_detector.time.monotonic", lambda: now)
-    child = WorkerProcess(0, os.getpid(), -1, -1, diagnostics=Diagnostics.create(0))
-    watchdog = Watchdog(60, 0)
-    assert not watchdog.stalled([child])
+    child = WorkerProcess(0, os.getpid(), -1, -1, Diagnostics.create(0))
+    detector = HangDetector(60, 0)
+    assert not detector.stalled([child])
     now = 1000.0  # the container was paused
-    assert not watchdog.stalled([child])
+    assert not detector.stalled([child])
     for _ in range(70):
-        now += watchdog.interval
-        stalled = watchdog.stalled([child])
+        now += detector.interval
+        stalled = detector.stalled([child])
     assert stalled
 
 
@@ -257,12 +256,12 @@ def test_a_rank_that_still_moves_is_not_to_blame_though_it_waits_for_nobody() ->
 
 
 def test_breadcrumbs_tell_phase_step_and_collective_and_count_every_change() -> None:
-    memory = memoryview(bytearray(breadcrumbs.SIZE))
+    memory = memoryview(bytearray(SIZE))
     heartbeat = Heartbeat(memory)
     heartbeat.mark("batch", 7)
     with heartbeat.waiting_in("all_reduce"):
-        inside = breadcrumbs.read(memory)
-    after = breadcrumbs.read(memory)
+        inside = HeartbeatRecord.unpack(memory)
+    after = HeartbeatRecord.unpack(memory)
     assert (inside.step, inside.phase, inside.collective, inside.collectives) == (7, "batch", "all_reduce", 1)
     assert (after.collective, after.collectives) == ("", 1)
     assert after.changes > inside.changes

@@ -154,7 +154,7 @@ class Group:
             raise hang from error
 
 
-def join(
+def join_group(
     ranks: Ranks,
     device: torch.device,
     backend: str,

@@ -1,10 +1,8 @@
-"""What a failed node leaves beside the checkpoints (else in the log directory) for other nodes and for people to read.
+"""The reports that the nodes of a failed attempt leave beside the checkpoints, else in the log directory.
 
-``reports/<job>-<attempt>/node-1.json``: the node's report and what its launcher saw of every rank; beside it each
-rank's stacks and flight recorder. Launchers write it before they kill, so that a node which only lost a peer can name
-the hung rank of another; the verb ``why`` merges them. A volume that refuses or does not answer is ignored.
-
-The ``why`` verb: who failed, out of the reports that all nodes left beside the checkpoints, judged side by side.
+``reports/<job>-<attempt>/node-1.json`` holds a node's report and the states of its ranks; beside it are each rank's
+stacks and flight recorder. Launchers write them before they kill, so that a node that only lost a peer can name the
+hung rank of another. The verb ``why`` merges them. A volume that refuses or does not answer never ends a training.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from ddptrain.reporting.termination import Report
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
-_KEPT = 10  # attempts
-_PATIENCE = 1.5  # seconds for another node's report to appear
+_KEPT_ATTEMPTS = 10
+_OTHER_REPORT = 1.5  # seconds for another node's report to appear
 _VOLUME = 2.0  # seconds for the volume to answer
 
 
 @dataclass(frozen=True)
 class FailureReports:
-    """One node's place to write to, and to look for the other nodes' words."""
+    """The directory of one attempt's reports, as one node uses it."""
 
     folder: Path
     node_rank: int
@@ -44,10 +42,10 @@ class FailureReports:
     ranks: range
 
     @classmethod
-    def at(
+    def of_attempt(
         cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ
     ) -> FailureReports | None:
-        """The place of this attempt; None without a directory that could hold it."""
+        """Return the reports of this attempt; None without a directory to write to."""
         root = config.checkpoint_dir or log_dir
         if not root:
             return None
@@ -55,48 +53,47 @@ class FailureReports:
         return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.local_ranks)
 
     def clear(self) -> None:
-        """Forget what an earlier life of this node under the same name has left, and of nodes that are no more."""
+        """Delete this node's reports of an earlier run with the same name, and those of nodes beyond ``nnodes``."""
         run_with_timeout(_VOLUME, self._clear)
 
     def _clear(self) -> None:
-        mine = {f"node-{self.node_rank}.json", *(f"rank-{rank}.{name}" for rank in self.ranks for name in _DUMPS)}
+        own = {f"node-{self.node_rank}.json", *(f"rank-{rank}.{name}" for rank in self.ranks for name in _DUMPS)}
         for path in self.folder.iterdir():
             kind, _, number = path.name.partition(".")[0].partition("-")
-            last = {"node": self.nnodes, "rank": self.nnodes * len(self.ranks)}.get(kind)
-            if path.name in mine or (last is not None and number.isdigit() and int(number) >= last):
+            limit = {"node": self.nnodes, "rank": self.nnodes * len(self.ranks)}.get(kind)
+            if path.name in own or (limit is not None and number.isdigit() and int(number) >= limit):
                 path.unlink(missing_ok=True)
 
-    def write(self, report: Report, rank_states: Sequence[RankState], children: Sequence[WorkerProcess]) -> None:
-        """Leave ``report`` and the dumps. Never raises."""
-        run_with_timeout(_VOLUME, lambda: self._write(report, rank_states, children))
+    def write(self, report: Report, states: Sequence[RankState], workers: Sequence[WorkerProcess]) -> None:
+        """Write ``report``, the ranks' states, and the dumps of ``workers``. Never raises."""
+        run_with_timeout(_VOLUME, lambda: self._write(report, states, workers))
 
-    def _write(self, report: Report, rank_states: Sequence[RankState], children: Sequence[WorkerProcess]) -> None:
+    def _write(self, report: Report, states: Sequence[RankState], workers: Sequence[WorkerProcess]) -> None:
         for folder in (self.folder.parent, self.folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 share(folder, 0o2775)
-        for child in children:
-            self._write_dumps(child)
+        for worker in workers:
+            for name, text in zip(_DUMPS, worker.diagnostics.dumps(), strict=True):
+                if text:
+                    write_atomically(self.folder / f"rank-{worker.rank}.{name}", text.encode(), durable=False)
         content = {
             "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
-            "ranks": [asdict(rank_state) for rank_state in rank_states],
+            "ranks": [asdict(state) for state in states],
         }  # fmt: skip
-        write_atomically(self._file(self.node_rank), dumps(content, indent=1).encode(), durable=False)
-        self._retire()
+        path = self.folder / f"node-{self.node_rank}.json"
+        write_atomically(path, dumps(content, indent=1).encode(), durable=False)
+        attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in attempts[_KEPT_ATTEMPTS:]:
+            shutil.rmtree(old, ignore_errors=True)
 
-    def _write_dumps(self, child: WorkerProcess) -> None:
-        texts = child.diagnostics.texts() if child.diagnostics else ("", "")
-        for name, text in zip(_DUMPS, texts, strict=True):
-            if text:
-                write_atomically(self.folder / f"rank-{child.rank}.{name}", text.encode(), durable=False)
-
-    def culprit_elsewhere(self) -> Report | None:
-        """The report of a node that failed by its own fault, if it shows up soon."""
-        found: Report | None = run_with_timeout(_PATIENCE + _VOLUME, self._culprit_elsewhere)
+    def cause_on_another_node(self) -> Report | None:
+        """Wait briefly for the report of a node that failed by itself, and return it."""
+        found: Report | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node)
         return found
 
-    def _culprit_elsewhere(self) -> Report | None:
-        end = time.monotonic() + _PATIENCE
+    def _cause_on_another_node(self) -> Report | None:
+        end = time.monotonic() + _OTHER_REPORT
         while True:
             for found in read(self.folder):
                 if found["node"] != self.node_rank and found["report"].get("cause") == "own":
@@ -106,97 +103,77 @@ class FailureReports:
                 return None
             time.sleep(0.05)
 
-    def _file(self, node_rank: int) -> Path:
-        return self.folder / f"node-{node_rank}.json"
-
-    def _retire(self) -> None:
-        attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in attempts[_KEPT:]:
-            shutil.rmtree(path, ignore_errors=True)
-
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The nodes' files in ``folder``, by node; damaged ones are left out."""
+    """Return the contents of the ``node-*.json`` in ``folder``, by node, without those that are damaged."""
     found = []
     for path in sorted(folder.glob("node-*.json")) if folder.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_bytes())
             if content["node"] < content["nnodes"] and float(content["time"]) and isinstance(content["report"], dict):
-                found.append({**content, "ranks": [_known(rank) for rank in content["ranks"]]})
-    # Of a run with another number of nodes, under the same name, something may be left; the newest file decides.
+                # Another version may have written more fields than a RankState has.
+                ranks = [{field.name: rank[field.name] for field in fields(RankState)} for rank in content["ranks"]]
+                found.append({**content, "ranks": ranks})
+    # Files of a run with another number of nodes and the same name may remain; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
 
 
-def _known(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what was seen of a rank, all that a RankState has; another version may have written more."""
-    return {field.name: rank[field.name] for field in fields(RankState)}
-
-
 def with_root_cause(report: Report, other: Report) -> Report:
-    """The report of a node that lost a peer, with the name of the rank to blame in it."""
-    who = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
-    return {**report, "message": f"{report.get('message')}; the cause: {who}"}
+    """Return ``report`` of a node that lost a peer, with the failed rank of another node named in its message."""
+    cause = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
+    return {**report, "message": f"{report.get('message')}; the cause: {cause}"}
 
 
-def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[RankState]]:
-    """(the report of the root cause, all ranks as they were seen) out of what the nodes left behind.
+def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[RankState]]:
+    """Return (the report of the root cause, the states of all ranks) from what the nodes wrote.
 
-    A failure of a rank's own comes first, in order of time; a hang is judged anew with all nodes' ranks side by side.
+    A rank's own failure comes before a lost peer, then the earlier one. A hang is examined again with the ranks of all
+    nodes.
 
     Args:
         nodes: the contents of ``node-*.json``, not empty.
     """
-    rank_states = sorted((RankState(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
-    reports = [node["report"] for node in sorted(nodes, key=lambda node: (_blames_peer(node), node["time"]))]
-    first: dict[str, Any] = reports[0]
-    if first.get("code") == Hang.code and rank_states:
+    states = sorted((RankState(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
+    first: Report = min(nodes, key=lambda node: (node["report"].get("cause") == "peer", node["time"]))["report"]
+    if first.get("code") == Hang.code and states:
         all_ranks = len(nodes) == nodes[0]["nnodes"]
-        timeout = max(s.quiet for s in rank_states)
-        merged = hang_report(rank_states, timeout=timeout, all_ranks=all_ranks)
+        merged = hang_report(states, timeout=max(s.quiet for s in states), all_ranks=all_ranks)
         if merged["cause"] == "own":
-            return merged, rank_states
-    return first, rank_states
-
-
-def _blames_peer(node: Mapping[str, Any]) -> bool:
-    return bool(node["report"].get("cause") == "peer")
+            return merged, states
+    return first, states
 
 
 def explain(root: Path, *, as_json: bool) -> int:
-    """Print who failed in the newest attempt that left a report below ``root``. Returns 0.
+    """Print the cause of the newest attempt with a report below ``root``, for the verb ``why``. Returns 0.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no report.
     """
     base = root / FOLDER
-    attempts = sorted((p for p in base.iterdir() if read(p)), key=_newest) if base.is_dir() else []
+    attempts = [path for path in base.iterdir() if read(path)] if base.is_dir() else []
     if not attempts:
         raise DataMissing(
             f"no report of a failure in {base}",
-            hint="launchers write them beside the checkpoints, else into --log-dir",
+            hint="launchers write them beside the checkpoints, or into --log-dir without a checkpoint directory",
             next_step="name the --checkpoint-dir or --log-dir of a run that failed",
         )
-    nodes = read(attempts[-1])
-    report, rank_states = merge_reports(nodes)
+    folder = max(attempts, key=lambda path: max(file.stat().st_mtime for file in path.glob("node-*.json")))
+    nodes = read(folder)
+    report, states = merge_reports(nodes)
     if as_json:
-        print(dumps({"attempt": attempts[-1].name, "report": report, "ranks": [asdict(s) for s in rank_states]}))
+        print(dumps({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
         return 0
-    print(f"{attempts[-1].name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {attempts[-1]}")
+    print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
     print(f"rank {report.get('rank')} is to blame, with code {report.get('code')}: {report.get('message')}")
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
     print("at " + ", ".join(place) if place else "where is not known")
     for label, advice in (("hint:  ", report.get("hint")), ("next:  ", report.get("next"))):
         if advice:
             print(label + str(advice))
-    for s in rank_states:
-        state = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
-        print(f"  rank {s.rank} (node {s.node}) {state} {s.place}; collectives begun: {s.collectives}")
-    dumps_of = sorted(path.name for path in attempts[-1].glob("rank-*"))
-    if dumps_of:
-        print("dumps: " + ", ".join(dumps_of))
+    for s in states:
+        condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
+        print(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}")
+    if dump_files := sorted(path.name for path in folder.glob("rank-*")):
+        print("dumps: " + ", ".join(dump_files))
     return 0
-
-
-def _newest(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in folder.glob("node-*.json"))

@@ -1,21 +1,8 @@
-"""How a rank's process comes to be: forked from the launcher, which has torch imported already, or started afresh.
+"""The rank processes of one node: how they start, how their output is printed, and which one explains the node's end.
 
-A fork takes milliseconds, a fresh interpreter with torch seconds. The parent must stay forkable: it runs no tensor
-operation, starts no thread and never asks for CUDA, because a child inherits locks and half-initialised runtimes, but
-not the threads that would release them.
-
-What a launcher prints and keeps: each line of its ranks, told apart by rank, and the lines of its own.
-
-``launch`` chooses the printers by ``--log-format``; ``supervise`` calls them for each line that it read from a pipe.
-
-What the launcher knows of its ranks, and which of their ends explains the node's: the root cause, not its echo.
-
-Peers die milliseconds after the find_hung_rank and often report first, so time alone does not tell.
-
-For the launcher: work on a volume that may never answer, done by another process, for so many seconds at most.
-
-A file system whose server is gone blocks whoever touches it, in the kernel, where no timeout of ours reaches. The
-launcher must still kill, pass signals on and report; it may start no thread, but it may fork.
+A fork takes milliseconds, a fresh interpreter with torch seconds. The launcher must stay safe to fork: it runs no
+tensor operation, starts no thread and never initializes CUDA, because a child inherits locks and half-initialized
+runtimes, but not the threads that would release them.
 """
 
 from __future__ import annotations
@@ -35,58 +22,111 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import UsageError
+from ddptrain.errors import Stopped, UsageError
 from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
 from ddptrain.reporting.termination import Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
+_CHUNK = 65536
+# NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
+_NCCL_LOST = re.compile(
+    r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
+    re.IGNORECASE | re.DOTALL,
+)
+
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a rank's process is told: its job (train or preflight), and where its report and breadcrumbs go."""
+class WorkerSpec:
+    """What a rank's process needs to know: its job (train or preflight) and the descriptors it writes to."""
 
     config: Config
     ranks: Ranks
     job: str
+    output: int
     reports: int
     diagnostics: Diagnostics
+    parent: int
+
+
+@dataclass
+class WorkerProcess:
+    """One started rank, as the launcher sees it."""
+
+    rank: int
+    pid: int
+    output: int
+    reports: int
+    diagnostics: Diagnostics
+    log: BinaryIO | None = None
+    process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
+    tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
+    unfinished: bytes = b""
+    report: bytes = b""
+    status: int | None = None
+    ended: float = 0.0
+    killed_by_us: bool = False
+
+    def close(self) -> None:
+        """Release the descriptors of an ended rank."""
+        for descriptor in (self.output, self.reports):
+            os.close(descriptor)
+        if self.log:
+            self.log.close()
+        self.diagnostics.close()
+
+
+@dataclass
+class WorkerGroup:
+    """All ranks of this node.
+
+    Attributes:
+        stop_signal: the first signal that was passed on to them.
+        deadline: when the ranks that still run are killed, by time.monotonic.
+        hang: the report of a hang, once one was detected.
+    """
+
+    workers: list[WorkerProcess] = field(default_factory=list)
+    stop_signal: int | None = None
+    deadline: float | None = None
+    hang: Report | None = None
 
 
 def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> WorkerProcess:
-    """Start one rank, by ``how``: prefork or spawn. Its output and its report come back through pipes.
+    """Start one rank, whose output and report come back through pipes.
 
     Args:
-        log_dir: also keep its output in ``rank-N.log`` there; empty for nowhere.
+        how: prefork or spawn.
+        log_dir: also write the rank's output to ``rank-N.log`` there, unless empty.
     Raises:
         UsageError: that file cannot be written.
     """
-    log = _log(Path(log_dir) / f"rank-{ranks.rank}.log") if log_dir else None
-    output_read, output_write = os.pipe()
-    report_read, report_write = os.pipe()
+    log = _open_log(Path(log_dir) / f"rank-{ranks.rank}.log") if log_dir else None
+    output, output_write = os.pipe()
+    reports, reports_write = os.pipe()
     diagnostics = Diagnostics.create(ranks.rank)
-    begin = _fork if how == "prefork" else _spawn
+    spec = WorkerSpec(config, ranks, job, output_write, reports_write, diagnostics, os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
-    # Until the child has a handler of its own, a signal passed on to it would be lost, or end it without a word.
+    # A signal that reached the child before it has handlers would be lost, or would end it without a report.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        pid, process = begin(Assignment(config, ranks, job, report_write, diagnostics), output_write)
+        process = _spawn(spec) if how == "spawn" else None
+        pid = process.pid if process else _fork(spec)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.close(output_write)
-    os.close(report_write)
-    for descriptor in (output_read, report_read):
+    os.close(reports_write)
+    for descriptor in (output, reports):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
-    return WorkerProcess(ranks.rank, pid, output_read, report_read, log, diagnostics, process)
+    return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, log, process)
 
 
-def _log(path: Path) -> BinaryIO:
+def _open_log(path: Path) -> BinaryIO:
     try:
         return path.open("ab", buffering=0)
     except OSError as error:
@@ -95,57 +135,50 @@ def _log(path: Path) -> BinaryIO:
         ) from error
 
 
-def close(child: WorkerProcess) -> None:
-    """Release what an ended child held."""
-    for descriptor in (child.output, child.reports):
-        os.close(descriptor)
-    if child.log:
-        child.log.close()
-    if child.diagnostics:
-        child.diagnostics.close()
-
-
-def _fork(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[bytes] | None]:
-    parent = os.getpid()
+def _fork(spec: WorkerSpec) -> int:
     pid = os.fork()
     if pid == 0:
-        _become_rank(assignment, parent, output)
-    return pid, None
+        _run_worker(spec)
+    return pid
 
 
-def _spawn(assignment: Assignment, output: int) -> tuple[int, subprocess.Popen[bytes] | None]:
-    told = json.dumps({**asdict(assignment), "parent": os.getpid()})
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from ddptrain.launcher.processes import spawned; spawned()", told],
-        stdout=output,
-        stderr=output,
-        pass_fds=(assignment.reports, *assignment.diagnostics.descriptors),
+def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from ddptrain.launcher.processes import run_spawned; run_spawned()",
+            json.dumps(asdict(spec)),
+        ],
+        stdout=spec.output,
+        stderr=spec.output,
+        pass_fds=(spec.output, spec.reports, *spec.diagnostics.descriptors),
     )
-    return process.pid, process
 
 
-def spawned() -> NoReturn:
-    """What a fresh interpreter runs: become the rank that its argument describes."""
-    told = json.loads(sys.argv[1])
+def run_spawned() -> NoReturn:
+    """Run the rank that the interpreter's first argument describes."""
+    fields = json.loads(sys.argv[1])
     ignore_write_errors()
-    config, ranks, diagnostics = Config(**told["config"]), Ranks(**told["ranks"]), Diagnostics(**told["diagnostics"])
-    _become_rank(Assignment(config, ranks, told["job"], told["reports"], diagnostics), told["parent"], 1)
+    fields["config"], fields["ranks"] = Config(**fields["config"]), Ranks(**fields["ranks"])
+    fields["diagnostics"] = Diagnostics(**fields["diagnostics"])
+    _run_worker(WorkerSpec(**fields))
 
 
-def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
-    """In the child: shed the launcher, do the job, leave without running the parent's exit handlers."""
-    code, ranks = 1, assignment.ranks
+def _run_worker(spec: WorkerSpec) -> NoReturn:
+    """In the child: undo what the launcher set up, run the rank, and exit without the parent's exit handlers."""
+    code, ranks = 1, spec.ranks
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # A group of its own: Ctrl-C at a terminal reaches the launcher alone, which passes it on once.
+        # A process group of its own: Ctrl-C at a terminal reaches only the launcher, which passes it on once.
         os.setpgid(0, 0)
-        die_with_parent(parent)
+        die_with_parent(spec.parent)
         terminal = terminal_or_none()
         if terminal is not None:
             terminal = os.fdopen(os.dup(terminal.fileno()), "w")
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(spec.output, 1)
+        os.dup2(spec.output, 2)
         os.environ |= {
             "RANK": str(ranks.rank),
             "LOCAL_RANK": str(ranks.local_rank),
@@ -157,168 +190,114 @@ def _become_rank(assignment: Assignment, parent: int, output: int) -> NoReturn:
         from ddptrain.worker import run_forked
 
         console = Console(ranks.rank, terminal)
-        job, diagnostics, reports = assignment.job, assignment.diagnostics, assignment.reports
-        code = run_forked(assignment.config, ranks, console, job=job, diagnostics=diagnostics, reports=reports)
+        code = run_forked(spec.config, ranks, console, job=spec.job, diagnostics=spec.diagnostics, reports=spec.reports)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def rank_printer(log_format: str) -> Callable[[WorkerProcess, bytes], None]:
-    """Prints one line of a rank's output, without its end, and keeps it in the rank's log where there is one.
+class LogPrinter:
+    """Prints the lines of the ranks and of the launcher.
 
     Args:
-        log_format: text, json_line ``[rank N]``; or json, one object per line.
+        log_format: text, with ``[rank N]`` before each line of a rank; or json, one object per line.
     """
-    return _print_json if log_format == "json" else _print_text
+
+    def __init__(self, log_format: str) -> None:
+        self._json = log_format == "json"
+
+    def launcher_line(self, text: str) -> None:
+        """Print a line of the launcher's own."""
+        print(json_line(None, text) if self._json else text, flush=True)
+
+    def rank_line(self, worker: WorkerProcess, line: bytes) -> None:
+        """Print one line of a rank, without its newline, and append it to the rank's log file."""
+        if self._json:
+            logged = printed = json_line(worker.rank, line.decode(errors="replace")).encode() + b"\n"
+        else:
+            logged = line + b"\n"
+            printed = b"[rank %d] %s" % (worker.rank, logged)
+        sys.stdout.buffer.write(printed)
+        if worker.log:
+            with contextlib.suppress(OSError):  # a full --log-dir must not end the training; the line was printed
+                worker.log.write(logged)
 
 
-def launcher_printer(log_format: str) -> Callable[[str], None]:
-    """Prints a line of the launcher's own, which is no rank."""
-    return lambda text: print(json_line(None, text) if log_format == "json" else text, flush=True)
+def root_cause(group: WorkerGroup) -> Report:
+    """Return the report that explains the node's end: a rank's own failure before a lost peer, then the earliest.
 
-
-def _print_text(child: WorkerProcess, line: bytes) -> None:
-    sys.stdout.buffer.write(b"[rank %d] %s\n" % (child.rank, line))
-    _keep(child, line + b"\n")
-
-
-def _print_json(child: WorkerProcess, line: bytes) -> None:
-    encoded = json_line(child.rank, line.decode(errors="replace")).encode() + b"\n"
-    sys.stdout.buffer.write(encoded)
-    _keep(child, encoded)
-
-
-def _keep(child: WorkerProcess, line: bytes) -> None:
-    if child.log:
-        with contextlib.suppress(OSError):  # a full --log-dir must not cost the training; the line was printed
-            child.log.write(line)
-
-
-# What NCCL's watchdog thread prints before it aborts a rank whose peer is gone or silent: not a fault of that rank.
-_NCCL_LOST = re.compile(
-    r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-@dataclass
-class WorkerProcess:
-    """One started rank as the launcher sees it."""
-
-    rank: int
-    pid: int
-    output: int
-    reports: int
-    log: BinaryIO | None = None
-    diagnostics: Diagnostics | None = None
-    process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
-    tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
-    unfinished: bytes = b""
-    report: bytes = b""
-    status: int | None = None
-    ended: float = 0.0
-    killed_by_us: bool = False
-
-
-@dataclass
-class WorkerGroup:
-    """All ranks of this node, and what was asked of them."""
-
-    children: list[WorkerProcess] = field(default_factory=list)
-    stop_signal: int | None = None
-    deadline: float | None = None
-    verdict: Report | None = None  # of the watchdog, once it has found a hang
-
-
-def root_cause(node: WorkerGroup) -> Report:
-    """The report that explains the node's end: its own fault before a lost peer, then whichever came first."""
-    reports = [(child, report_of(child)) for child in node.children]
-    failed = [(child, report) for child, report in reports if report["code"] != 0 and not child.killed_by_us]
-    if node.verdict and (node.verdict["cause"] == "own" or not failed):
-        return _with_checkpoint(node.verdict, [report for _, report in reports])
-    if not failed:
-        failed = [(child, report) for child, report in reports if report["code"] != 0]
-        if failed and node.stop_signal is not None:
-            return {**failed[0][1], **_stopped_by_force(node.stop_signal)}
-    if not failed:
+    Peers exit milliseconds after the failed rank and often report first, so the order in time is not enough.
+    """
+    reports = [(worker, report_of(worker)) for worker in group.workers]
+    failed = [(worker, report) for worker, report in reports if report["code"] != 0]
+    unforced = [(worker, report) for worker, report in failed if not worker.killed_by_us]
+    if group.hang and (group.hang["cause"] == "own" or not unforced):
+        cause = group.hang
+    elif not failed:
         return reports[0][1]
-    failed.sort(key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))
-    return _with_checkpoint(failed[0][1], [report for _, report in reports])
-
-
-def _with_checkpoint(cause: Report, reports: list[Report]) -> Report:
-    """The report with the last checkpoint in it, which only rank 0 knows."""
-    if cause.get("checkpoint") is None:
-        cause["checkpoint"] = next((r["checkpoint"] for r in reports if r.get("checkpoint")), None)
+    elif not unforced and group.stop_signal is not None:
+        return _killed_after_grace(failed[0][1], group.stop_signal)
+    else:
+        cause = min(unforced or failed, key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))[1]
+    if cause.get("checkpoint") is None:  # only rank 0 knows it
+        cause["checkpoint"] = next((r["checkpoint"] for _, r in reports if r.get("checkpoint")), None)
     return cause
 
 
-def _stopped_by_force(number: int) -> Report:
-    name = signal.Signals(number).name
+def _killed_after_grace(report: Report, stop_signal: int) -> Report:
+    name = signal.Signals(stop_signal).name
     message = (
         f"{name} was passed on, but no rank ended within the grace; killed, progress since the last checkpoint is lost"
     )
-    return {
-        "outcome": "stopped",
-        "code": exit_codes.STOPPED,
-        "signal": None,
-        "saved": False,
-        "exception": "Stopped",
-        "kind": "Stopped",
-        "message": message,
-        "hint": None,
-        "next": None,
-    }
+    return termination.failure(Stopped(message, saved=False), rank=report["rank"], progress=report)
 
 
-def report_of(child: WorkerProcess) -> Report:
-    """What the rank said, or what its status and its last breadcrumb say where it could not."""
-    assert child.status is not None
-    code = os.waitstatus_to_exitcode(child.status)
-    try:
-        report: Report = json.loads(child.report)
+def report_of(worker: WorkerProcess) -> Report:
+    """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
+    assert worker.status is not None
+    code = os.waitstatus_to_exitcode(worker.status)
+    with contextlib.suppress(ValueError, KeyError):
+        report: Report = json.loads(worker.report)
         if report["code"] == code:
             return report
-    except (ValueError, KeyError):
-        pass
-    crumb = child.diagnostics.crumb() if child.diagnostics else None
-    place = {"step": crumb.step, "phase": crumb.collective or crumb.phase} if crumb else {}
+    last = worker.diagnostics.last_heartbeat()
+    place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0:
-        report = termination.killed(-code, rank=child.rank, progress=place)
-        if -code == signal.SIGABRT and _NCCL_LOST.search(b"\n".join(child.tail).decode(errors="replace")):
+        report = termination.killed(-code, rank=worker.rank, progress=place)
+        if -code == signal.SIGABRT and _NCCL_LOST.search(b"\n".join(worker.tail).decode(errors="replace")):
             report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
         return report
-    message = f"rank {child.rank} left with code {code} and no report"
-    return termination.failure(RuntimeError(message), rank=child.rank, progress=place) | {"code": code}
-
-
-_CHUNK = 65536
+    message = f"rank {worker.rank} exited with code {code} and no report"
+    return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
 
 
 def run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which must be JSON-able; None if it fails, or takes longer.
+    """Return what ``work`` returns, which must be JSON-able; None if it fails or takes longer.
 
-    It runs in a child: what it changes in memory is lost. A child that does not answer is killed; where even that
-    must wait for the volume, it is left behind.
+    A file system whose server is gone blocks every process that uses it inside the kernel, and the launcher may start
+    no thread. So ``work`` runs in a forked child, and its changes to memory are lost. A child that exceeds the timeout
+    is killed and left behind if the volume delays even that.
     """
-    parent, (ours, theirs) = os.getpid(), os.pipe()
-    with os.fdopen(ours, "rb", buffering=0) as answer, contextlib.suppress(OSError, ValueError):
+    parent, (read, write) = os.getpid(), os.pipe()
+    with os.fdopen(read, "rb", buffering=0) as result, contextlib.suppress(OSError, ValueError):
         try:
             pid = os.fork()
             if pid == 0:
-                _answer(work, theirs, parent)
+                _send_result(work, write, parent)
         finally:
-            os.close(theirs)
-        content = _read(answer.fileno(), time.monotonic() + seconds)
-        _end(pid, killed=content is None)
+            os.close(write)
+        content = _read_until(result.fileno(), time.monotonic() + seconds)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if content is None:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG if content is None else 0)  # else the supervisor's loop, or init, collects it
         return json.loads(content) if content else None
     return None
 
 
-def _read(descriptor: int, deadline: float) -> bytes | None:
-    """All that comes until the other end closes; None if it does not in time."""
+def _read_until(descriptor: int, deadline: float) -> bytes | None:
+    """Return all bytes up to the end of the pipe; None if it does not end before ``deadline``."""
     content = b""
     while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(descriptor, _CHUNK)
@@ -328,17 +307,7 @@ def _read(descriptor: int, deadline: float) -> bytes | None:
     return None
 
 
-def _end(pid: int, *, killed: bool) -> None:
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        if killed:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)  # else the supervisor's loop, or init, collects it
-        else:
-            os.waitpid(pid, 0)
-
-
-def _answer(work: Callable[[], Any], pipe: int, parent: int) -> NoReturn:
-
+def _send_result(work: Callable[[], Any], pipe: int, parent: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         die_with_parent(parent)
