@@ -55,6 +55,7 @@ class World:
         self.claim: dict[str, Any] | None = None
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
+        self.settings = SETTINGS
         self.plans: list[Plan] = []
         self.deleted_job = False
 
@@ -79,9 +80,9 @@ class World:
 
     def reconcile(self, *, crash_after: int | None = None) -> Plan:
         """One reconcile; with ``crash_after`` the operator dies once it has made that many writes."""
-        made = plan(self.job, self.observed(live=False), self.now, SETTINGS)
+        made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.needs_live:
-            made = plan(self.job, self.observed(live=True), self.now, SETTINGS)
+            made = plan(self.job, self.observed(live=True), self.now, self.settings)
         self.plans.append(made)
         for write in [*self._writes(made)][:crash_after]:
             write()

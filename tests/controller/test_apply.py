@@ -157,13 +157,10 @@ async def test_a_claim_that_the_user_made_is_shared_and_not_forgotten_by_a_sweep
     create = Create(names.CLAIMS, "mnist-checkpoints", body, shared=True)
     assert await bench.executor.act(bench.job, Plan(creates=((create,),))) == Outcome()
 
-    async def nothing(key: object) -> None:
-        return None
-
     sweeper = Sweeper(
         cluster=bench.cluster,
         cache=bench.cache,
-        queue=WorkQueue(nothing),
+        queue=WorkQueue(),
         scopes=[bench.jobs.namespace],
         interval=60,
         metrics=Metrics(),

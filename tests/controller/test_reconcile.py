@@ -24,17 +24,17 @@ async def test_an_unexpected_error_is_shown_with_its_traceback_once_and_tried_ag
 ) -> None:
     unreachable = cast(Cluster, None)  # the error comes before any request
     cache, metrics = Cache(), Metrics()
-    poller = ProgressPoller(10, lambda key: None)
+    poller, queue = ProgressPoller(10, lambda key: None), WorkQueue()
     reconciler = Reconciler(
         cluster=unreachable,
         cache=cache,
+        queue=queue,
         executor=Executor(unreachable, cache, 1),
         poller=poller,
         events=EventSender(unreachable),
         metrics=metrics,
         settings=EngineSettings(),
     )
-    reconciler.queue = queue = WorkQueue(reconciler.process)
     broken: dict[str, Any] = a_job(status={"attempt": "not a number"})
     cache.put(names.DDPJOBS, broken)
     with caplog.at_level(logging.ERROR):

@@ -41,9 +41,9 @@ def play(recorder: Callable[[Key], Coroutine[Any, Any, None]], scenario: Scenari
     """Run ``scenario`` beside the queue, then give it a minute to come to rest."""
 
     async def both() -> None:
-        queue = WorkQueue(recorder, workers)
+        queue = WorkQueue(workers)
         stop = asyncio.Event()
-        working = asyncio.create_task(queue.run(stop))
+        working = asyncio.create_task(queue.run(recorder, stop))
         await scenario(queue)
         await asyncio.sleep(60)
         assert queue.depth == 0
@@ -184,9 +184,9 @@ def test_at_the_end_what_runs_is_finished_and_what_waits_is_left() -> None:
     recorder = Recorder(seconds=5.0)
 
     async def scenario() -> None:
-        queue = WorkQueue(recorder, workers=1)
+        queue = WorkQueue(workers=1)
         stop = asyncio.Event()
-        working = asyncio.create_task(queue.run(stop, grace=10.0))
+        working = asyncio.create_task(queue.run(recorder, stop, grace=10.0))
         queue.add(A)
         queue.add(B)
         await asyncio.sleep(1)
@@ -203,9 +203,9 @@ def test_at_the_end_what_takes_too_long_is_cut_off() -> None:
     recorder = Recorder(seconds=500.0)
 
     async def scenario() -> None:
-        queue = WorkQueue(recorder, workers=1)
+        queue = WorkQueue(workers=1)
         stop = asyncio.Event()
-        working = asyncio.create_task(queue.run(stop, grace=10.0))
+        working = asyncio.create_task(queue.run(recorder, stop, grace=10.0))
         queue.add(A)
         await asyncio.sleep(1)
         stop.set()

@@ -21,14 +21,10 @@ from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddpjob.cluster.base import TooManyRequests, Unavailable
 from ddpjob.cluster.memory import Call, Fault, MemoryCluster, lost_answer
-from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.events import EventSender
+from ddpjob.controller.cache import Key
+from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import Answer
-from ddpjob.controller.reconcile import Reconciler
-from ddpjob.controller.sweep import Sweeper
-from ddpjob.controller.workqueue import WorkQueue
 from tests.builders import SETTINGS, ended, running
 from tests.controller.faketime import run
 
@@ -76,47 +72,8 @@ class Reports:
         del key
         self._answer = None
 
-
-class Operator:
-    """The controller's own parts, fed by the watches of the in-memory cluster; it ends when its tasks do."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        loop = asyncio.get_running_loop()
-        self._cache = Cache(on_change=self._wake)
-        self.reports = Reports(on_news=self._wake)
-        events = EventSender(cluster)
-        metrics = Metrics()
-        reconciler = Reconciler(
-            cluster=cluster,
-            cache=self._cache,
-            executor=Executor(cluster, self._cache, 16),
-            poller=self.reports,  # type: ignore[arg-type]
-            events=events,
-            metrics=metrics,
-            settings=SETTINGS,
-            clock=loop.time,
-            now=now,
-        )
-        self._queue = reconciler.queue = WorkQueue(reconciler.process, 1)
-        self._tasks = [asyncio.ensure_future(work) for work in (self._run(cluster, metrics), events.run())]
-
-    def _wake(self, key: Key) -> None:
-        self._queue.add(key)
-
-    async def _run(self, cluster: MemoryCluster, metrics: Metrics) -> None:
-        sweeper = Sweeper(
-            cluster=cluster, cache=self._cache, queue=self._queue, scopes=(None,), interval=600.0, metrics=metrics
-        )
-        await sweeper.start()
-        self._tasks += [
-            asyncio.ensure_future(self._feed(cluster, resource)) for resource in (names.DDPJOBS, names.PODS)
-        ]
-        self._tasks.append(asyncio.ensure_future(sweeper.run()))
-        await self._queue.run(asyncio.Event())
-
-    async def _feed(self, cluster: MemoryCluster, resource: names.Resource) -> None:
-        async for event in cluster.watch(resource):
-            self._cache.take(resource, event)
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 async def kill_all_tasks() -> None:
@@ -166,7 +123,8 @@ class Life:
         self._spec = spec or self._random_spec()
         self._fresh_patches = 0
         self._is_dead = True
-        self._operator: Operator
+        self._task: asyncio.Task[None]
+        self._reports: Reports
 
     def _new_uid(self) -> str:
         return str(uuid.UUID(int=self._uids.getrandbits(128), version=4))
@@ -224,7 +182,21 @@ class Life:
     def _start_operator(self) -> None:
         self.said.append(f"{asyncio.get_running_loop().time():.2f} the operator starts")
         self._is_dead = False
-        self._operator = Operator(self.cluster)
+        controller = Controller(
+            self.cluster,
+            SETTINGS,
+            self._make_reports,  # type: ignore[arg-type]
+            metrics=Metrics(),
+            concurrent_requests=16,
+            sweep_seconds=600.0,
+            clock=asyncio.get_running_loop().time,
+            now=now,
+        )
+        self._task = asyncio.create_task(controller.serve(self.cluster.watch))
+
+    def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
+        self._reports = Reports(on_news)
+        return self._reports
 
     def _random_spec(self) -> Json:
         size = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteMany"]}
@@ -247,7 +219,7 @@ class Life:
             await asyncio.sleep(self.random.choice([0.0, 0.1, 2.0]))
         await self._until("the job runs", lambda: self._status().get("state") == "Running")
         first = min(pods, key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]))
-        self._operator.reports.say(first["metadata"]["name"], {"step": 10, "totalSteps": 100, "phase": "train"})
+        self._reports.say(first["metadata"]["name"], {"step": 10, "totalSteps": 100, "phase": "train"})
 
     async def _meet_fate(self, fate: str) -> None:
         attempt = self._status()["attempt"]

@@ -3,6 +3,7 @@
 import pytest
 
 from ddpjob.api import names
+from ddpjob.engine.actions import EngineSettings
 from tests.builders import UID, World, a_job, a_running_world, ended
 
 
@@ -72,6 +73,17 @@ def test_ttl_deletes_a_finished_job_with_its_uid() -> None:
     world.forward(60)
     made = world.reconcile()
     assert [(d.resource, d.uid) for d in made.deletes] == [(names.DDPJOBS, UID)]
+
+
+def test_ttl_deletes_nothing_where_the_settings_keep_finished_jobs() -> None:
+    world = a_running_world(a_job(numNodes=1, ttlSecondsAfterFinished=0))
+    world.set_pod(0, ended(0))
+    world.settings = EngineSettings(delete_finished=False)
+    world.settle()
+    world.forward(60)
+    made = world.reconcile()
+    assert world.status["state"] == "Succeeded"
+    assert made.idle and made.requeue_after is None
 
 
 def test_a_finished_job_is_left_alone_by_later_edits() -> None:

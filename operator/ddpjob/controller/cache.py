@@ -17,6 +17,10 @@ from ddpjob.cluster.base import ObjectList
 MAX_TOMBSTONES = 20_000  # some minutes of the busiest churn; an answer older than that cannot come any more
 
 
+WATCHED = (names.DDPJOBS, names.PODS)
+"""Kinds whose changes come as watch events; the others are listed by the sweep."""
+
+
 class Key(NamedTuple):
     """A job by its place: what the work queue holds and a reconcile is about."""
 

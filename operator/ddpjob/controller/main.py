@@ -15,21 +15,13 @@ from ddpjob import __version__
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller import logs, watches
-from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.events import EventSender
+from ddpjob.controller.controller import Controller
 from ddpjob.controller.health import HealthServer, Heartbeat
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.settings import Settings, SettingsError, parse
-from ddpjob.controller.sweep import Sweeper
-from ddpjob.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
-
-GRACE_SECONDS = 10.0
-FLUSH_SECONDS = 2.0
 
 
 class Operator:
@@ -41,37 +33,24 @@ class Operator:
         self._stop = asyncio.Event()
         self._metrics = metrics = Metrics()
         requests = settings.max_concurrent_requests
-        self._cluster = cluster = KubernetesCluster(
-            connection, max_connections=requests, observer=metrics.observe_request
-        )
-        self._cache = cache = Cache(on_change=self._wake)
-        self._events = EventSender(cluster)
-        self._poller = ProgressPoller(
-            settings.progress_interval_seconds,
-            on_news=self._wake,
-            on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
-        )
-        # Half of the connections stay free for status patches, so that one large job delays no decision of another.
-        executor = Executor(cluster, cache, max(1, requests // 2))
-        reconciler = Reconciler(
-            cluster=cluster,
-            cache=cache,
-            executor=executor,
-            poller=self._poller,
-            events=self._events,
+        self._cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
+        self._controller = Controller(
+            self._cluster,
+            settings.engine,
+            lambda on_news: ProgressPoller(
+                settings.progress_interval_seconds,
+                on_news,
+                on_poll=lambda result: metrics.progress_polls.labels(result).inc(),
+            ),
             metrics=metrics,
-            settings=settings.engine,
-        )
-        self._queue = reconciler.queue = WorkQueue(reconciler.process, settings.max_concurrent_reconciles)
-        self._sweeper = Sweeper(
-            cluster=cluster,
-            cache=cache,
-            queue=self._queue,
             scopes=settings.scopes,
-            interval=settings.sweep_interval_seconds,
-            metrics=metrics,
+            workers=settings.max_concurrent_reconciles,
+            # The other half of the connections is for status patches, so that no large job delays another's decision.
+            concurrent_requests=max(1, requests // 2),
+            sweep_seconds=settings.sweep_interval_seconds,
         )
-        self._monitor = watches.WatchMonitor(connection.server, settings.scopes, on_relist=self._sweeper.want)
+        sweep_soon = self._controller.sweeper.want
+        self._monitor = watches.WatchMonitor(connection.server, settings.scopes, on_relist=sweep_soon)
         self._heartbeat = Heartbeat()
 
     async def run(self) -> None:
@@ -90,38 +69,32 @@ class Operator:
         try:
             await self._serve()
         finally:
-            await self._poller.close()
+            await self._controller.poller.close()
             await self._cluster.close()
             await self._connection.close()
             health.close()
             logger.info("stopped")
 
     async def _serve(self) -> None:
-        helpers = [asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")]
+        heartbeat = asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")
         try:
-            if not await self._until_stop(self._sweeper.start()):
+            if not await self._until_stop(self._controller.start()):
                 return
-            helpers += [
-                asyncio.create_task(self._sweeper.run(), name="sweeper"),
-                asyncio.create_task(self._events.run(), name="events"),
-            ]
             watching = asyncio.create_task(self._watch(), name="watching")
-            working = asyncio.create_task(self._queue.run(self._stop, GRACE_SECONDS), name="work queue")
-            # None of these ends by itself; one that does is a bug, and the container's restart the cure.
-            done, _ = await asyncio.wait({watching, working, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            working = asyncio.create_task(self._controller.run(self._stop), name="controller")
+            # None of these returns before the stop; one that does has failed, and the process ends with its error.
+            done, _ = await asyncio.wait({watching, working, heartbeat}, return_when=asyncio.FIRST_COMPLETED)
             self._stop.set()
             await asyncio.wait({watching, working})
-            await self._flush_events()
             for task in (*done, watching, working):
                 task.result()
         finally:
-            for task in helpers:
-                task.cancel()
+            heartbeat.cancel()
 
     async def _watch(self) -> None:
         await watches.watch_until(
             self._stop,
-            watches.registry(self._cache, self._connection, self._monitor),
+            watches.registry(self._controller.cache, self._connection, self._monitor),
             self._settings.namespaces,
             on_start=self._catch_signals,
             on_restart=self._metrics.watch_restarts.inc,
@@ -138,15 +111,6 @@ class Operator:
         task.result()
         return True
 
-    async def _flush_events(self) -> None:
-        try:
-            await asyncio.wait_for(self._events.flush(), FLUSH_SECONDS)
-        except TimeoutError:
-            logger.warning("some events were not sent in time")
-
-    def _wake(self, key: Key) -> None:
-        self._queue.add(key)
-
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -162,8 +126,8 @@ class Operator:
 
     def _add_gauges(self) -> None:
         metrics = self._metrics
-        metrics.gauge("ddpjob_queue_depth", "Jobs that wait for a worker.", lambda: float(self._queue.depth))
-        metrics.gauges_by("ddpjob_jobs", "Jobs by state.", "state", self._cache.count_states)
+        metrics.gauge("ddpjob_queue_depth", "Jobs that wait for a worker.", lambda: float(self._controller.queue.depth))
+        metrics.gauges_by("ddpjob_jobs", "Jobs by state.", "state", self._controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Time since a watch last said anything, by its path.",

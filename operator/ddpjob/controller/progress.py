@@ -38,14 +38,24 @@ class UnusableAnswerError(Exception):
 
 
 class ProgressPoller:
-    """One task per job that is asked; ``on_news(key)`` when an answer says something new."""
+    """Polls each followed job in a task of its own.
+
+    on_news: called with the job's key when an answer differs from the one before.
+    on_poll: called with the result of every request: "ok", "unusable" or "unreachable".
+    port_of: returns the port to connect to, given the pod's name and its port; local mode maps ports.
+    """
 
     def __init__(
-        self, interval: float, on_news: Callable[[Key], None], on_poll: Callable[[str], None] = lambda result: None
+        self,
+        interval: float,
+        on_news: Callable[[Key], None],
+        on_poll: Callable[[str], None] = lambda result: None,
+        port_of: Callable[[str, int], int] = lambda pod, port: port,
     ) -> None:
         self._interval = interval
         self._on_news = on_news
         self._on_poll = on_poll
+        self._port_of = port_of
         self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
         # Neither proxies nor cookies: the addresses are pods of this cluster.
@@ -104,7 +114,8 @@ class ProgressPoller:
             self._on_news(key)
 
     async def _ask(self, target: Target) -> Json:
-        _, address, port = target
+        pod, address, port = target
+        port = self._port_of(pod, port)
         host = f"[{address}]" if ":" in address else address
         async with self._session.get(f"http://{host}:{port}/progress", allow_redirects=False) as response:
             if response.status != 200:

@@ -60,6 +60,7 @@ class Reconciler:
         *,
         cluster: Cluster,
         cache: Cache,
+        queue: WorkQueue,
         executor: Executor,
         poller: ProgressPoller,
         events: EventSender,
@@ -68,7 +69,7 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.queue: WorkQueue  # set by whoever makes both
+        self._queue = queue
         self._cluster = cluster
         self._cache = cache
         self._executor = executor
@@ -89,13 +90,13 @@ class Reconciler:
                 await self.reconcile(key, memory)
             except ClusterError as error:
                 memory.stale = True
-                delay = self.queue.retry(key, at_least=getattr(error, "retry_after", 0.0))
+                delay = self._queue.retry(key, at_least=getattr(error, "retry_after", 0.0))
                 result = "throttled" if isinstance(error, TooManyRequests) else "retry"
                 logger.warning("trying again in %.1f s: %s: %s", delay, type(error).__name__, error)
             except Exception as error:
                 result = "error"
                 self._metrics.errors.labels(type(error).__name__).inc()
-                self._report_unexpected(error, memory, self.queue.retry(key))
+                self._report_unexpected(error, memory, self._queue.retry(key))
             else:
                 result, memory.last_error = "done", ""
         self._metrics.reconcile_seconds.labels(result).observe(self._clock() - started)
@@ -111,7 +112,7 @@ class Reconciler:
             plan = self._plan(key, job, memory, live=await self._live_pods(job))
         self._poller.follow(key, plan.poll)
         if plan.requeue_after is not None:
-            self.queue.add_after(key, plan.requeue_after)
+            self._queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
             return
         recorded = await self._record(key, job, plan, memory)
@@ -174,7 +175,7 @@ class Reconciler:
             return False
         wait = memory.patched_at + COSMETIC_SECONDS - self._clock()
         if wait > 0:
-            self.queue.add_after(key, wait)
+            self._queue.add_after(key, wait)
         return wait > 0
 
     async def _record(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Json | None:
@@ -187,7 +188,7 @@ class Reconciler:
             recorded = await self._cluster.patch_status(names.DDPJOBS, *key, body)
         except Conflict:
             await self._refresh(key)
-            self.queue.retry(key)
+            self._queue.retry(key)
             return None
         except NotFound:
             self._cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
@@ -201,7 +202,7 @@ class Reconciler:
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome:
         if plan.creates and (wait := memory.hold_until - self._clock()) > 0:
             await self._executor.delete(key.namespace, plan.deletes)
-            self.queue.add_after(key, wait)
+            self._queue.add_after(key, wait)
             return Outcome(memory.problems, held=True)
         refused = any(problem.reason != "CreateFailed" for problem in memory.problems)
         return await self._executor.act(job, plan, cautious=refused)
@@ -217,12 +218,12 @@ class Reconciler:
         if outcome.held:
             return
         if not outcome.problems and not outcome.again:
-            self.queue.forget(key)
+            self._queue.forget(key)
         if outcome.problems != memory.problems:
             memory.problems = outcome.problems
             await self._show_problems(key, job, memory)
         if outcome.problems or outcome.again:
-            delay = self.queue.retry(key)
+            delay = self._queue.retry(key)
             memory.hold_until = self._clock() + delay
 
     async def _show_problems(self, key: Key, job: Json, memory: Memory) -> None:
@@ -246,7 +247,7 @@ class Reconciler:
         """The job is gone or going: owner references collect what it owned."""
         self._memories.pop(key, None)
         self._poller.forget(key)
-        self.queue.forget(key)
+        self._queue.forget(key)
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
         """A traceback the first time, a line after that."""

@@ -22,12 +22,11 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.controller import kopf_settings
-from ddpjob.controller.cache import Cache
+from ddpjob.controller.cache import WATCHED, Cache
 from ddpjob.controller.health import Verdict
 
 logger = logging.getLogger(__name__)
 
-WATCHED = (names.DDPJOBS, names.PODS)
 SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
 RESTART_DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
 CALM_SECONDS = 60.0

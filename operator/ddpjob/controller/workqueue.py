@@ -19,12 +19,13 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY = 0.05
 MAX_DELAY = 30.0
 
+Process = Callable[[Key], Awaitable[None]]
+
 
 class WorkQueue:
-    """Runs ``process(key)`` for every key that was added, ``workers`` at a time."""
+    """Keys that wait to be processed; ``run`` processes them, ``workers`` at a time."""
 
-    def __init__(self, process: Callable[[Key], Awaitable[None]], workers: int = 8) -> None:
-        self._process = process
+    def __init__(self, workers: int = 8) -> None:
         self._workers = workers
         self._lines: OrderedDict[str, deque[Key]] = OrderedDict()
         self._waiting: set[Key] = set()
@@ -73,9 +74,12 @@ class WorkQueue:
         """``key`` went well: its next failure starts the backoff anew."""
         self._failures.pop(key, None)
 
-    async def run(self, stop: asyncio.Event, grace: float = 10.0) -> None:
-        """Work until ``stop`` is set; what runs then may go on for ``grace`` seconds, what waits is left."""
-        workers = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._workers)]
+    async def run(self, process: Process, stop: asyncio.Event, grace: float = 10.0) -> None:
+        """Call ``process(key)`` for each added key until ``stop`` is set.
+
+        Calls that run then get ``grace`` seconds to end; keys that wait are dropped.
+        """
+        workers = [asyncio.create_task(self._work(process), name=f"worker-{n}") for n in range(self._workers)]
         await stop.wait()
         self._stopping = True
         for timer in self._timers.values():
@@ -88,7 +92,7 @@ class WorkQueue:
             logger.warning("%d reconcile(s) did not end within %g s and were cut off", len(late), grace)
             await asyncio.wait(late)
 
-    async def _work(self) -> None:
+    async def _work(self, process: Process) -> None:
         while not self._stopping:
             key = self._next()
             if key is None:
@@ -100,7 +104,7 @@ class WorkQueue:
             if timer := self._timers.pop(key, None):
                 timer.cancel()
             try:
-                await self._process(key)
+                await process(key)
             except Exception:  # the processor handles its own errors; this is the last line of defence
                 logger.exception("processing %s failed", key)
                 self.retry(key)

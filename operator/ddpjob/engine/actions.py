@@ -57,6 +57,8 @@ class EngineSettings:
     """What the engine needs to know of the cluster and of the operator's configuration."""
 
     cluster_domain: str = "cluster.local"
+    delete_finished: bool = True
+    """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
 
 
 @dataclass(frozen=True)

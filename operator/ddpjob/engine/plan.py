@@ -101,7 +101,7 @@ def _after_the_end(s: JobState) -> Plan:
     seen = {"observedGeneration": s.job.generation}
     status = dict(s.before) | seen if s.before.get("observedGeneration") != s.job.generation else None
     ttl = s.job.spec.ttl_seconds_after_finished
-    if ttl is None:
+    if ttl is None or not s.settings.delete_finished:
         return Plan(status=status, deletes=stops)
     left = ttl - seconds_between(s.before["completionTime"], s.now)
     if left > 0:

@@ -18,10 +18,12 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import MemoryCluster
+from ddpjob.controller.controller import Controller
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.local import admission, resume
 from ddpjob.local.admission import render
-from ddpjob.local.controlplane import ControlPlane
 from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import Kubelet, Machine, is_over
 from ddpjob.local.references import Sources
@@ -113,17 +115,21 @@ class Session:
         begin = resume.prepare(self._cluster, self._folder, self._admitted, self._say)
         self._dated = begin.dated
         resume.explain(self._admitted, self._state, self._options.volumes, self._say)
-        spec, settings = admission.job_of(self._admitted).spec, EngineSettings()
+        spec, settings = admission.job_of(self._admitted).spec, EngineSettings(delete_finished=False)
         ports = Ports(rendezvous=spec.rendezvous.port, progress=names.PROGRESS_PORT)
-        control = ControlPlane(
-            self._cluster, ports, settings, progress_seconds=self._options.progress_seconds, now=self._now
+        controller = Controller(
+            self._cluster,
+            settings,
+            lambda on_news: ProgressPoller(self._options.progress_seconds, on_news, port_of=ports.of),
+            metrics=Metrics(),
+            now=self._now,
         )
         kubelet = Kubelet(self._cluster, self._machine(ports, spec.num_nodes, settings), self._news.set)
         try:
             await _beside(
-                self._follow(stop, begin.suspend, control, kubelet),
+                self._follow(stop, begin.suspend, controller, kubelet),
                 # In this order they are ended: the controller must not judge pods that are being killed.
-                control.run(),
+                controller.serve(self._cluster.watch),
                 kubelet.run(),
                 self._watch(names.DDPJOBS),
                 self._watch(names.PODS),
@@ -155,7 +161,7 @@ class Session:
         """The time; the last sign of life of a run that was killed, while its end is being recorded."""
         return self._dated or datetime.now(UTC)
 
-    async def _follow(self, stop: asyncio.Event, suspend: bool, control: ControlPlane, kubelet: Kubelet) -> None:
+    async def _follow(self, stop: asyncio.Event, suspend: bool, controller: Controller, kubelet: Kubelet) -> None:
         """Show and save every change, and return when nothing more will happen."""
         while True:
             self._news.clear()
@@ -169,7 +175,7 @@ class Session:
             elif stop.is_set() and self._dated is None:
                 self._suspend(True)
             if self._is_at_rest() and not kubelet.is_busy:
-                await control.flush()
+                await controller.flush()
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
             await self._news.wait()

@@ -1,0 +1,121 @@
+"""The controller's parts, wired for one cluster. ``main`` runs them against an API server, local mode in memory."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import Any
+
+from ddpjob.api.names import Resource
+from ddpjob.cluster.base import Cluster
+from ddpjob.controller.apply import Executor
+from ddpjob.controller.cache import WATCHED, Cache, Key
+from ddpjob.controller.events import EventSender
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.reconcile import Reconciler, utc_now
+from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.engine.actions import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 10.0
+FLUSH_SECONDS = 5.0
+
+
+class Controller:
+    """Reconciles every DDPJob of ``cluster``.
+
+    make_poller: returns the progress poller, given the function to call with the key of a job that made progress.
+    scopes: namespaces to list, one request each; None lists all of them at once.
+    clock: monotonic seconds, for delays. now: the time that is written into the status.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: EngineSettings,
+        make_poller: Callable[[Callable[[Key], None]], ProgressPoller],
+        *,
+        metrics: Metrics,
+        scopes: tuple[str | None, ...] = (None,),
+        workers: int = 1,
+        concurrent_requests: int = 64,
+        sweep_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.queue = WorkQueue(workers)
+        self.cache = Cache(on_change=self.queue.add)
+        self.poller = make_poller(self.queue.add)
+        self.events = EventSender(cluster)
+        self.sweeper = Sweeper(
+            cluster=cluster,
+            cache=self.cache,
+            queue=self.queue,
+            scopes=scopes,
+            interval=sweep_seconds,
+            metrics=metrics,
+        )
+        self._reconciler = Reconciler(
+            cluster=cluster,
+            cache=self.cache,
+            queue=self.queue,
+            executor=Executor(cluster, self.cache, concurrent_requests),
+            poller=self.poller,
+            events=self.events,
+            metrics=metrics,
+            settings=settings,
+            clock=clock,
+            now=now,
+        )
+
+    async def start(self) -> None:
+        """Fill the cache; retry until the API server answers."""
+        await self.sweeper.start()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Reconcile until ``stop`` is set, then let running reconciles end and send the events that wait.
+
+        If the call is cancelled, running reconciles still end, but waiting events are not sent.
+        """
+        working = asyncio.create_task(self.queue.run(self._reconciler.process, stop, GRACE_SECONDS), name="work queue")
+        background = [
+            asyncio.create_task(self.sweeper.run(), name="sweeper"),
+            asyncio.create_task(self.events.run(), name="events"),
+        ]
+        try:
+            # None of these returns before the stop; one that does has failed, and its error is raised below.
+            done, _ = await asyncio.wait({working, *background}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await asyncio.wait({working})
+            await self.flush()
+            for task in {*done, working}:
+                task.result()
+        finally:
+            stop.set()
+            await asyncio.wait({working})
+            for task in background:
+                task.cancel()
+            await self.poller.close()
+
+    async def serve(self, watch: Callable[[Resource], AsyncIterator[Any]]) -> None:
+        """Start and run until cancelled; ``watch(resource)`` yields the events that keep the cache up to date."""
+        await self.start()
+        async with asyncio.TaskGroup() as group:
+            for resource in WATCHED:
+                group.create_task(self._feed(resource, watch(resource)))
+            group.create_task(self.run(asyncio.Event()))
+
+    async def flush(self) -> None:
+        """Wait up to 5 s until the waiting events are sent."""
+        try:
+            await asyncio.wait_for(self.events.flush(), FLUSH_SECONDS)
+        except TimeoutError:
+            logger.warning("some events were not sent within %g s", FLUSH_SECONDS)
+
+    async def _feed(self, resource: Resource, events: AsyncIterator[Any]) -> None:
+        async for event in events:
+            self.cache.take(resource, event)
