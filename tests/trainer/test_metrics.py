@@ -27,7 +27,7 @@ def write(
 
 def opened(path: Path, run: int, resumed_from: dict[str, int] | None = None) -> MetricsLogger:
     logger = MetricsLogger(Progress(1, "idx"), Console(0, None), epochs=2, steps_per_epoch=9)
-    logger.open(path.parent, run, beside_checkpoints=True, resumedFrom=resumed_from)
+    logger.open(path.parent, run, with_checkpoints=True, resumedFrom=resumed_from)
     return logger
 
 

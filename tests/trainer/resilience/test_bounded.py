@@ -74,12 +74,12 @@ def test_reports_of_a_run_with_more_nodes_under_the_same_name_are_forgotten(tmp_
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_refused_metrics_are_a_checkpoint_problem_only_beside_checkpoints(
+def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: bool
 ) -> None:
     progress = Progress(1, "idx")
     metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
-    metrics.open(tmp_path, 1, beside_checkpoints=beside)
+    metrics.open(tmp_path, 1, with_checkpoints=beside)
     replace_by_full_device(tmp_path / "metrics.jsonl")
     metrics.log("train", 1, loss=1.0)
     [said] = capsys.readouterr().out.splitlines()

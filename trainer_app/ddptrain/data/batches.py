@@ -44,7 +44,7 @@ class TrainingBatches:
     """Returns the global batches of a schedule.
 
     Args:
-        shift: maximum of a step's random shift in pixels; the whole global batch is shifted alike.
+        shift: maximum of a step's random shift in pixels; one shift for the whole global batch.
         on_use: called with the step and the sample indices of each piece, for ``--audit``.
     """
 

@@ -153,7 +153,7 @@ def _download(
     say: Callable[[str], None],
     alive: Callable[[], None],
 ) -> bytes:
-    """Return the gzipped file from the first mirror whose copy has the right content."""
+    """Return the gzipped file from the first mirror that delivers the right content."""
     tries, pause = patience
     failures = []
     for mirror in mirrors:

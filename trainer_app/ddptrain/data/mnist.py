@@ -22,7 +22,6 @@ from ddptrain.errors import DataCorrupt, DataMissing, UsageError
 Images = npt.NDArray[np.uint8]
 SIDE = 28
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
-_NEXT_STEP = "replace the file; `ddptrain data fetch` downloads the files of MNIST"
 _MAX_BYTES = 2**31  # limit of decompression, for the node's memory
 
 
@@ -36,19 +35,14 @@ class IdxFile:
 
 
 # LeCun, Cortes, Burges: the MNIST database (CC BY-SA 3.0).
-MNIST_FILES = (
-    IdxFile(
-        "train_images", "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-    ),
-    IdxFile(
-        "train_labels", "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-    ),
-    IdxFile(
-        "test_images", "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-    ),
-    IdxFile(
-        "test_labels", "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-    ),
+MNIST_FILES = tuple(
+    IdxFile(part, name, sha256)
+    for part, name, sha256 in (
+        ("train_images", "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("train_labels", "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ("test_images", "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("test_labels", "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    )
 )
 
 
@@ -95,14 +89,9 @@ def load(kind: str, data_dir: str) -> Dataset:
     for split in ("train", "test"):
         images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
         if len(images) != len(labels) or len(images) == 0:
-            raise DataCorrupt(
-                f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels", next_step=_NEXT_STEP
-            )
+            raise _malformed(f"{split} set in {data_dir} has {len(images)} images and {len(labels)} labels")
         if int(labels.max()) > 9:
-            raise DataCorrupt(
-                f"{split} labels in {data_dir} go up to {int(labels.max())}; the classes are 0 to 9",
-                next_step=_NEXT_STEP,
-            )
+            raise _malformed(f"{split} labels in {data_dir} go up to {int(labels.max())}; the classes are 0 to 9")
     return Dataset(kind, **parts, digest=hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
@@ -150,18 +139,17 @@ def _parse(content: bytes, file: IdxFile) -> Images:
     magic, dims = (_IMAGES_MAGIC, 3) if is_images else (_LABELS_MAGIC, 1)
     header = 4 * (dims + 1)
     if len(content) < header or int.from_bytes(content[:4], "big") != magic:
-        raise DataCorrupt(
-            f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number",
-            next_step=_NEXT_STEP,
-        )
+        raise _malformed(f"{file.name} is not an IDX file of {'images' if is_images else 'labels'}: bad magic number")
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4))
     if len(content) != header + math.prod(shape):
-        raise DataCorrupt(
-            f"{file.name} has {len(content)} bytes, but its header gives the shape {shape}", next_step=_NEXT_STEP
-        )
+        raise _malformed(f"{file.name} has {len(content)} bytes, but its header gives the shape {shape}")
     if is_images and shape[1:] != (SIDE, SIDE):
-        raise DataCorrupt(f"{file.name} holds images of {shape[1]}×{shape[2]} pixels, not 28×28", next_step=_NEXT_STEP)
+        raise _malformed(f"{file.name} holds images of {shape[1]}×{shape[2]} pixels, not 28×28")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _malformed(message: str) -> DataCorrupt:
+    return DataCorrupt(message, next_step="replace the file; `ddptrain data fetch` downloads the files of MNIST")
 
 
 def _digits() -> Dataset:

@@ -5,6 +5,7 @@ Not used in training. Both are faster than in practice, because they neither dec
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from typing import Any
@@ -54,18 +55,15 @@ def dataloader_loop(
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.001)
     samples = Samples(dataset.train_images, dataset.train_labels, shift=shift)
     loader = DataLoader(samples, batch_size=batch, shuffle=True)
-    done, started = 0, 0.0
-    while done < steps:
-        for images, labels in loader:
-            if done == _WARM_UP_STEPS:
-                started = time.perf_counter()
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(net(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            done += 1
-            if done == steps:
-                break
+    endless = itertools.chain.from_iterable(itertools.repeat(loader))
+    started = 0.0
+    for step, (images, labels) in enumerate(itertools.islice(endless, steps)):
+        if step == _WARM_UP_STEPS:
+            started = time.perf_counter()
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(net(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     seconds = time.perf_counter() - started
     return {"samplesPerSecond": (steps - _WARM_UP_STEPS) * batch / seconds}
 

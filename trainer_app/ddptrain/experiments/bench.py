@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +29,22 @@ from ddptrain.resources import available_cpus, threads_per_rank
 PARTS = ("accuracy", "throughput", "tutorial")
 _TURNS = 3
 _SHIFTS = (1, 0)  # pixels: the default, and no augmentation
+_TARGET = 0.992  # for the mean accuracy over the seeds
+_LOOP_STEPS = 120  # of the DataLoader loop
 _TUTORIAL_TARGET = 0.98
+_TUTORIAL_EPOCHS = 12  # at most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
-
-    Args:
-        target: accuracy that the mean over the seeds should reach.
-        batch: global batch of every part except the tutorial.
-        loop_steps: number of steps for which the DataLoader loop is timed.
-        most_epochs: number of epochs after which the tutorial-style trainer is stopped.
-    """
+    """What is measured; ``batch`` is the global batch of every part except the tutorial."""
 
     data: str = "mnist"
     data_dir: str = ""
     seeds: int = 5
     worlds: tuple[int, ...] = (1, 2)
     parts: tuple[str, ...] = PARTS
-    target: float = 0.992
     batch: int = 256
-    loop_steps: int = 120
-    most_epochs: int = 12
 
 
 @dataclass
@@ -61,52 +54,45 @@ class Bench:
     plan: Plan
     trials: Trials
     folder: Path
-    results: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
         """Return all figures as a JSON-able dict."""
-        self.results["of"] = {"data": self.plan.data, "globalBatch": self.plan.batch}
-        self.results["machine"] = {"cpus": available_cpus(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
+        machine = {"cpus": available_cpus(), "processor": processor(), "loadBefore": os.getloadavg()[0]}
         parts = {"accuracy": self._accuracy, "throughput": self._throughput, "tutorial": self._tutorial}
-        for part in self.plan.parts:
-            parts[part]()
-        self.results["machine"]["loadAfter"] = os.getloadavg()[0]
-        return self.results
+        measured = {part: parts[part]() for part in self.plan.parts}
+        machine["loadAfter"] = os.getloadavg()[0]
+        return {"of": {"data": self.plan.data, "globalBatch": self.plan.batch}, "machine": machine, **measured}
 
-    def _accuracy(self) -> None:
-        self.results["accuracy"] = []
+    def _accuracy(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
         for world in self.plan.worlds:
             runs = [self._timed(f"accuracy-{world}-{seed}", world, "--seed", seed) for seed in range(self.plan.seeds)]
             accuracies = [run["accuracy"] for run in runs]
-            self.results["accuracy"].append(
+            rows.append(
                 {
                     "worldSize": world,
                     "seeds": self.plan.seeds,
                     "mean": statistics.fmean(accuracies),
                     "worst": min(accuracies),
                     "best": max(accuracies),
-                    "reached": statistics.fmean(accuracies) >= self.plan.target,
+                    "reached": statistics.fmean(accuracies) >= _TARGET,
                     "warmSeconds": _summary([run["seconds"] for run in runs]),
                     "cpuSeconds": _summary([run["cpuSeconds"] for run in runs]),
                     "coldSeconds": self._cold(world),
                     "samplesPerSecond": statistics.median(run["speed"] for run in runs),
                 }
             )
-        one = self.results["accuracy"][0]["samplesPerSecond"]
-        for row in self.results["accuracy"]:
+        for row in rows:
             row["samplesPerSecondPerRank"] = row["samplesPerSecond"] / row["worldSize"]
-            row["scaling"] = row["samplesPerSecond"] / one
+            row["scaling"] = row["samplesPerSecond"] / rows[0]["samplesPerSecond"]
+        return rows
 
-    def _throughput(self) -> None:
-        self.results["throughput"] = []
+    def _throughput(self) -> list[dict[str, Any]]:
+        rows = []
         threads = threads_per_rank(1)
         for model in ("cnn", "mlp"):
             loop = functools.partial(
-                baselines.dataloader_loop,
-                model=model,
-                batch=self.plan.batch,
-                steps=self.plan.loop_steps,
-                threads=threads,
+                baselines.dataloader_loop, model=model, batch=self.plan.batch, steps=_LOOP_STEPS, threads=threads
             )
             # Alternately, and the best of each, because other work on a shared machine slows one or the other.
             ours, theirs = dict.fromkeys(_SHIFTS, 0.0), dict.fromkeys(_SHIFTS, 0.0)
@@ -116,7 +102,7 @@ class Bench:
                 ours[shift] = max(ours[shift], self._timed(f"throughput-{name}", 1, *flags)["speed"])
                 timed = self._call(f"loop-{name}", functools.partial(loop, shift=shift))
                 theirs[shift] = max(theirs[shift], timed["samplesPerSecond"])
-            self.results["throughput"] += [
+            rows += [
                 {
                     "model": model,
                     "shift": shift,
@@ -126,23 +112,20 @@ class Bench:
                 }
                 for shift in _SHIFTS
             ]
+        return rows
 
-    def _tutorial(self) -> None:
+    def _tutorial(self) -> dict[str, Any]:
         threads = threads_per_rank(1)
         # The target needs one epoch; a schedule depends on its length, so half of a longer run would not be the same.
         ours = self._timed("tutorial-ours", 1, "--epochs", 1, "--threads", threads)
         theirs = self._call(
             "tutorial-theirs",
-            functools.partial(
-                baselines.tutorial, target=_TUTORIAL_TARGET, most_epochs=self.plan.most_epochs, threads=threads
+            lambda data: baselines.tutorial(
+                data, target=_TUTORIAL_TARGET, most_epochs=_TUTORIAL_EPOCHS, threads=threads
             ),
         )
-        self.results["tutorial"] = {
-            "target": _TUTORIAL_TARGET,
-            "ours": ours,
-            "theirs": theirs,
-            "times": theirs["seconds"] / ours["seconds"],
-        }
+        times = theirs["seconds"] / ours["seconds"]
+        return {"target": _TUTORIAL_TARGET, "ours": ours, "theirs": theirs, "times": times}
 
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
         """Return elapsed and CPU seconds of a warm command, its accuracy, and the samples per second over all ranks."""

@@ -31,25 +31,25 @@ class MetricsLogger:
 
     Only rank 0 opens metrics.jsonl. Its rows are buffered and written about once a second and before each checkpoint.
     A volume that refuses them does not stop the training: the rows stay buffered, the first refusal is printed, and
-    beside checkpoints the progress report shows it as ``checkpointProblem``.
+    next to checkpoints the progress report shows it as ``checkpointProblem``.
     """
 
     def __init__(self, progress: Progress, console: Console, *, epochs: int, steps_per_epoch: int) -> None:
         self._progress, self._console = progress, console
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._path: Path | None = None
-        self._file, self._run, self._beside_checkpoints = -1, 0, False
+        self._file, self._run, self._with_checkpoints = -1, 0, False
         self._buffer = bytearray()
         self._flushed, self._refusals = 0.0, 0
         self._speed = 0.0  # samples per second, smoothed
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
-    def open(self, folder: Path, run: int, *, beside_checkpoints: bool, **start: Any) -> None:
+    def open(self, folder: Path, run: int, *, with_checkpoints: bool, **start: Any) -> None:
         """Open ``folder/metrics.jsonl``, write the ``start`` row to disk, and keep progress.json in the same folder.
 
         Args:
             run: the number in every row.
-            beside_checkpoints: a volume that refuses rows will refuse checkpoints too.
+            with_checkpoints: checkpoints go to the same volume, so one that refuses rows will refuse them too.
             start: further fields of the ``start`` row.
         Raises:
             VolumeError: the file cannot be opened or written.
@@ -64,7 +64,7 @@ class MetricsLogger:
                 self._buffer += b"\n"
         except OSError as error:
             raise volume_error(error, path) from error
-        self._path, self._run, self._beside_checkpoints = path, run, beside_checkpoints
+        self._path, self._run, self._with_checkpoints = path, run, with_checkpoints
         self._append("start", {**start, "time": time.time()})
         self._write(durable=True)
         self._progress.write_to(folder / "progress.json")
@@ -72,18 +72,14 @@ class MetricsLogger:
     def open_temporary(self, **start: Any) -> None:
         """Open metrics.jsonl in a new temporary directory and print its path. A failure is only a warning."""
         try:
-            try:
-                folder = Path(tempfile.mkdtemp(prefix="ddptrain-"))
-            except OSError as error:
-                raise volume_error(error, "a temporary directory") from error
-            self.open(folder, 1, beside_checkpoints=False, **start)
+            self.open(Path(tempfile.mkdtemp(prefix="ddptrain-")), 1, with_checkpoints=False, **start)
             self._console.say(f"metrics: {self._path}")
-        except VolumeError as error:
+        except (OSError, VolumeError) as error:
             self._path = None
             self._console.say(f"warning: no metrics: {error}")
 
     def resumed(self, checkpoint: Mapping[str, int], accuracy: float | None) -> None:
-        """Report that training continues from ``checkpoint``, whose test accuracy is given if it was measured."""
+        """Report that training continues from ``checkpoint``, with its test accuracy if one was measured."""
         step = checkpoint["step"]
         self._progress.update(
             step=step, epoch=step // self._steps_per_epoch, checkpoint=checkpoint, accuracy=accuracy,
@@ -142,10 +138,10 @@ class MetricsLogger:
         """Report that the volume refused rows or a checkpoint. Training continues."""
         self._refusals += 1
         if self._refusals == 1:
-            lost = "without saving" if self._beside_checkpoints else "without these metrics"
+            lost = "without saving" if self._with_checkpoints else "without these metrics"
             self._console.say(f"warning: {error}; training continues {lost}")
             self._append_step("refused", step, {"message": str(error)})
-        if self._beside_checkpoints:
+        if self._with_checkpoints:
             self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")
 
     def log(self, event: str, step: int, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""The progress report: ``GET /progress`` on a port of rank 0, and ``progress.json`` beside the metrics.
+"""The progress report: ``GET /progress`` on a port of rank 0, and ``progress.json`` in the folder of the metrics.
 
 It changes only after completed work, never by a timer, so that a trainer without progress shows none. ``worker``
 creates it and sets its phases, ``MetricsLogger`` updates it, and the operator polls it.

@@ -30,6 +30,8 @@ from ddptrain.errors import DataCorrupt, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 
+_REFUSED = "the volume refused"
+
 
 @dataclass(frozen=True)
 class SaveResult:
@@ -114,16 +116,10 @@ class Checkpointer:
         Raises:
             VolumeError: the directory cannot be written.
         """
-        start = {
-            "resumedFrom": resumed.place if resumed else None,
-            "worldSize": self.facts["worldSize"],
-            "attempt": None,
-            "quarantined": 0,
-            "totalSteps": self.facts["totalSteps"],
-            "data": self.facts["data"],
-        }
+        start = {key: self.facts[key] for key in ("worldSize", "totalSteps", "data")}
+        start["resumedFrom"] = resumed.place if resumed else None
         if self._checkpoints is None:
-            self._metrics.open_temporary(**start)
+            self._metrics.open_temporary(**start, attempt=None, quarantined=0)
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
         attempt = env.get("DDPJOB_ATTEMPT")
@@ -131,7 +127,7 @@ class Checkpointer:
         start["quarantined"] = self._checkpoints.quarantined
         owner = {"uid": env.get("DDPJOB_UID"), "attempt": start["attempt"], "host": socket.gethostname()}
         run = self._checkpoints.claim({**owner, "time": time.time()})
-        self._metrics.open(self._checkpoints.root, run, beside_checkpoints=True, **start)
+        self._metrics.open(self._checkpoints.root, run, with_checkpoints=True, **start)
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
         """Write the metrics rows to disk, then a checkpoint of ``state()``.
@@ -147,26 +143,26 @@ class Checkpointer:
         if self._checkpoints is None:
             return SaveResult(None, "no --checkpoint-dir")
         last = step == self._schedule.total_steps
-        if flushed or last:
-            buffer = io.BytesIO()
-            torch.save(state(), buffer)
-            facts = {
-                **self.facts,
-                "cursor": asdict(self._schedule.cursor(step)),
-                "evaluation": evaluation.as_dict() if evaluation else None,
-                "complete": last,
-                "time": time.time(),
-            }
-            try:
-                saved = self._checkpoints.save(step, buffer.getvalue(), facts, last=last)
-            except VolumeError as error:
-                if last:
-                    raise
-                self._metrics.volume_refused(step, error)
-            else:
-                self._metrics.checkpoint_saved(saved.place)
-                return SaveResult(saved.place)
-        return SaveResult(None, "the volume refused")
+        if not flushed and not last:
+            return SaveResult(None, _REFUSED)
+        content = io.BytesIO()
+        torch.save(state(), content)
+        facts = {
+            **self.facts,
+            "cursor": asdict(self._schedule.cursor(step)),
+            "evaluation": evaluation.as_dict() if evaluation else None,
+            "complete": last,
+            "time": time.time(),
+        }
+        try:
+            saved = self._checkpoints.save(step, content.getvalue(), facts, last=last)
+        except VolumeError as error:
+            if last:
+                raise
+            self._metrics.volume_refused(step, error)
+            return SaveResult(None, _REFUSED)
+        self._metrics.checkpoint_saved(saved.place)
+        return SaveResult(saved.place)
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,11 @@ class GradientSync:
         accum: number of micro-batches into which this rank's share of a global batch is divided, to save memory.
     """
 
-    averaged_over = 1  # the exchange sums
+    averages = False  # whether the exchange averages over the ranks; otherwise it sums
 
     def __init__(self, model: nn.Module, group: Group, *, accum: int = 1, bf16: bool = False) -> None:
         self.model, self._group, self._accum, self._bf16 = model, group, accum, bf16
+        self.averaged_over = group.world_size if self.averages else 1
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
         self._numbers = StepNumbers(group)
 
@@ -122,9 +123,7 @@ class GradientSync:
 class Manual(GradientSync):
     """One all-reduce per parameter after the backward pass: the result of DDP without its overlap."""
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16)
-        self.averaged_over = group.world_size
+    averages = True
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -143,9 +142,10 @@ def views_of(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[tor
 class Ddp(GradientSync):
     """PyTorch's DistributedDataParallel, which averages gradients while the backward pass runs."""
 
+    averages = True
+
     def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
         super().__init__(model, group, accum=accum, bf16=bf16)
-        self.averaged_over = group.world_size
         device_ids = [group.device.index] if group.device.type == "cuda" else None
         with group.heartbeat.waiting_in("construction of DDP"):  # compares shapes and broadcasts the weights
             self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
@@ -167,7 +167,7 @@ class Ddp(GradientSync):
         return self._wrapped.no_sync()
 
     def _settle_buckets(self) -> None:
-        """Run a backward pass whose gradients are discarded, so that every real step sums in the same order.
+        """Run a backward pass and discard its gradients, so that every real step sums in the same order.
 
         DDP rebuilds its buckets after the first backward pass, and a gradient's place in its bucket decides the order
         in which a ring adds it up. Otherwise the first step of a resumed run would sum in a different order from the
@@ -184,7 +184,7 @@ BUCKET_BYTES = 2**18  # three or four buckets for these models, so that exchange
 
 @dataclass
 class Bucket:
-    """One flat buffer and the parameters whose ``.grad`` are views of it."""
+    """One flat buffer, and the parameters that have views of it as ``.grad``."""
 
     parameters: list[nn.Parameter]
     flat: torch.Tensor
@@ -254,6 +254,7 @@ def _grouped(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter]) -> Bucket:
+    """Return a bucket of zeros, with its views as the parameters' gradients."""
     first = parameters[0]
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
     for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):

@@ -35,7 +35,7 @@ def build(config: Config, model: nn.Module, *, world_size: int = 1) -> torch.opt
 
 
 def consolidate(optimizer: torch.optim.Optimizer) -> None:
-    """Gather sharded state on rank 0, whose ``state_dict`` then equals that of the unsharded optimizer.
+    """Gather sharded state on rank 0, so that its ``state_dict`` equals that of the unsharded optimizer.
 
     Collective for a sharded optimizer; does nothing for others.
     """
