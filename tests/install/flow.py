@@ -95,7 +95,9 @@ def _api_server(drawing: Drawing) -> None:
 def _operator(drawing: Drawing) -> None:
     drawing.rectangle(24, 214, 1040, 412, "group")
     drawing.text(284, 240, "Operator", "title", "start")
-    drawing.text(362, 240, "one process; in local mode the same code inside ddpjob run", anchor="start")
+    drawing.text(362, 240, "one process; local mode runs the same code in ddpjob run", anchor="start")
+    drawing.text(362, 259, "controller/controller.py", "file", "start")
+    drawing.modules.append("controller/controller.py")
     drawing.box(44, 262, 206, 58, "Watch, list", "controller/watches.py")
     drawing.box(44, 352, 206, 58, "Cache", "controller/cache.py")
     drawing.box(44, 442, 206, 58, "Work queue of keys", "controller/workqueue.py")
