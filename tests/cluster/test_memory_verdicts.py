@@ -1,10 +1,12 @@
 """The in-memory cluster's verdicts on the table of specs and edits that pydantic and the real API server share."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.crd import openapi
 from ddpjob.api.spec import IMMUTABLE
 from ddpjob.cluster.base import Invalid
 from ddpjob.cluster.memory import MemoryCluster
@@ -46,3 +48,28 @@ async def test_an_edit_of_what_is_immutable_is_refused(edit: Edit) -> None:
 @pytest.mark.parametrize("edit", LEGAL_EDITS, ids=lambda edit: edit.id)
 async def test_an_edit_of_what_may_change_is_accepted(edit: Edit) -> None:
     await edited(edit)
+
+
+async def test_every_cel_rule_of_the_crd_is_enforced_in_python() -> None:
+    """Rules are written twice. One without its check in Python would hold in a cluster but not in local mode."""
+    refusals = []
+    for bad in BAD:
+        with pytest.raises(Invalid) as caught:
+            await MemoryCluster().create(names.DDPJOBS, "default", a_job(bad.spec, bad.name))
+        refusals.append(str(caught.value))
+    for edit in ILLEGAL_EDITS:
+        with pytest.raises(Invalid) as caught:
+            await edited(edit)
+        refusals.append(str(caught.value))
+    messages = set(cel_messages(openapi()))
+    assert len(messages) > len(IMMUTABLE)
+    assert [message for message in messages if not any(message in refusal for refusal in refusals)] == []
+
+
+def cel_messages(schema: dict[str, Any]) -> Iterator[str]:
+    """The messages of all CEL rules in a schema."""
+    yield from (rule["message"] for rule in schema.get("x-kubernetes-validations", ()))
+    children = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for child in children:
+        if isinstance(child, dict):
+            yield from cel_messages(child)
