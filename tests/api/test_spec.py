@@ -66,6 +66,15 @@ def test_an_unknown_field_is_named_as_unknown() -> None:
     assert explain(caught.value) == ["spec.restartPolicy.retries: unknown field"]
 
 
+def test_an_error_says_what_the_value_must_be() -> None:
+    with pytest.raises(ValidationError) as caught:
+        parse_spec({"spec": OK | {"numNodes": 0, "suspend": "yes"}})
+    assert explain(caught.value) == [
+        "spec.numNodes: must be greater than or equal to 1",
+        "spec.suspend: must be a valid boolean",
+    ]
+
+
 def test_null_in_a_declared_field_means_absent() -> None:
     spec = parse_spec({"spec": GOOD["null in declared fields"]}).wire()
     assert spec["rendezvous"] == {"port": 29500, "timeoutSeconds": 60}

@@ -300,6 +300,9 @@ def parse_spec(job: dict[str, Any]) -> DDPJobSpec:
     return DDPJobSpec.model_validate(job.get("spec") or {}, by_alias=True, by_name=False)
 
 
+_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) should ")
+
+
 def explain(error: ValidationError) -> list[str]:
     """Return one line for each error: the field's path as the user wrote it, and what is wrong with it."""
     return [f"{field_path('spec', item['loc'])}: {message_of(item)}" for item in error.errors()]
@@ -311,5 +314,7 @@ def field_path(root: str, location: Iterable[int | str]) -> str:
 
 
 def message_of(error: ErrorDetails) -> str:
-    """Return what one of pydantic's errors says is wrong, in the words of this project."""
-    return "unknown field" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
+    """Return one of pydantic's errors as text for a user, for example ``must be a valid integer``."""
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    return _PYDANTIC_SUBJECT.sub("must ", error["msg"].removeprefix("Value error, "))

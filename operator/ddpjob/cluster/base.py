@@ -1,7 +1,7 @@
-"""Where objects live: the few verbs the operator needs of an API server, and the ways they fail.
+"""The interface to an API server: the verbs that the operator needs, and the errors they raise.
 
-Dicts in, dicts out, so that a field newer than this operator passes through untouched. The executors in
-``controller`` speak to this protocol alone; ``kubernetes.py`` is the one over HTTP.
+Objects are dicts, so that fields newer than this operator pass through unchanged. ``controller`` uses only this
+protocol; ``kubernetes.py`` implements it over HTTP, ``memory`` in the process.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ Json = wire.Json
 
 
 class ClusterError(Exception):
-    """A call failed. ``str()`` is the server's own message where there was one.
+    """A call failed. ``str()`` is the server's message if it sent one.
 
-    code: HTTP status, or None when no answer came.
-    details: ``details`` of the server's Status object ({} when there was none).
+    code: HTTP status, or None without a response.
+    details: ``details`` of the server's Status object, or {}.
     """
 
     def __init__(self, message: str, *, code: int | None = None, details: Json | None = None) -> None:
@@ -31,31 +31,31 @@ class NotFound(ClusterError):  # noqa: N818 - errors are named like the API serv
 
 
 class AlreadyExists(ClusterError):  # noqa: N818
-    """409 on create: an object of that name is there, perhaps from our own request whose answer was lost."""
+    """409 on create: an object of this name exists, perhaps from our own request whose response was lost."""
 
 
 class Conflict(ClusterError):  # noqa: N818
-    """409: the object changed (resourceVersion) or is another one (uid) than the caller believes."""
+    """409: the object's resourceVersion or uid is not the one in the request."""
 
 
 class Invalid(ClusterError):  # noqa: N818
-    """400, 413 or 422: the object itself is wrong; sending it again cannot help."""
+    """400, 413 or 422: the object is wrong. The same request will fail again."""
 
 
 class Forbidden(ClusterError):  # noqa: N818
-    """403: RBAC, quota, LimitRange, Pod Security or another admission plugin refused."""
+    """403: RBAC, quota, LimitRange, Pod Security or another admission plugin refused the request."""
 
 
 class NamespaceTerminating(Forbidden):
-    """403 on create because the namespace is being deleted: nothing is left to do there."""
+    """403 on create: the namespace is being deleted."""
 
 
 class Unauthorized(ClusterError):  # noqa: N818
-    """401 even with fresh credentials."""
+    """401, also with renewed credentials."""
 
 
 class TooManyRequests(ClusterError):  # noqa: N818
-    """429 for longer than the client waits by itself. ``retry_after``: seconds the server asked for."""
+    """429 for longer than the client retries. ``retry_after``: seconds that the server wants clients to wait."""
 
     def __init__(
         self, message: str, *, retry_after: float = 1.0, code: int | None = None, details: Json | None = None
@@ -65,30 +65,30 @@ class TooManyRequests(ClusterError):  # noqa: N818
 
 
 class Unavailable(ClusterError):  # noqa: N818
-    """No usable answer: timeout, connection error or 5xx. A write may or may not have happened."""
+    """No usable response: timeout, connection error or 5xx. A write may or may not have happened."""
 
 
 @dataclass(frozen=True)
 class ObjectList:
-    """One consistent LIST: complete objects (with apiVersion and kind) and the version they were read at."""
+    """A consistent LIST: complete objects (with apiVersion and kind) and the version at which they were read."""
 
     items: tuple[Json, ...]
     resource_version: str
 
 
 class Cluster(Protocol):
-    """Asynchronous verbs. Each raises a ``ClusterError`` and has its own time limit."""
+    """Asynchronous verbs. Each raises ``ClusterError`` and has its own time limit."""
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        """POST; unknown fields are refused by name (``Invalid``). Returns the object as stored."""
+        """Create an object (POST) and return it as stored. Raises ``Invalid`` for an unknown field."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        """GET one object."""
+        """Return one object."""
 
     async def list(
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> ObjectList:
-        """LIST one namespace, or all of them with None; never served from a stale cache of the server."""
+        """Return the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
 
     async def delete(
         self,
@@ -99,13 +99,13 @@ class Cluster(Protocol):
         uid: str | None = None,
         grace_seconds: int | None = None,
     ) -> Json:
-        """DELETE with background propagation; ``Conflict`` when the object no longer has this uid.
+        """Delete an object, with background propagation. Raises ``Conflict`` if the object has another uid.
 
-        Returns the object while it is still terminating, else the server's Status.
+        Return the object if it is still terminating, else the server's Status.
         """
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        """PATCH with an RFC 7396 merge patch."""
+        """Apply an RFC 7396 merge patch and return the object."""
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        """The same on the status subresource; ``metadata.resourceVersion`` in the body makes it conditional."""
+        """Patch the status subresource. ``metadata.resourceVersion`` in the body makes the patch conditional."""

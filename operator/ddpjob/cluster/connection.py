@@ -1,7 +1,7 @@
-"""How to reach the API server: configuration and credentials as the official client reads them.
+"""The connection to the API server: configuration and credentials, read by the official client.
 
-Every HTTP session to the API server is opened here, the executor's own and the one kopf watches with, so
-that both follow a rotated token, a renewed exec credential or a proxy in the same way.
+Every HTTP session to the API server is opened here, the executor's and kopf's, so that both use rotated tokens,
+renewed exec credentials and proxies in the same way.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from ddpjob import __version__
 logger = logging.getLogger(__name__)
 
 USER_AGENT = f"ddpjob-operator/{__version__}"
-LOAD_SECONDS = 30.0  # an exec plugin may ask an identity provider
+LOAD_SECONDS = 30.0  # an exec plugin may call an identity provider
 REFRESH_SECONDS = 60.0
 KEEPALIVE_SECONDS = 60.0  # below the 90 s after which kube-apiserver closes an idle connection
 READ_BUFFER = 2**21  # one watch event may be larger than aiohttp's default buffer
 
 
 class ConfigurationError(Exception):
-    """No usable configuration; the message says where it was looked for."""
+    """No usable configuration. The message names the places that were searched."""
 
 
 class Connection:
-    """The API server's address, trust and credentials. Create with ``await Connection.open(...)``.
+    """The API server's address, CA and credentials. Create with ``await Connection.open(...)``.
 
-    Order of sources: an explicit kubeconfig path, KUBECONFIG, the pod's service account, ~/.kube/config.
+    The configuration is the first of: the given kubeconfig, KUBECONFIG, the pod's service account, ~/.kube/config.
     """
 
     def __init__(self, kubeconfig: str | None, configuration: Configuration) -> None:
@@ -56,16 +56,16 @@ class Connection:
 
     @property
     def server(self) -> str:
-        """Base URL of the API server, without a trailing slash."""
+        """Return the base URL of the API server, without a trailing slash."""
         return str(self._configuration.host).rstrip("/")
 
     @property
     def tls_server_name(self) -> str | None:
-        """Name to expect in the server's certificate, where it differs from the host."""
+        """Return the name expected in the server's certificate if it differs from the host."""
         return self._configuration.tls_server_name
 
     async def authorization(self) -> str | None:
-        """Value of the Authorization header; the official client's hook re-reads a rotated token."""
+        """Return the Authorization header. The official client's hook reads a rotated token again."""
         configuration = self._configuration
         header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if header is None and configuration.username:
@@ -75,20 +75,20 @@ class Connection:
     def session(
         self, limit: int, *, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
     ) -> aiohttp.ClientSession:
-        """A new HTTP session of at most ``limit`` connections (0: no limit); the caller closes it."""
+        """Return a new HTTP session of at most ``limit`` connections (0: no limit). The caller closes it."""
         rest = RESTClientObject(self._configuration)  # builds the SSL context; opens nothing
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=limit, ssl=rest.ssl_context, keepalive_timeout=KEEPALIVE_SECONDS),
             headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
             middlewares=(self._authorize, *middlewares),
             read_bufsize=READ_BUFFER,
-            # As with the official client HTTPS_PROXY and NO_PROXY count; but looked up once, because
-            # aiohttp's trust_env sends every single request through a thread for it.
+            # HTTPS_PROXY and NO_PROXY apply, as in the official client. They are read once, because aiohttp's
+            # trust_env looks them up in a thread for every request.
             proxy=self._configuration.proxy or _environment_proxy(self.server),
         )
 
     async def renew(self, seen_generation: int) -> None:
-        """Read everything anew after a 401, once for all requests that met it at the same time."""
+        """Read the configuration again after a 401, once for all requests that got it at the same time."""
         async with self._renewal:
             if seen_generation == self.generation:
                 await self._load()
@@ -129,17 +129,17 @@ class Connection:
         self._configuration = configuration
 
     async def _refresh(self, loader: Any, configuration: Configuration) -> None:
-        """Let the official client renew exec and cloud tokens; a failure is healed by ``renew`` on the next 401."""
+        """Let the official client renew exec and cloud tokens. After a failure, ``renew`` runs on the next 401."""
         try:
             await kubernetes_config.refresh_token(  # type: ignore[no-untyped-call]
                 loader, configuration, interval=REFRESH_SECONDS
             )
-        except Exception as error:  # plugins and identity providers fail in their own ways
+        except Exception as error:  # a plugin can raise anything
             logger.debug("credentials are not refreshed in the background: %s", type(error).__name__)
 
 
 def _kubeconfig_path(explicit: str | None) -> str | None:
-    """Where to read the configuration from; None is the pod's service account."""
+    """Return the kubeconfig to read, or None for the pod's service account."""
     path = explicit or os.environ.get("KUBECONFIG")
     home = Path("~/.kube/config").expanduser()
     if path and not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
@@ -157,7 +157,7 @@ def _kubeconfig_path(explicit: str | None) -> str | None:
 
 
 def _environment_proxy(server: str) -> str | None:
-    """The proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for a URL."""
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY define for a URL."""
     url = urllib.parse.urlsplit(server)
     if url.hostname and urllib.request.proxy_bypass(url.hostname):
         return None

@@ -1,15 +1,17 @@
-"""The ``Cluster`` over HTTP: thin requests with dicts, on connections opened by ``connection.py``.
+"""The ``Cluster`` over HTTP: requests with dicts, responses as dicts or typed errors.
 
-The official client's dynamic layer doubles the CPU time of a request, and its typed models refuse pod
-fields that they do not know; so its configuration and credentials are used, and nothing else of it.
+Of the official client only configuration and credentials are used: its dynamic client doubles the CPU time of a
+request, and its typed models refuse pod fields that they do not know.
 """
 
 import asyncio
+import email.utils
 import json
 import random
 import ssl
-from collections.abc import Callable
-from typing import Final
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
 
 import aiohttp
 import yarl
@@ -17,11 +19,14 @@ from kubernetes.aio.config import ConfigException
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster import responses
 from ddpjob.cluster.base import (
+    AlreadyExists,
     ClusterError,
     Conflict,
+    Forbidden,
     Invalid,
+    NamespaceTerminating,
+    NotFound,
     ObjectList,
     TooManyRequests,
     Unauthorized,
@@ -34,20 +39,21 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
 PAGE_SIZE: Final = 500
 
-# A request is tried again for at most this long; after that the work queue's backoff takes over.
+# Retries of one request end after this time. The work queue's backoff follows.
 RETRY_SECONDS: Final = 5.0
 RETRY_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
+MAX_TEXT: Final = 500  # of a response that is not a Status object, for example a proxy's error page
 
 Observer = Callable[[str, str, str, float], None]
 """Called after every request with verb, kind, HTTP status (or "error") and duration in seconds."""
 
 
 class KubernetesCluster:
-    """Verbs of ``Cluster`` against a real API server.
+    """The verbs of ``Cluster`` on a real API server.
 
-    Every verb may be sent twice: creates have deterministic names (a lost answer becomes ``AlreadyExists``),
-    deletes a uid precondition, status patches a resourceVersion. So all are retried alike on 429 (obeying
-    Retry-After), 5xx, timeouts and connection errors, for ``RETRY_SECONDS`` at most.
+    Every verb may be sent twice: creates have deterministic names (a lost response becomes ``AlreadyExists``), deletes
+    a uid precondition, status patches a resourceVersion. So all verbs are retried on 429 (after Retry-After), 5xx,
+    timeouts and connection errors, for at most ``RETRY_SECONDS``.
     """
 
     def __init__(
@@ -90,11 +96,11 @@ class KubernetesCluster:
             except ClusterError as error:
                 if error.code != 410 or "limit" not in params:
                     raise
-                # The continue token outlived the server's history: read all at once instead.
+                # The continue token is older than the server's history. Read everything in one page.
                 items = []
                 params = {key: value for key, value in params.items() if key == "labelSelector"}
                 continue
-            # Items of a list carry neither; everything downstream wants complete objects.
+            # Items of a list have no kind and no apiVersion; callers need complete objects.
             kind = {"apiVersion": resource.api_version, "kind": resource.kind}
             items += [{**kind, **item} for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
@@ -138,7 +144,7 @@ class KubernetesCluster:
         body: Json | None = None,
     ) -> Json:
         if name is not None and not name.partition("/")[0]:
-            # Without a name the path is that of the whole collection, and a DELETE would empty it.
+            # Without a name the URL is that of the collection: a DELETE would delete every object.
             raise Invalid(f"{verb} of a {resource.kind} without a name")
         url = self._url(resource, namespace, name, params)
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
@@ -157,7 +163,7 @@ class KubernetesCluster:
                 await self._renew(session_generation)
                 continue
             except (TooManyRequests, Unavailable, Conflict) as error:
-                # A create meets Conflict only when quota bookkeeping raced with another create.
+                # A create gets Conflict only if updates of the quota's usage collide.
                 if isinstance(error, Conflict) and verb != "create":
                     raise
                 delay = _pause(error, next(delays, None))
@@ -190,11 +196,11 @@ class KubernetesCluster:
             if self._observer is not None:
                 self._observer(verb, kind, code, clock() - started)
         if response.status >= 300:
-            raise responses.error_of(response.status, response.headers, body)
-        return responses.decode(body)
+            raise _error_of(response.status, response.headers, body)
+        return _decode(body)
 
     async def _renew(self, seen_generation: int) -> None:
-        """Reload credentials and trust after a 401, and put a new session in place of the old one."""
+        """Read credentials and CA again after a 401, and replace the session."""
         try:
             await self._connection.renew(seen_generation)
         except ConfigurationError as error:
@@ -202,7 +208,7 @@ class KubernetesCluster:
         if self._generation != self._connection.generation:
             self._generation = self._connection.generation
             old, self._session = self._session, self._connection.session(self._max_connections)
-            # Requests still under way on the old one end within their own time limit.
+            # Requests on the old session end within their time limit.
             asyncio.get_running_loop().call_later(
                 (self._timeout.total or 0) + 1, lambda: asyncio.ensure_future(old.close())
             )
@@ -217,10 +223,68 @@ class KubernetesCluster:
 
 
 def _pause(error: ClusterError, delay: float | None) -> float | None:
-    """Seconds until the next try, or None to give up."""
+    """Return the seconds until the next try, or None to give up."""
     if delay is None:
         return None
     if isinstance(error, TooManyRequests):
-        # Above what was asked for, never below; the spread keeps concurrent requests from returning as one.
+        # Never less than the server requires. The random part spreads concurrent requests.
         return error.retry_after + random.uniform(0, delay)  # noqa: S311
     return delay * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def _decode(body: bytes) -> Json:
+    """Return the JSON object of a successful response. Raises ``Unavailable`` if it is anything else."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise Unavailable(f"the server's response is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise Unavailable("the server's response is not a JSON object")
+    return value
+
+
+def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterError:
+    """Return the typed error for a response with status 300 or above, with the server's message."""
+    response = _status_object(body)
+    message = str(response.get("message") or f"HTTP {status}")
+    details = response.get("details") or {}
+    reason = response.get("reason", "")
+    if status == 429:
+        return TooManyRequests(message, retry_after=_retry_after(headers, details), code=status, details=details)
+    return _class_of(status, reason, details)(message, code=status, details=details)
+
+
+def _class_of(status: int, reason: str, details: Json) -> type[ClusterError]:
+    if status == 403 and any(c.get("reason") == "NamespaceTerminating" for c in details.get("causes") or ()):
+        return NamespaceTerminating
+    if status == 409:
+        return AlreadyExists if reason == "AlreadyExists" else Conflict
+    if status >= 500:
+        return Unavailable
+    return {401: Unauthorized, 403: Forbidden, 404: NotFound, 400: Invalid, 413: Invalid, 422: Invalid}.get(
+        status, ClusterError
+    )
+
+
+def _status_object(body: bytes) -> Json:
+    try:
+        response = json.loads(body)
+    except ValueError:
+        response = None
+    if isinstance(response, dict) and response.get("kind") == "Status":
+        return cast(Json, response)
+    text = body.decode(errors="replace").strip()
+    return {"message": text[:MAX_TEXT]} if text else {}
+
+
+def _retry_after(headers: Mapping[str, str], details: Json) -> float:
+    """Return the seconds to wait: Retry-After as seconds or date (RFC 9110, 10.2.3), else from the Status, else 1."""
+    value: Any = headers.get("Retry-After") or details.get("retryAfterSeconds") or 1
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(str(value)).timestamp() - time.time())
+    except ValueError:
+        return 1.0

@@ -1,11 +1,11 @@
 """An in-memory API server: the ``Cluster`` of local mode and of the operator's tests.
 
-It answers like kube-apiserver with its garbage collector for the five kinds and the verbs that this project uses.
-``tests/cluster/contract`` sends the same random requests to both and compares the answers. It has one version counter,
-uids, optimistic concurrency, merge patches, the status subresource, generations, strict decoding, defaults, label and
-field selectors, watches with history and 410, preconditions, graceful deletion, finalizers, background collection of
-owned objects, protection of claims in use, and deletion of namespaces. DDPJobs are checked by the models of
-``ddpjob.api``, not by the CRD's schema and CEL rules; ``tests/api/test_verdicts.py`` compares the two.
+It behaves like kube-apiserver with its garbage collector for the five kinds and the verbs that this project uses.
+``tests/cluster/contract`` sends the same random requests to both and compares the responses. It has one version
+counter, uids, optimistic concurrency, merge patches, the status subresource, generations, strict decoding, defaults,
+label and field selectors, watches with history and 410, preconditions, graceful deletion, finalizers, background
+collection of owned objects, protection of claims in use, and deletion of namespaces. DDPJobs are checked by the models
+of ``ddpjob.api``, not by the CRD's schema and CEL rules; ``tests/api/test_verdicts.py`` compares the two.
 
 What it does not do:
 

@@ -1,7 +1,4 @@
-"""Faults on request: what a test or a demonstration wants to go wrong with one call.
-
-A hook sees every call before it is carried out and says what shall happen to it; None means that nothing does.
-"""
+"""Fault injection: a hook is called with every call before it is carried out, and returns the fault for it or None."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a client. ``number`` counts all calls from 1, so that a fault can be put at any of them."""
+    """One call of a client. ``number`` counts all calls from 1, so that a fault can be injected at any of them."""
 
     number: int
     verb: Verb
@@ -33,11 +30,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a call.
+    """What goes wrong with a call.
 
-    before: raised instead of carrying it out, whatever exception (a typed error, or one that ends the client).
-    after: raised when it was carried out: the answer is lost.
-    delay: seconds of the loop's time before anything else.
+    before: raised instead of carrying it out: a typed error, or any exception that ends the client.
+    after: raised after carrying it out: the response is lost.
+    delay: seconds of the loop's time to wait first.
     """
 
     before: BaseException | None = None
@@ -49,5 +46,5 @@ Hook = Callable[[Call], Fault | None]
 
 
 def lost_answer(verb: Verb) -> Fault:
-    """The write happens, and its client never learns."""
+    """Return the fault of a write that happens but whose response is lost."""
     return Fault(after=Unavailable(f"{verb}: connection reset"))

@@ -1,6 +1,6 @@
-"""What kube-controller-manager does in the background: collect what lost its owners, release claims, empty namespaces.
+"""The controllers of kube-controller-manager that delete: of objects without owners, claims and namespaces.
 
-Rules of https://kubernetes.io/docs/concepts/architecture/garbage-collection/ for background deletion.
+Rules of background deletion: https://kubernetes.io/docs/concepts/architecture/garbage-collection/.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ddpjob.cluster.memory.store import Store
 
 
 class Deleter(Protocol):
-    """What the collector asks of the server: requests like anybody else's."""
+    """The requests that the collector sends to the server."""
 
     def delete(self, resource: Resource, namespace: str, name: str, *, uid: str | None = None) -> Json: ...
 
@@ -22,7 +22,7 @@ class Deleter(Protocol):
 
 
 class Collector:
-    """Works on what ``store`` holds, by requests to ``server``."""
+    """Reads objects from ``store`` and changes them by requests to ``server``."""
 
     def __init__(self, store: Store, server: Deleter, terminating: set[str]) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Collector:
         }
 
     def run(self) -> int:
-        """Do all there is to do; the number of requests it took."""
+        """Collect until nothing is left to do. Return the number of requests."""
         requests = 0
         while done := self._once():
             requests += done
@@ -45,23 +45,23 @@ class Collector:
         for resource, obj in list(self._store.everything()):
             meta = obj["metadata"]
             if self._store.get(resource, meta["namespace"], meta["name"]) is obj:
-                done += self._attend(resource, obj)
+                done += self._collect(resource, obj)
         return done
 
-    def _attend(self, resource: Resource, obj: Json) -> int:
+    def _collect(self, resource: Resource, obj: Json) -> int:
         meta = obj["metadata"]
         if resource is names.CLAIMS and (done := self._protect(obj)):
             return done
         if "deletionTimestamp" in meta:
             return 0
         if meta["namespace"] in self._terminating:
-            # Pods first: what they use outlives them.
+            # Pods go first, then the objects that they use.
             waits = resource is not names.PODS and any(self._store.all(names.PODS, meta["namespace"]))
             return 0 if waits else self._delete(resource, obj)
         references = meta.get("ownerReferences", [])
         if not references or resource is names.EVENTS:
             return 0
-        # An owner of a kind that nobody serves may exist or not: the object is left alone.
+        # An owner of a kind that is not served may exist: keep the object.
         if any((ref["apiVersion"], ref["kind"]) not in self._kinds for ref in references):
             return 0
         present = [ref for ref in references if self._exists(ref, meta["namespace"])]
@@ -84,7 +84,7 @@ class Collector:
         return 1
 
     def _protect(self, claim: Json) -> int:
-        """A live claim carries the finalizer; a deleted one loses it when no placed pod uses it any more."""
+        """Add the finalizer to a live claim. Remove it from a deleted claim that no placed pod uses."""
         meta = claim["metadata"]
         finalizers: list[str] = meta.get("finalizers", [])
         others = [finalizer for finalizer in finalizers if finalizer != CLAIM_PROTECTION]

@@ -49,7 +49,7 @@ class Kind:
 
     model: the kind's name among the official client's models.
     is_core: whether finalizers must be qualified, as in Kubernetes' own kinds.
-    returns_deleted: whether DELETE answers with the object even when it is gone, and not with a Status.
+    returns_deleted: whether DELETE returns the object, not a Status, when the object is removed at once.
     needs_version: whether an update must contain the version that it changes.
     """
 

@@ -1,4 +1,4 @@
-"""Quantities of resources: what ``1.5Gi``, ``500m`` or ``1024`` mean, and the one way the API server writes each.
+"""Quantities of resources such as ``1.5Gi``, ``500m`` or ``1024``: their value, and how the API server writes them.
 
 https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
 """
@@ -18,17 +18,17 @@ def _parts(text: str) -> tuple[Decimal, str] | None:
 
 
 def is_quantity(value: object) -> bool:
-    """Whether the API server could read it; a JSON number is one too."""
+    """Return whether the API server accepts a value as a quantity. JSON numbers are quantities, too."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int | float) or (isinstance(value, str) and _parts(value) is not None)
 
 
 def amount(value: str | float) -> Decimal:
-    """The number a quantity stands for. Raises ``ValueError``."""
+    """Return the value of a quantity. Raises ``ValueError``."""
     parts = _parts(str(value))
     if parts is None:
-        raise ValueError(f"{value!r} is no quantity")
+        raise ValueError(f"{value!r} is not a quantity")
     number, suffix = parts
     if suffix in _BINARY:
         return number * Decimal(1024 ** _BINARY[suffix])
@@ -38,16 +38,16 @@ def amount(value: str | float) -> Decimal:
 
 
 def canonical(value: str | float, *, finest: int = -9) -> str:
-    """The API server's spelling: no fraction, the largest suffix that allows it, rounded up to 10**finest."""
+    """Return the API server's form: no fraction, the largest possible suffix, rounded up to 10**finest."""
     text = str(value)
     form = _FORM.fullmatch(text)
-    spelled = _spelled(amount(text), form, finest)
-    # A plus sign, a point too many or a capital E before an exponent is no reason for it to spell anew.
+    formatted = _format(amount(text), form, finest)
+    # A plus sign, a needless point or a capital E before an exponent is kept.
     plain = re.sub(r"E(?=[+-]?\d)", "e", text.lstrip("+").replace(".", ""))
-    return text if plain == spelled and spelled != "0" else spelled
+    return text if plain == formatted and formatted != "0" else formatted
 
 
-def _spelled(number: Decimal, form: re.Match[str] | None, finest: int) -> str:
+def _format(number: Decimal, form: re.Match[str] | None, finest: int) -> str:
     suffix = form[2] if form else ""
     if suffix in _BINARY and suffix and abs(number) >= 1024 and number == number.to_integral_value():
         return _scaled(int(number), 1024, list(_BINARY.items()))

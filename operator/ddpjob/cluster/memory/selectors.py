@@ -1,7 +1,7 @@
-"""Label and field selectors, as the API server reads and matches them.
+"""Label and field selectors, parsed and matched as by the API server.
 
-Grammar: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors. A key may stand
-alone (exists), behind ``!`` (does not exist), or before ``=``, ``==``, ``!=``, ``in``, ``notin``, ``>``, ``<``.
+Grammar: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors. A requirement is
+``key`` (exists), ``!key`` (does not exist), or a key with ``=``, ``==``, ``!=``, ``in``, ``notin``, ``>``, ``<``.
 """
 
 import re
@@ -16,12 +16,12 @@ from ddpjob.cluster.memory.validation import is_label_value, is_qualified_name
 
 Matcher = Callable[[Json], bool]
 
-_WORD = re.compile(r"\s*(==|!=|=|!|\(|\)|,|>|<|[^\s=!(),<>]+)")
+_TOKEN = re.compile(r"\s*(==|!=|=|!|\(|\)|,|>|<|[^\s=!(),<>]+)")
 _OPERATORS = {"=": "in", "==": "in", "in": "in", "!=": "notin", "notin": "notin", ">": ">", "<": "<"}
 _SPECIAL = frozenset(["=", "==", "!=", "!", "(", ")", ",", ">", "<"])
 _END = ""
 
-# Fields that can be selected, by kind, beside metadata.name and metadata.namespace.
+# Fields that can be selected, by kind, in addition to metadata.name and metadata.namespace.
 _FIELDS: Mapping[Resource, tuple[str, ...]] = {
     names.PODS: ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase")
 }
@@ -50,7 +50,7 @@ class _Requirement(NamedTuple):
 
 
 def label_matcher(selector: str | None) -> Matcher:
-    """Whether an object's labels satisfy ``selector``; an empty one matches all. Raises ``Invalid`` (400)."""
+    """Return a function that matches objects by label; an empty selector matches all. Raises ``Invalid`` (400)."""
     requirements = _Parser(selector or "").parse()
     if not requirements:
         return lambda obj: True
@@ -58,7 +58,7 @@ def label_matcher(selector: str | None) -> Matcher:
 
 
 def field_matcher(resource: Resource, selector: str | None) -> Matcher:
-    """The same for fields, with ``=``, ``==`` and ``!=`` alone. Raises ``Invalid`` (400)."""
+    """Return a function that matches objects by field, with ``=``, ``==``, ``!=``. Raises ``Invalid`` (400)."""
     wanted: list[tuple[str, str, bool]] = []
     for term in (selector or "").split(","):
         if not term.strip():
@@ -85,21 +85,21 @@ def _field(obj: Json, path: str) -> str:
 
 
 class _Parser:
-    """One pass over the words; every error is a 400 with what was found and what was expected."""
+    """Parses a label selector in one pass. Raises ``Invalid`` (400) with the token found and those expected."""
 
     def __init__(self, text: str) -> None:
-        self._words = _WORD.findall(text)
+        self._tokens = _TOKEN.findall(text)
         self._position = 0
 
     def parse(self) -> list[_Requirement]:
         requirements: list[_Requirement] = []
         while self._peek() != _END:
             requirements.append(self._requirement())
-            word = self._next()
-            if word == _END:
+            part = self._next()
+            if part == _END:
                 break
-            if word != ",":
-                raise bad_request(f"found '{word}', expected: ',' or 'end of string'")
+            if part != ",":
+                raise bad_request(f"found '{part}', expected: ',' or 'end of string'")
             if self._peek() == _END:
                 raise bad_request("found '', expected: identifier after ','")
         return requirements
@@ -112,56 +112,58 @@ class _Parser:
         if key in _SPECIAL or key == _END:
             raise bad_request(f"found '{key}', expected: !, identifier, or 'end of string'")
         if not is_qualified_name(key):
-            raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{key}": no label key')
+            raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{key}": not a label key')
         if absent:
             return _Requirement(key, "!")
         if self._peek() in (_END, ","):
             return _Requirement(key, "exists")
-        word = self._next()
-        if word not in _OPERATORS:
-            raise bad_request(f"unable to parse requirement: found '{word}', expected: in, notin, =, ==, !=, gt, lt")
-        values = self._values() if word in ("in", "notin") else frozenset({self._exact_value()})
-        return self._checked(_Requirement(key, _OPERATORS[word], values))
+        part = self._next()
+        if part not in _OPERATORS:
+            raise bad_request(f"unable to parse requirement: found '{part}', expected: in, notin, =, ==, !=, gt, lt")
+        values = self._values() if part in ("in", "notin") else frozenset({self._exact_value()})
+        return self._checked(_Requirement(key, _OPERATORS[part], values))
 
     def _exact_value(self) -> str:
         if self._peek() in (_END, ","):
             return ""
-        word = self._next()
-        if word in _SPECIAL:
-            raise bad_request(f"unable to parse requirement: found '{word}', expected: identifier")
-        return word
+        part = self._next()
+        if part in _SPECIAL:
+            raise bad_request(f"unable to parse requirement: found '{part}', expected: identifier")
+        return part
 
     def _values(self) -> frozenset[str]:
-        if (word := self._next()) != "(":
-            raise bad_request(f"unable to parse requirement: found '{word}' expected: '('")
+        if (part := self._next()) != "(":
+            raise bad_request(f"unable to parse requirement: found '{part}' expected: '('")
         values: set[str] = set()
         while True:
             if self._peek() in (",", ")"):
                 values.add("")
             else:
-                word = self._next()
-                if word in _SPECIAL or word == _END:
-                    raise bad_request(f"unable to parse requirement: found '{word}', expected: ',', ')' or identifier")
-                values.add(word)
-            word = self._next()
-            if word == ")":
+                part = self._next()
+                if part in _SPECIAL or part == _END:
+                    raise bad_request(f"unable to parse requirement: found '{part}', expected: ',', ')' or identifier")
+                values.add(part)
+            part = self._next()
+            if part == ")":
                 return frozenset(values)
-            if word != ",":
-                raise bad_request(f"unable to parse requirement: found '{word}', expected: ',' or ')'")
+            if part != ",":
+                raise bad_request(f"unable to parse requirement: found '{part}', expected: ',' or ')'")
 
     def _checked(self, requirement: _Requirement) -> _Requirement:
         for value in requirement.values:
             if requirement.operator in "<>" and not re.fullmatch(r"[+-]?\d+", value):
-                raise bad_request(f'unable to parse requirement: values[0][{requirement.key}]: "{value}": no integer')
+                raise bad_request(
+                    f'unable to parse requirement: values[0][{requirement.key}]: "{value}": not an integer'
+                )
             if not is_label_value(value):
-                message = f'values[0][{requirement.key}]: Invalid value: "{value}": no label value'
+                message = f'values[0][{requirement.key}]: Invalid value: "{value}": not a label value'
                 raise bad_request(f"unable to parse requirement: {message}")
         return requirement
 
     def _peek(self) -> str:
-        return self._words[self._position] if self._position < len(self._words) else _END
+        return self._tokens[self._position] if self._position < len(self._tokens) else _END
 
     def _next(self) -> str:
-        word = self._peek()
+        part = self._peek()
         self._position += 1
-        return word
+        return part

@@ -51,7 +51,7 @@ def random_uid() -> str:
 
 
 class ApiServer:
-    """The verbs of ``Cluster``, synchronous. Bodies must be JSON; answers are copies that the caller may change."""
+    """The verbs of ``Cluster``, synchronous. Bodies must be JSON; returned objects are copies."""
 
     def __init__(self, on_change: Callable[[Change], None], clock: Clock, new_uid: Callable[[], str]) -> None:
         self.store = Store(on_change)
@@ -365,10 +365,10 @@ class MemoryCluster:
         await asyncio.sleep(fault.delay)
         if fault.before is not None:
             raise fault.before
-        answer = act()
+        response = act()
         if fault.after is not None:
             raise fault.after
-        return answer
+        return response
 
     def _on_change(self, change: Change) -> None:
         self.watches.offer(change)

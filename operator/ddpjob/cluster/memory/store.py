@@ -1,6 +1,6 @@
-"""The objects, the one counter of versions that every write moves, and the history that watches are served from.
+"""The objects, the version counter that every write increments, and the history for watches.
 
-Stored objects are never changed: a write puts a new one in place, so readers may share what they were given.
+Stored objects are never changed: a write replaces the object, so readers can share it.
 """
 
 import marshal
@@ -13,7 +13,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
 
 HISTORY_LIMIT = 10_000
-"""Changes that are kept for watches; older ones answer 410."""
+"""Number of changes kept for watches. A watch from an older version gets 410."""
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -21,7 +21,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """One write. ``obj``: the object after it, or at its deletion; ``before``: the object it replaced."""
+    """One write. ``obj``: the object after it, or as deleted; ``before``: the object that it replaced."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     resource: Resource
@@ -31,7 +31,7 @@ class Change:
 
 
 class Store:
-    """``on_change`` is called after every write, with the change."""
+    """Stores objects by kind, namespace and name. ``on_change`` is called with the change after every write."""
 
     def __init__(self, on_change: Callable[[Change], None], history_limit: int = HISTORY_LIMIT) -> None:
         self._on_change = on_change
@@ -40,14 +40,14 @@ class Store:
         self._history_limit = history_limit
         self.version = 1
         self.oldest = 1
-        """Version from which on the history is complete."""
+        """The history is complete from this version."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """The stored object itself: not to be changed."""
+        """Return the stored object, which must not be changed, or None."""
         return self._objects[resource].get((namespace, name))
 
     def all(self, resource: Resource, namespace: str | None = None) -> Iterator[Json]:
-        """Objects of a kind in the API server's order: by namespace and name."""
+        """Yield the objects of a kind in the API server's order: by namespace and name."""
         objects = self._objects[resource]
         # etcd sorts by the key's bytes, and the key is /registry/<kind>/<namespace>/<name>.
         for place in sorted(objects, key="/".join):
@@ -55,11 +55,11 @@ class Store:
                 yield objects[place]
 
     def everything(self) -> Iterator[tuple[Resource, Json]]:
-        """All objects, kind by kind."""
+        """Yield all objects, kind by kind."""
         return ((resource, obj) for resource in list(self._objects) for obj in self.all(resource))
 
     def put(self, resource: Resource, obj: Json) -> Json:
-        """Store a new object or a new version of one; returns it with its resourceVersion."""
+        """Store a new object or a new version of one. Return it with its resourceVersion."""
         meta = obj["metadata"]
         place, objects = (meta["namespace"], meta["name"]), self._objects[resource]
         self.version += 1
@@ -70,7 +70,7 @@ class Store:
         return stored
 
     def remove(self, resource: Resource, obj: Json) -> Json:
-        """Delete an object; returns its last state, which carries the version of the deletion."""
+        """Delete an object. Return its last state, with the version of the deletion."""
         meta = obj["metadata"]
         before = self._objects[resource].pop((meta["namespace"], meta["name"]))
         self.version += 1
@@ -79,21 +79,21 @@ class Store:
         return last
 
     def changes_after(self, version: int) -> Iterator[Change]:
-        """The history since ``version``; complete only if that is not older than ``oldest``."""
+        """Yield the changes since ``version``. They are complete if that is not older than ``oldest``."""
         return (change for change in self._history if change.version > version)
 
     def compact(self) -> None:
-        """Forget the history, as etcd does every five minutes: watches of older versions get 410."""
+        """Drop the history, as etcd does every five minutes. Watches from older versions get 410."""
         self._history.clear()
         self.oldest = self.version
 
     def dump(self) -> Json:
-        """Everything but the history, as JSON; the inverse of ``load``."""
+        """Return all objects and the version, as JSON for ``load``. The history is left out."""
         objects = [[resource.plural, obj] for resource, obj in self.everything()]
         return {"version": self.version, "objects": objects}
 
     def load(self, dumped: Json, resources: dict[str, Resource]) -> None:
-        """Take over what ``dump`` gave. Raises ``KeyError`` for a kind that is not in ``resources``."""
+        """Replace all objects with those of a ``dump``. Raises ``KeyError`` for a kind that is not in ``resources``."""
         self._objects.clear()
         for plural, obj in dumped["objects"]:
             meta = obj["metadata"]
@@ -109,5 +109,5 @@ class Store:
 
 
 def clone(value: Any) -> Any:
-    """A copy of JSON that shares nothing with it; ten times faster than ``copy.deepcopy``."""
-    return marshal.loads(marshal.dumps(value))  # nothing but our own bytes is ever loaded  # noqa: S302
+    """Return a deep copy of JSON, ten times faster than ``copy.deepcopy``."""
+    return marshal.loads(marshal.dumps(value))  # only our own bytes are loaded  # noqa: S302

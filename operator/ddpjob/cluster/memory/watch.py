@@ -1,6 +1,6 @@
-"""Watches: a view of the history through selectors, and of what is written from now on.
+"""Watches: events for the changes that match a selector.
 
-An object that begins to match is ADDED and one that ceases to is DELETED, as the API server tells it.
+As in the API server, an object that begins to match is ADDED and one that no longer matches is DELETED.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ WatchEvent = dict[str, Any]
 
 
 class Watch(AsyncIterator[WatchEvent]):
-    """One open watch: iterate with ``async for``. It ends after ``close`` and raises what ``fail`` was given."""
+    """One open watch, read with ``async for``. It ends after ``close`` and raises the error given to ``fail``."""
 
     def __init__(self, resource: Resource, namespace: str | None, matches: Matcher) -> None:
         self._resource = resource
@@ -45,48 +45,48 @@ class Watch(AsyncIterator[WatchEvent]):
         return self._events.popleft()
 
     def take(self) -> list[WatchEvent]:
-        """What can be read without waiting."""
+        """Return the events that can be read without waiting."""
         taken = list(self._events)
         self._events.clear()
         return taken
 
     def close(self) -> None:
-        """End the watch; what was not read yet is still handed out."""
+        """End the watch. Events not read yet can still be read."""
         self.closed = True
         self._news.set()
 
     def fail(self, error: ClusterError) -> None:
-        """Break the watch: events not read yet are lost."""
+        """Break the watch. Events not read yet are lost."""
         self._events.clear()
         self._error = error
         self.close()
 
     def hold(self) -> None:
-        """Keep events back from now on, as an API server whose cache lags behind."""
+        """Hold events back, like an API server with a stale cache."""
         if self._held is None:
             self._held = deque()
 
     def release(self) -> None:
-        """Hand out what was held back."""
+        """Deliver the events that were held back."""
         held, self._held = self._held or (), None
         self._events.extend(held)
         self._news.set()
 
     def offer(self, change: Change) -> None:
-        """Take in a change if it concerns this watch."""
+        """Add the event of a change if this watch covers it."""
         if change.resource is not self._resource or not self._is_here(change.obj):
             return
         kind = self._type_of(change)
         obj = change.obj
         if kind == "DELETED" and change.before is not None:
-            # What ceased to match is told as it was when it last did, at the version of the change.
+            # An object that no longer matches is sent as it last matched, with the version of the change.
             version = obj["metadata"]["resourceVersion"]
             obj = change.before | {"metadata": change.before["metadata"] | {"resourceVersion": version}}
         if kind is not None:
             self._put({"type": kind, "object": clone(obj)})
 
     def start_with(self, objects: Iterable[Json]) -> None:
-        """Begin with what is there: a watch from no particular version."""
+        """Send the objects that exist: the start of a watch without a version."""
         for obj in objects:
             if self._is_here(obj) and self._matches(obj):
                 self._put({"type": "ADDED", "object": clone(obj)})
@@ -109,7 +109,7 @@ class Watch(AsyncIterator[WatchEvent]):
 
 
 class Watches:
-    """All open watches of one server, and what a test can do to them."""
+    """All open watches of a server, with the disturbances that tests cause."""
 
     def __init__(self) -> None:
         self._open: list[Watch] = []
@@ -118,23 +118,23 @@ class Watches:
         self._open = [other for other in self._open if not other.closed] + [watch]
 
     def offer(self, change: Change) -> None:
-        """Tell every watch of a change."""
+        """Offer a change to every watch."""
         for watch in self._open:
             if not watch.closed:
                 watch.offer(change)
 
     def hold(self) -> None:
-        """Every watch lags behind from now on: what the clients believe gets stale."""
+        """Hold events back on every watch, so that clients work with stale data."""
         for watch in self._open:
             watch.hold()
 
     def release(self) -> None:
-        """Every watch catches up."""
+        """Deliver held events on every watch."""
         for watch in self._open:
             watch.release()
 
     def cut(self) -> None:
-        """Every connection breaks, with the events in flight."""
+        """Break every watch. Events not read yet are lost."""
         for watch in self._open:
             watch.fail(Unavailable("watch: connection reset"))
         self._open.clear()
