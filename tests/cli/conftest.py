@@ -1,4 +1,4 @@
-"""A command line with a state folder of its own for every test."""
+"""A command line with its own state folder for every test."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command line as its user meets it: a program, its output, its exit code; jobs are tiny shell commands."""
+"""``ddpjob`` as a program: its output and its exit code; the jobs are short shell commands."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Done:
 
     @property
     def objects(self) -> list[Json]:
-        """Its output, read as NDJSON."""
+        """Return its output, parsed as NDJSON."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
@@ -39,7 +39,7 @@ class Done:
         return last
 
     def is_refused(self) -> list[str]:
-        """The three lines of an error; fails when it is anything else."""
+        """Return the three lines of an error; fail if the output is anything else."""
         assert self.code == 2, self
         lines = self.err.splitlines()
         assert [line[:7] for line in lines] == ["error: ", "hint:  ", "next:  "], self.err
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass
 class Program:
-    """``ddpjob`` with a state folder and a working directory of its own."""
+    """``ddpjob`` with its own state folder and working directory."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class Program:
         }
 
     def __call__(
-        self, *words: str, stdin: str | None = None, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self, *arguments: str, stdin: str | None = None, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> Done:
         done = subprocess.run(
-            self.command(*words),
+            self.command(*arguments),
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
@@ -77,14 +77,14 @@ class Program:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "ddpjob.cli.main", *words]
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "ddpjob.cli.main", *arguments]
 
     @contextmanager
-    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """A program that still runs; it is ended with the block."""
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Start a program; it is killed at the end of the block."""
         process = subprocess.Popen(
-            self.command(*words),
+            self.command(*arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -100,20 +100,20 @@ class Program:
             process.communicate()
 
     def write(self, job: Json, *others: Json) -> str:
-        """A file with the job, by its name."""
+        """Write the job to a file and return its path."""
         path = self.folder / f"{job['metadata']['name']}.yaml"
         path.write_text(yaml.safe_dump_all([job, *others]))
         return str(path)
 
     def job(self, name: str) -> Json:
-        """The job as it is recorded."""
+        """Return the recorded job."""
         done = self("get", name, "--output", "json")
         assert done.code == 0, done
         found: Json = json.loads(done.out)
         return found
 
     def until_log(self, name: str, text: str) -> str:
-        """Wait until a log of the job has the text; all logs, then."""
+        """Wait until a log of the job contains the text. Return all logs."""
         folder = self.state / "jobs" / "default" / name / "pods"
 
         def read() -> str | None:
@@ -124,7 +124,7 @@ class Program:
 
 
 def shell_job(name: str, script: str, **spec: Any) -> Json:
-    """A DDPJob whose trainer is a line of shell."""
+    """A DDPJob that runs a shell script as its trainer."""
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
@@ -134,6 +134,6 @@ def shell_job(name: str, script: str, **spec: Any) -> Json:
 
 
 def with_volume(**spec: Any) -> Json:
-    """Fields of a job that has a claim made for it."""
+    """Return spec fields with a claimTemplate."""
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     return {"checkpoint": {"claimTemplate": {"spec": claim}}} | spec

@@ -1,4 +1,4 @@
-"""Whatever stands in a file, the answer is a job or three lines, never a traceback."""
+"""Any file is either a job or three lines of error, never a traceback."""
 
 import copy
 from pathlib import Path
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import Prepared, prepare, require_programs
 from ddpjob.local.errors import LocalError
-from ddpjob.local.session import render
 from tests.cli.program import shell_job, with_volume
 
 ODD = st.recursive(
@@ -49,8 +48,8 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
     path.write_text(text)
     try:
         found = prepare(Request(str(path), state_dir=folder / "state", volumes=[f"shared={folder}"], **options))
-        require_programs(found.file.job)
-        render(found.file.job)
+        require_programs(found.admitted)
+        found.admitted.manifests()
         return found
     except LocalError as error:
         assert error.error and error.hint and error.next_step
@@ -59,9 +58,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(paths(JOB)), odd=ODD, drop=st.booleans())
-def test_any_value_in_any_place_is_a_job_or_an_error(
-    tmp_path: Path, place: tuple[Any, ...], odd: Any, drop: bool
-) -> None:
+def test_any_value_anywhere_is_a_job_or_an_error(tmp_path: Path, place: tuple[Any, ...], odd: Any, drop: bool) -> None:
     job: Any = copy.deepcopy(JOB)
     if place:
         holder = job
@@ -83,5 +80,5 @@ def test_any_text_is_a_job_or_an_error(tmp_path: Path, text: str) -> None:
         prepare(Request(str(tmp_path / "job.yaml")))
 
 
-def test_the_job_itself_is_one(tmp_path: Path) -> None:
+def test_unchanged_job_is_accepted(tmp_path: Path) -> None:
     assert prepared(yaml.safe_dump(JOB), tmp_path) is not None

@@ -1,4 +1,4 @@
-"""--set changes exactly the field that it names, and says what it does not understand."""
+"""--set changes exactly the field that it names; mistakes are reported with the nearest field."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def a_job() -> Json:
         ("template.spec.nodeSelector.zone=a", ("spec", "template", "spec", "nodeSelector", "zone"), "a"),
     ],
 )
-def test_a_field_is_set_to_a_yaml_value(assignment: str, path: tuple[str | int, ...], value: Any) -> None:
+def test_set_assigns_a_yaml_value(assignment: str, path: tuple[str | int, ...], value: Any) -> None:
     job = a_job()
     assign(job, assignment)
     found: Any = job
@@ -46,7 +46,7 @@ def test_a_field_is_set_to_a_yaml_value(assignment: str, path: tuple[str | int, 
     assert found == value
 
 
-def test_null_removes_a_field() -> None:
+def test_set_null_removes_a_field() -> None:
     job = a_job()
     assign(job, "restartPolicy=null")
     assign(job, "args[0]=null")
@@ -62,17 +62,17 @@ def test_null_removes_a_field() -> None:
         ("metadata.nmae=x", 'metadata has no field "nmae"', 'did you mean "name"?'),
         ("numNodes.x=3", "spec.numNodes has no fields", "single value"),
         ("zzzzz=3", 'spec has no field "zzzzz"', "it has image, command"),
-        ("numNodes", "there is no =", "FIELD=VALUE"),
+        ("numNodes", "the = is missing", "FIELD=VALUE"),
         ("=3", "names no field", "FIELD=VALUE"),
         ("args[9]=x", "args has no entry [9]", "it has 3"),
         ("command[1]=x", "command has no entry [1]", "it has none"),
-        ("image[0]=x", "spec.image is no list", ""),
+        ("image[0]=x", "spec.image is not a list", ""),
         ("args={", "not YAML", ""),
-        ("a b=3", "no part of a path", ""),
-        ("args[x]=3", "no part of a path", ""),
+        ("a b=3", "not part of a path", ""),
+        ("args[x]=3", "not part of a path", ""),
     ],
 )
-def test_a_mistake_names_the_field_and_the_nearest_one(assignment: str, error: str, hint: str) -> None:
+def test_mistake_names_the_field_and_the_nearest_one(assignment: str, error: str, hint: str) -> None:
     with pytest.raises(LocalError) as raised:
         assign(a_job(), assignment)
     assert error in raised.value.error

@@ -1,4 +1,4 @@
-"""The loss curve shows the training as if it had never been interrupted."""
+"""The loss curve shows the training as if it had not been interrupted."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def train(run: int, step: int, loss: float | None) -> dict[str, Any]:
     return {"event": "train", "run": run, "step": step, "loss": loss}
 
 
-def test_steps_beyond_the_checkpoint_that_was_resumed_are_dropped(tmp_path: Path) -> None:
+def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     path = write(
         tmp_path / "metrics.jsonl",
         start(1),
@@ -52,17 +52,17 @@ def test_steps_beyond_the_checkpoint_that_was_resumed_are_dropped(tmp_path: Path
         )
     )
 )
-def test_it_reads_what_the_trainer_itself_would_count(tmp_path_factory: Any, rows: list[Any]) -> None:
+def test_losses_are_the_rows_that_the_trainer_counts(tmp_path_factory: Any, rows: list[Any]) -> None:
     path = write(tmp_path_factory.mktemp("metrics") / "metrics.jsonl", *rows)
     theirs = {row["step"] for row in effective_rows(path, "train")}
     assert [point.step for point in losses(path)] == sorted(theirs)
 
 
-def test_a_file_that_is_not_there_has_no_points(tmp_path: Path) -> None:
+def test_missing_file_has_no_points(tmp_path: Path) -> None:
     assert losses(tmp_path / "metrics.jsonl") == []
 
 
-def test_a_curve_fits_the_width_and_has_no_escape_sequences() -> None:
+def test_curve_fits_the_width_without_escape_sequences() -> None:
     points = [Point(step, 2.3 * math.exp(-step / 600)) for step in range(1, 5001)]
     lines = drawing(points, 76)
     assert len(lines) > 8
@@ -71,11 +71,11 @@ def test_a_curve_fits_the_width_and_has_no_escape_sequences() -> None:
     assert "5,000" in lines[-1]
 
 
-def test_two_points_are_no_curve() -> None:
+def test_two_points_draw_no_curve() -> None:
     assert drawing([Point(1, 2.0), Point(2, 1.0)], 76) == []
 
 
-def test_a_sparkline_goes_from_lowest_to_highest() -> None:
+def test_sparkline_scales_from_lowest_to_highest() -> None:
     assert sparkline([3, 2, math.nan, 1]) == "█▅▁"
     assert sparkline([1, 1]) == "▁▁"
     assert sparkline([1]) == ""

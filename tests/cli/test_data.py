@@ -1,24 +1,36 @@
-"""Where ddptrain's data comes from: a directory of the user's, a download, or the bundled digits, said loudly."""
+"""Where ddptrain finds its data: a directory of the user, a download, or the bundled digits with a warning."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpjob.api.wire import Json
 from ddpjob.cli import prepare
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.prepare import digits_if_offline, runs_ddptrain, use_directory
+from ddpjob.local.admission import AdmittedJob, admit
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import StateFolder
 from tests.cli.program import shell_job, with_volume
-
-Json = dict[str, Any]
 
 
 def a_job(*args: str, **spec: Any) -> Json:
     job = shell_job("mnist", "", args=list(args), **with_volume(**spec))
     del job["spec"]["command"]
     return job
+
+
+def with_paths(job: Json, folder: Path) -> tuple[AdmittedJob, HostPaths]:
+    admitted = admit(job)
+    return admitted, HostPaths(admitted.job, StateFolder(folder))
+
+
+def args_of(admitted: AdmittedJob) -> list[str]:
+    """Return the arguments of the trainer's container, which are those of the spec."""
+    args: list[str] = admitted.trainer["args"]
+    assert args == admitted.body["spec"]["args"]
+    return args
 
 
 @pytest.fixture
@@ -43,13 +55,13 @@ def decide(
         return fetched
 
     monkeypatch.setattr(prepare, "_fetch", fetch)
-    monkeypatch.setattr(prepare, "_is_whole", lambda directory: (directory / "whole").exists())
-    digits_if_offline(HostPaths(job, StateFolder(folder)), fresh=fresh, say=said.append, warn=said.append)
-    args: list[str] = job["spec"]["args"]
-    return args
+    monkeypatch.setattr(prepare, "_is_complete", lambda directory: (directory / "whole").exists())
+    admitted, paths = with_paths(job, folder)
+    changed = digits_if_offline(admitted, paths, fresh=fresh, say=said.append, warn=said.append)
+    return args_of(changed)
 
 
-def test_where_nothing_can_be_downloaded_the_digits_are_used_and_it_is_said(
+def test_failed_download_uses_the_digits_and_warns(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = a_job("train", "--epochs", "2", "--data-dir", "/checkpoints/data", "--download")
@@ -58,7 +70,7 @@ def test_where_nothing_can_be_downloaded_the_digits_are_used_and_it_is_said(
     assert any("NOT MNIST" in line and "no route" in line for line in said)
 
 
-def test_a_download_is_kept_for_the_next_run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_is_kept_for_the_next_run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     job = a_job("train", "--data-dir=/checkpoints/data", "--download")
     args = decide(job, tmp_path, said, monkeypatch, fetched=None)
     assert args == ["train", "--data-dir", str(tmp_path / "datasets" / "mnist")]
@@ -66,7 +78,7 @@ def test_a_download_is_kept_for_the_next_run(tmp_path: Path, said: list[str], mo
 
 
 @pytest.mark.parametrize(("fresh", "expected"), [(False, "/checkpoints/data"), (True, "datasets/mnist")])
-def test_data_on_the_volume_is_used_unless_it_is_about_to_be_emptied(
+def test_data_on_the_volume_is_used_unless_fresh_empties_it(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, fresh: bool, expected: str
 ) -> None:
     there = tmp_path / "volumes" / "default" / "mnist-checkpoints" / "data"
@@ -77,9 +89,7 @@ def test_data_on_the_volume_is_used_unless_it_is_about_to_be_emptied(
     assert (prepare.value_of(args, "--data-dir") or "").endswith(expected)
 
 
-def test_a_job_that_downloads_nothing_stays_as_it_is(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_without_download_is_unchanged(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert decide(a_job("train", "--data", "digits"), tmp_path, said, monkeypatch, fetched="no") == [
         "train",
         "--data",
@@ -88,25 +98,33 @@ def test_a_job_that_downloads_nothing_stays_as_it_is(
     assert said == []
 
 
-def test_a_directory_takes_the_place_of_the_jobs_own(tmp_path: Path) -> None:
+def test_data_dir_replaces_the_directory_of_the_job(tmp_path: Path) -> None:
     job = a_job("train", "--data-dir", "/checkpoints/data", "--download", "--epochs", "2")
-    use_directory(HostPaths(job, StateFolder(tmp_path)), str(tmp_path))
-    assert job["spec"]["args"] == ["train", "--epochs", "2", "--data-dir", str(tmp_path)]
+    assert args_of(use_directory(*with_paths(job, tmp_path), str(tmp_path))) == [
+        "train",
+        "--epochs",
+        "2",
+        "--data-dir",
+        str(tmp_path),
+    ]
 
 
-def test_a_directory_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_dir_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mnist").mkdir()
     monkeypatch.chdir(tmp_path)
     job = a_job()
-    use_directory(HostPaths(job, StateFolder(tmp_path)), "mnist")
-    assert job["spec"]["args"] == ["train", "--data-dir", str(tmp_path / "mnist")]
+    assert args_of(use_directory(*with_paths(job, tmp_path), "mnist")) == [
+        "train",
+        "--data-dir",
+        str(tmp_path / "mnist"),
+    ]
 
 
-def test_a_directory_that_would_be_taken_for_a_mount_is_refused(tmp_path: Path) -> None:
+def test_data_dir_below_a_mount_path_is_refused(tmp_path: Path) -> None:
     job = a_job("train")
     job["spec"]["checkpoint"]["mountPath"] = str(tmp_path)
     with pytest.raises(LocalError, match="where the job mounts a volume"):
-        use_directory(HostPaths(job, StateFolder(tmp_path)), str(tmp_path))
+        use_directory(*with_paths(job, tmp_path), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -119,14 +137,17 @@ def test_a_directory_that_would_be_taken_for_a_mount_is_refused(tmp_path: Path) 
         ({"template": {"spec": {"containers": [{"name": "trainer", "command": ["sh"]}]}}}, False),
     ],
 )
-def test_jobs_that_run_ddptrain_are_known_by_their_command(spec: Json, expected: bool) -> None:
-    assert runs_ddptrain({"spec": spec}) is expected
+def test_jobs_that_run_ddptrain_are_recognised_by_their_command(spec: Json, expected: bool) -> None:
+    job = a_job()
+    job["spec"] |= spec
+    assert runs_ddptrain(admit(job)) is expected
 
 
-def test_the_directory_of_a_claim_is_the_users_where_one_was_named(tmp_path: Path) -> None:
+def test_claim_named_by_volume_option_is_the_users_directory(tmp_path: Path) -> None:
     job = a_job(data={"claimName": "shared", "mountPath": "/data"})
-    paths = HostPaths(job, StateFolder(tmp_path), {"shared": Path("/mine")})
+    admitted = admit(job)
+    paths = HostPaths(admitted.job, StateFolder(tmp_path), {"shared": Path("/mine")})
     assert paths.on_host("/data/x") == Path("/mine/x")
     assert paths.on_host("/checkpoints/x") == tmp_path / "volumes" / "default" / "mnist-checkpoints" / "x"
     assert paths.on_host("/elsewhere") == Path("/elsewhere")
-    assert paths.claims() == ["mnist-checkpoints", "shared"]
+    assert admitted.claims == ["mnist-checkpoints", "shared"]

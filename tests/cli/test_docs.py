@@ -1,4 +1,4 @@
-"""The guide to local mode says what the command line does."""
+"""Commands in the documents parse, and the guide names every option."""
 
 import re
 import shlex
@@ -25,11 +25,11 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_documents_parses(line: str) -> None:
-    _, verb, *words = shlex.split(line, comments=True)
+def test_every_command_in_the_documents_parses(line: str) -> None:
+    _, verb, *arguments = shlex.split(line, comments=True)
     group = get_command(app)
     command = group.commands[verb]  # type: ignore[attr-defined]
-    command.make_context(verb, words, parent=group.make_context("ddpjob", [verb]))
+    command.make_context(verb, arguments, parent=group.make_context("ddpjob", [verb]))
 
 
 def test_the_documents_show_commands() -> None:

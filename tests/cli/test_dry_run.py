@@ -1,4 +1,4 @@
-"""`--dry-run` prints what a cluster would hold, and that is what runs."""
+"""`--dry-run` prints the objects that run."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 UID = "00000000-0000-4000-8000-000000000000"
 
 
-def test_it_prints_job_service_claim_and_pods_and_runs_nothing(ddpjob: Program) -> None:
+def test_dry_run_prints_all_objects_and_runs_nothing(ddpjob: Program) -> None:
     done = ddpjob("run", ddpjob.write(shell_job("echo", "true", **with_volume())), "--nodes", "2", "--dry-run")
     kinds = [document["kind"] for document in yaml.safe_load_all(done.out)]
     assert sorted(kinds) == ["DDPJob", "PersistentVolumeClaim", "Pod", "Pod", "Service"]
@@ -23,14 +23,14 @@ def test_it_prints_job_service_claim_and_pods_and_runs_nothing(ddpjob: Program) 
 
 @pytest.mark.parametrize("name", ["mnist-cpu", "mnist-gpu", "torchrun-script"])
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_what_it_prints_is_read_back_as_the_same(ddpjob: Program, name: str, form: str) -> None:
+def test_dry_run_output_is_valid_input_with_the_same_result(ddpjob: Program, name: str, form: str) -> None:
     first = ddpjob("run", str(ROOT / "manifests" / "examples" / f"{name}.yaml"), "--dry-run", "-o", form)
     again = ddpjob("run", "-", "--dry-run", "-o", form, stdin=first.out)
     assert first.code == again.code == 0, again
     assert again.out == first.out
 
 
-def test_the_pods_that_run_are_those_that_it_printed(ddpjob: Program) -> None:
+def test_pods_that_run_are_those_of_the_dry_run(ddpjob: Program) -> None:
     file = ddpjob.write(shell_job("echo", "true", **with_volume(numNodes=2)))
     printed = [o for o in yaml.safe_load_all(ddpjob("run", file, "--dry-run").out) if o["kind"] == "Pod"]
     assert ddpjob("run", file).code == 0

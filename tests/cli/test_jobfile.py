@@ -1,4 +1,4 @@
-"""Which job a file, a stream or a script stands for."""
+"""Reading the job of a file, of standard input or for a script."""
 
 import json
 from pathlib import Path
@@ -15,15 +15,15 @@ from tests.cli.program import ROOT, shell_job
 JOB = yaml.safe_dump(shell_job("mnist", "true"))
 JOB_INLINE = json.dumps(shell_job("mnist", "true"))
 MISTAKES = {
-    "an empty file": ("", "exactly one DDPJob, not 0"),
-    "two jobs": (JOB + "---\n" + JOB.replace("mnist", "other"), "exactly one DDPJob, not 2"),
-    "no job": ("kind: Pod\nmetadata: {name: a}", "exactly one DDPJob, not 0"),
+    "an empty file": ("", "exactly one DDPJob, and it holds 0"),
+    "two jobs": (JOB + "---\n" + JOB.replace("mnist", "other"), "exactly one DDPJob, and it holds 2"),
+    "no job": ("kind: Pod\nmetadata: {name: a}", "exactly one DDPJob, and it holds 0"),
     "no YAML": ("a: [b", "not valid YAML: line 1, column"),
     "a tab": ("a:\n\tb: 1", "line 2, column 1"),
-    "a key that stands twice": (JOB + "\nkind: DDPJob\n", '"kind" stands twice'),
-    "a list": ("- a", "holds a list"),
-    "a number in a list of objects": (f"kind: List\nitems: [1, {JOB_INLINE}]", "holds a int"),
-    "metadata that is a list": (JOB + "---\nkind: Secret\nmetadata: [a]", "metadata of Secret is no mapping"),
+    "a duplicate key": (JOB + "\nkind: DDPJob\n", 'duplicate key "kind"'),
+    "a list": ("- a", "contains a list"),
+    "a number in a list of objects": (f"kind: List\nitems: [1, {JOB_INLINE}]", "contains a int"),
+    "metadata that is a list": (JOB + "---\nkind: Secret\nmetadata: [a]", "metadata of Secret is not a mapping"),
     "an anchor within itself": (JOB.replace("image: ", "args: &x [*x]\n  image: "), "Circular reference"),
     "nesting without end": ("a: " + "[" * 5000, "recursion depth"),
     "a number that is none": ("a: !!int b", "cannot be read: invalid literal"),
@@ -35,7 +35,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_file_that_is_no_job_is_refused_with_reason_and_advice(tmp_path: Path, mistake: str) -> None:
+def test_file_without_a_job_is_refused_with_hint_and_next_step(tmp_path: Path, mistake: str) -> None:
     text, expected = MISTAKES[mistake]
     path = tmp_path / "job.yaml"
     path.write_text(text)
@@ -45,14 +45,14 @@ def test_a_file_that_is_no_job_is_refused_with_reason_and_advice(tmp_path: Path,
     assert raised.value.hint and raised.value.next_step
 
 
-def test_a_misspelt_file_names_the_nearest(tmp_path: Path) -> None:
+def test_misspelt_file_name_suggests_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "mnist.yaml").write_text(JOB)
     with pytest.raises(LocalError) as raised:
         jobfile.read(str(tmp_path / "mnsit.yaml"))
     assert raised.value.hint == 'did you mean "mnist.yaml"?'
 
 
-def test_secrets_and_config_maps_come_along_and_other_documents_are_named(tmp_path: Path) -> None:
+def test_secrets_and_config_maps_are_read_and_other_documents_listed(tmp_path: Path) -> None:
     others = [{"apiVersion": "v1", "kind": kind, "metadata": {"name": "a"}} for kind in ("ConfigMap", "Secret", "Pod")]
     path = tmp_path / "job.yaml"
     path.write_text(JOB + "---\n" + yaml.safe_dump_all(others))
@@ -62,13 +62,13 @@ def test_secrets_and_config_maps_come_along_and_other_documents_are_named(tmp_pa
     assert read.directory == tmp_path
 
 
-def test_a_list_as_kubectl_prints_it_is_read(tmp_path: Path) -> None:
+def test_list_of_kubectl_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [shell_job("mnist", "true")]}))
     assert jobfile.read(str(path)).name == "mnist"
 
 
-def test_what_a_server_added_is_left_out(tmp_path: Path) -> None:
+def test_fields_set_by_the_server_are_dropped(tmp_path: Path) -> None:
     job = shell_job("mnist", "true") | {"status": {"state": "Failed"}}
     job["metadata"] |= {"uid": "1", "resourceVersion": "2", "generation": 3, "managedFields": []}
     path = tmp_path / "job.yaml"
@@ -76,7 +76,7 @@ def test_what_a_server_added_is_left_out(tmp_path: Path) -> None:
     assert jobfile.read(str(path)).job == shell_job("mnist", "true")
 
 
-def test_dates_stay_text(tmp_path: Path) -> None:
+def test_dates_are_read_as_text(tmp_path: Path) -> None:
     job = JOB.replace("mnist", "mnist\n  labels: {day: 2026-01-02}")
     path = tmp_path / "job.yaml"
     path.write_text(job)
@@ -93,7 +93,7 @@ def test_a_script_becomes_a_job_under_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stem", ["3d", "_", "a" * 80, "Ünïcode", "a.b.c", "-x-", "9" * 80, "x" * 44 + "--y"])
-def test_every_file_name_makes_a_name_that_the_api_takes(stem: str) -> None:
+def test_any_file_name_becomes_a_valid_job_name(stem: str) -> None:
     name = jobfile.job_name(stem)
     assert name[0].isalpha() and name[-1].isalnum() and len(name) <= names.MAX_JOB_NAME
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")

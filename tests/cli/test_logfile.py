@@ -1,4 +1,4 @@
-"""Logs are read while they grow, and from their end without reading all."""
+"""Log files are read while they grow, and from their end without reading all of them."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ddpjob.cli import logs
 from ddpjob.cli.logs import LogFile, last_lines
 
 
-def test_a_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
+def test_line_is_returned_once_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
     log = LogFile(path)
     assert list(log.lines()) == []
@@ -25,7 +25,7 @@ def test_a_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> No
 
 
 @given(st.lists(st.text(alphabet="ab", max_size=5), max_size=12), st.booleans(), st.integers(0, 14), st.integers(1, 7))
-def test_the_last_lines_are_those_that_reading_all_would_give(
+def test_last_lines_equal_those_of_reading_the_whole_file(
     tmp_path_factory: object, lines: list[str], ends: bool, count: int, block: int
 ) -> None:
     folder = tmp_path_factory.mktemp("log")  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def test_the_last_lines_are_those_that_reading_all_would_give(
         logs._BLOCK = before
 
 
-def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_line_without_line_feed_is_returned_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
     path.write_bytes(b"x" * (logs._LONGEST + 10 * logs._BLOCK))
     log = LogFile(path)

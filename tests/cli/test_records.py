@@ -1,4 +1,4 @@
-"""`get`, `logs` and `delete` on what runs have left."""
+"""`get`, `logs` and `delete` of earlier runs."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import yaml
 
 from tests.cli.program import Program, shell_job, with_volume
 
-# The culprit waits until the other nodes have printed: they are ended with it.
+# The failing node waits until the others have printed: they are stopped with it.
 SCRIPT = r"""
 printf "node $NODE_RANK of attempt $DDPJOB_ATTEMPT\n\033[2J\rsecond line\n"
 cd "$DDPJOB_CHECKPOINT_DIR"
@@ -21,18 +21,18 @@ exit 3
 
 @pytest.fixture
 def failed(ddpjob: Program) -> Program:
-    """A job of three nodes of which the last failed, twice."""
+    """Run a job of three nodes in which the last node fails twice."""
     job = shell_job("bad", SCRIPT, numNodes=3, restartPolicy={"maxRestarts": 1}, **with_volume())
     assert ddpjob("run", ddpjob.write(job), "-o", "json").code == 1
     return ddpjob
 
 
-def test_logs_show_node_0_and_the_culprit_of_the_last_attempt(failed: Program) -> None:
+def test_logs_show_node_0_and_the_failed_node_of_the_last_attempt(failed: Program) -> None:
     lines = failed("logs", "bad").out.splitlines()
     assert lines == ["n0 node 0 of attempt 2", "n0 second line", "n2 node 2 of attempt 2", "n2 second line"]
 
 
-def test_logs_can_be_asked_for_by_node_attempt_and_length(failed: Program) -> None:
+def test_logs_can_be_selected_by_node_attempt_and_length(failed: Program) -> None:
     assert failed("logs", "bad", "--all").out.count("attempt 2") == 3
     assert failed("logs", "bad", "--node", "1").out.splitlines() == ["n1 node 1 of attempt 2", "n1 second line"]
     assert failed("logs", "bad", "--attempt", "1", "--tail", "1").out.splitlines() == [
@@ -43,7 +43,7 @@ def test_logs_can_be_asked_for_by_node_attempt_and_length(failed: Program) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "hint"),
+    ("arguments", "error", "hint"),
     [
         (["bda"], "there is no job bda", 'did you mean "bad"?'),
         (["bad", "--node", "7"], "no logs of node 7", "0, 1, 2"),
@@ -51,8 +51,8 @@ def test_logs_can_be_asked_for_by_node_attempt_and_length(failed: Program) -> No
         (["bad", "-n", "other"], "there is no job bad in namespace other", ""),
     ],
 )
-def test_logs_that_are_not_there_name_those_that_are(failed: Program, words: list[str], error: str, hint: str) -> None:
-    lines = failed("logs", *words).is_refused()
+def test_missing_logs_name_those_that_exist(failed: Program, arguments: list[str], error: str, hint: str) -> None:
+    lines = failed("logs", *arguments).is_refused()
     assert error in lines[0]
     assert hint in lines[1]
 
@@ -86,7 +86,7 @@ def test_one_damaged_record_does_not_hide_the_others(ddpjob: Program) -> None:
     assert ddpjob("get").code == 0
 
 
-def test_jobs_of_one_name_in_two_namespaces_are_told_apart(ddpjob: Program) -> None:
+def test_jobs_of_one_name_in_two_namespaces_need_the_namespace(ddpjob: Program) -> None:
     job = shell_job("echo", "true")
     ddpjob("run", ddpjob.write(job))
     ddpjob("run", ddpjob.write(job), "--set", "metadata.namespace=other")
@@ -96,7 +96,7 @@ def test_jobs_of_one_name_in_two_namespaces_are_told_apart(ddpjob: Program) -> N
     assert "NAMESPACE" not in ddpjob("get").out
 
 
-def test_delete_keeps_the_volume_unless_it_is_named(failed: Program) -> None:
+def test_delete_keeps_the_volume_without_the_option(failed: Program) -> None:
     volume = failed.state / "volumes" / "default" / "bad-checkpoints"
     done = failed("delete", "bad")
     assert str(volume) in done.out
@@ -108,7 +108,7 @@ def test_delete_keeps_the_volume_unless_it_is_named(failed: Program) -> None:
 
 
 @pytest.mark.parametrize("part", ["jobs/default/echo", "jobs/default", "volumes/default/echo-checkpoints"])
-def test_delete_follows_no_link_out_of_the_state_folder(ddpjob: Program, tmp_path: Path, part: str) -> None:
+def test_delete_does_not_follow_links_out_of_the_state_folder(ddpjob: Program, tmp_path: Path, part: str) -> None:
     ddpjob("run", ddpjob.write(shell_job("echo", "true", **with_volume())))
     elsewhere = tmp_path / "elsewhere"
     place = ddpjob.state / part
@@ -119,7 +119,7 @@ def test_delete_follows_no_link_out_of_the_state_folder(ddpjob: Program, tmp_pat
     assert (elsewhere / "precious").exists()
 
 
-def test_delete_leaves_what_links_in_a_volume_lead_to(ddpjob: Program, tmp_path: Path) -> None:
+def test_delete_keeps_the_targets_of_links_in_a_volume(ddpjob: Program, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").write_text("")

@@ -1,4 +1,4 @@
-"""`ddpjob run` from the outside: what it prints, how it ends, what it refuses."""
+"""`ddpjob run` as a program: its output, its exit codes, and what it refuses."""
 
 import json
 import time
@@ -14,18 +14,18 @@ from tests.cli.program import Program, shell_job, with_volume
 Json = dict[str, Any]
 
 
-def test_a_job_that_succeeds_ends_with_0_and_says_where_things_are(ddpjob: Program) -> None:
+def test_successful_job_ends_with_0_and_prints_locations(ddpjob: Program) -> None:
     job = shell_job("echo", 'echo hello from $NODE_RANK; echo weights > "$DDPJOB_CHECKPOINT_DIR/w"', **with_volume())
     done = ddpjob("run", ddpjob.write(job), "--nodes", "2")
     assert done.code == 0, done
     assert "echo succeeded" in done.out
-    assert "n0 | hello from 0" in done.out  # a program without progress reports is known by what it prints
+    assert "n0 | hello from 0" in done.out  # printed because this program reports no progress
     volume = ddpjob.state / "volumes" / "default" / "echo-checkpoints"
     assert str(volume) in done.out
     assert (volume / "w").read_text() == "weights\n"
 
 
-def test_a_job_that_fails_ends_with_1_and_the_culprits_last_words(ddpjob: Program) -> None:
+def test_failed_job_ends_with_1_and_the_end_of_the_log(ddpjob: Program) -> None:
     job = shell_job("bad", 'echo "going $((40 + 2))"; exit 3', restartPolicy={"maxRestarts": 1})
     done = ddpjob("run", ddpjob.write(job))
     assert done.code == 1
@@ -36,22 +36,22 @@ def test_a_job_that_fails_ends_with_1_and_the_culprits_last_words(ddpjob: Progra
     assert ending[-1] == "  going 42"
 
 
-def test_json_is_one_object_a_line_and_the_last_is_the_result(ddpjob: Program) -> None:
+def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -> None:
     job = shell_job("echo", r"printf 'a\033[31mb\n'", numNodes=2)
     done = ddpjob("run", ddpjob.write(job), "-o", "json")
     assert done.code == 0
     assert done.err == ""
     assert "\x1b" not in done.out
-    # What a node printed last may be read after the status that ended its job.
-    told = [o for o in done.objects[:-1] if o["type"] != "output"][-1]
-    assert {"type", "time", "state", "nodes"} <= told.keys()
+    # The last output of a node may be read after the status that ended its job.
+    last_status = [o for o in done.objects[:-1] if o["type"] != "output"][-1]
+    assert {"type", "time", "state", "nodes"} <= last_status.keys()
     assert done.result["exitCode"] == 0
     assert done.result["state"] == "Succeeded"
     assert Path(done.result["logs"]).is_dir()
     assert any(o["type"] == "output" and o["line"] == "a\x1b[31mb" for o in done.objects)
 
 
-def test_json_tells_of_a_refusal_too(ddpjob: Program) -> None:
+def test_json_reports_a_refusal(ddpjob: Program) -> None:
     done = ddpjob("run", "nothing.yaml", "-o", "json")
     done.is_refused()
     assert done.result["exitCode"] == 2
@@ -73,8 +73,8 @@ def test_options_change_the_job_in_the_file(ddpjob: Program) -> None:
 
 
 def test_a_job_from_standard_input_and_its_config_map_are_run(ddpjob: Program) -> None:
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}, "data": {"WORD": "xyzzy"}}
-    job = shell_job("echo", "echo $WORD", envFrom=[{"configMapRef": {"name": "words"}}])
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "greeting"}, "data": {"GREETING": "xyzzy"}}
+    job = shell_job("echo", "echo $GREETING", envFrom=[{"configMapRef": {"name": "greeting"}}])
     done = ddpjob("run", "-", stdin=yaml.safe_dump_all([config, job]))
     assert done.code == 0
     assert "n0 | xyzzy" in done.out
@@ -83,13 +83,13 @@ def test_a_job_from_standard_input_and_its_config_map_are_run(ddpjob: Program) -
 def test_relative_files_are_those_beside_the_job_file(ddpjob: Program, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "input").write_text("beside the job\n")
+    (folder / "input").write_text("next to the job\n")
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(shell_job("cat", "cat input")))
-    assert "n0 | beside the job" in ddpjob("run", str(path)).out
+    assert "n0 | next to the job" in ddpjob("run", str(path)).out
 
 
-def test_a_directory_stands_for_a_claim(ddpjob: Program, tmp_path: Path) -> None:
+def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     job = shell_job("echo", 'echo here > "$DDPJOB_CHECKPOINT_DIR/x"', checkpoint={"claimName": "shared"})
@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "a name that the API refuses": (["--name", "Bad_Name"], "metadata.name", ""),
     "a claim that the job does not mount": (["--volume", "shred=."], "mounts no claim shred", "shared"),
     "a directory that is not there": (["--volume", "shared=/nowhere"], "no such directory", ""),
-    "a volume without a directory": (["--volume", "shared"], "no =DIR", "CLAIM=DIR"),
+    "a volume without a directory": (["--volume", "shared"], "=DIR is missing", "CLAIM=DIR"),
     "data for another program": (["--data-dir", "."], "is for jobs that run ddptrain", ""),
     "digits for another program": (["--digits-if-offline"], "is for jobs that run ddptrain", ""),
     "arguments for a file": (["--", "--lr"], "takes no arguments", "SCRIPT.py"),
@@ -115,42 +115,44 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_three_lines_with_exit_code_2(ddpjob: Program, mistake: str) -> None:
-    words, error, hint = MISTAKES[mistake]
+def test_mistake_is_reported_in_three_lines_with_exit_code_2(ddpjob: Program, mistake: str) -> None:
+    options, error, hint = MISTAKES[mistake]
     file = ddpjob.write(shell_job("echo", "true", checkpoint={"claimName": "shared"}))
-    lines = ddpjob("run", file, *words).is_refused()
+    lines = ddpjob("run", file, *options).is_refused()
     assert error in lines[0]
     assert hint in lines[1]
     assert not ddpjob.state.exists()
 
 
-@pytest.mark.parametrize("words", [["run"], ["rnu"], ["--vresion"], ["logs"], ["delete", "a", "b"], ["get", "--all"]])
-def test_a_command_line_that_cannot_be_meant_is_told_in_three_lines(ddpjob: Program, words: list[str]) -> None:
-    assert "--help" in ddpjob(*words).is_refused()[2]
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["rnu"], ["--vresion"], ["logs"], ["delete", "a", "b"], ["get", "--all"]]
+)
+def test_usage_error_is_reported_in_three_lines(ddpjob: Program, arguments: list[str]) -> None:
+    assert "--help" in ddpjob(*arguments).is_refused()[2]
 
 
-def test_a_hostile_name_of_a_file_cannot_steer_the_terminal(ddpjob: Program) -> None:
+def test_hostile_file_name_cannot_control_the_terminal(ddpjob: Program) -> None:
     assert "\x1b" not in "".join(ddpjob("run", "\x1b[2Jx.yaml").is_refused())
 
 
-def test_a_state_folder_that_cannot_be_written_is_told_in_three_lines(ddpjob: Program, tmp_path: Path) -> None:
+def test_unwritable_state_folder_is_reported_in_three_lines(ddpjob: Program, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file = ddpjob.write(shell_job("echo", "true"))
     assert "file" in ddpjob("run", file, "--state-dir", str(tmp_path / "file")).is_refused()[0]
 
 
-def test_a_job_that_its_spec_suspends_does_not_run(ddpjob: Program) -> None:
+def test_job_suspended_by_its_spec_does_not_run(ddpjob: Program) -> None:
     done = ddpjob("run", ddpjob.write(shell_job("echo", "echo ran", suspend=True)))
     assert done.code == 0
-    assert "suspended: its spec says so" in done.out
+    assert "suspended by its own spec" in done.out
     assert "n0 |" not in done.out
 
 
-def test_a_job_that_asks_for_gpus_which_are_not_there_is_told_so(ddpjob: Program) -> None:
+def test_missing_gpus_are_reported(ddpjob: Program) -> None:
     job = shell_job("gpu", "true", resources={"limits": {"nvidia.com/gpu": 4096}}, nprocPerNode=1)
     done = ddpjob("run", ddpjob.write(job))
     assert done.code == 0
-    assert "!!! each node asks for 4096 GPUs" in done.out
+    assert "!!! each node requests 4096 GPUs" in done.out
 
 
 def test_help_answers_at_once(ddpjob: Program) -> None:
@@ -159,7 +161,7 @@ def test_help_answers_at_once(ddpjob: Program) -> None:
         assert ddpjob("--help").code == 0
         return time.monotonic() - begin
 
-    # The best of several: another program may hold the CPU for a while, but not each time.
+    # The best of five, because another program may use the CPU meanwhile.
     assert min(seconds() for _ in range(5)) < 0.5
 
 
@@ -167,7 +169,7 @@ def test_the_version_is_printed(ddpjob: Program) -> None:
     assert ddpjob("--version").out == f"ddpjob {__version__}\n"
 
 
-def test_a_reader_that_leaves_stops_the_job_in_order(ddpjob: Program) -> None:
+def test_closed_output_suspends_the_job(ddpjob: Program) -> None:
     job = shell_job("chatty", 'trap "echo saved; exit 75" TERM; while :; do echo x; sleep 0.05; done')
     with ddpjob.started("run", ddpjob.write(job)) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -180,7 +182,7 @@ def test_a_reader_that_leaves_stops_the_job_in_order(ddpjob: Program) -> None:
     assert "saved" in ddpjob.until_log("chatty", "saved")
 
 
-def test_json_of_get_is_what_the_run_left(ddpjob: Program) -> None:
+def test_get_json_prints_the_recorded_job(ddpjob: Program) -> None:
     ddpjob("run", ddpjob.write(shell_job("echo", "true")))
     listed = json.loads(ddpjob("get", "-o", "json").out)
     assert [item["metadata"]["name"] for item in listed["items"]] == ["echo"]

@@ -1,4 +1,4 @@
-"""A run that is stopped saves, leaves nothing behind, says how to go on, and goes on."""
+"""A run that is stopped saves, leaves no process, and can be resumed."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 from tests.cli.program import Json, Program, shell_job, with_volume
 from tests.processes import eventually
 
-# The first time it waits to be stopped, the second time it finds what it saved.
+# The first attempt waits for SIGTERM; the second finds the saved file.
 SCRIPT = """
 cd "$DDPJOB_CHECKPOINT_DIR"
 if [ -e saved ]; then echo found it; exit 0; fi
@@ -24,7 +24,7 @@ def a_job() -> Json:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes whose environment names the folder."""
+    """Return the processes that have the folder in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -40,7 +40,7 @@ def processes_of(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
 )
-def test_a_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
+def test_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: signal.Signals, code: int) -> None:
     file = ddpjob.write(a_job())
     with ddpjob.started("run", file) as process:
         ddpjob.until_log("stopped", "waiting")
@@ -58,7 +58,7 @@ def test_a_signal_saves_and_the_same_command_resumes(ddpjob: Program, number: si
     assert ddpjob.job("stopped")["status"]["attempt"] == 2
 
 
-def test_the_command_to_resume_does_not_forget_the_checkpoints(ddpjob: Program) -> None:
+def test_resume_command_omits_fresh(ddpjob: Program) -> None:
     file = ddpjob.write(a_job())
     with ddpjob.started("run", file, "--fresh") as process:
         ddpjob.until_log("stopped", "waiting")
@@ -67,7 +67,7 @@ def test_the_command_to_resume_does_not_forget_the_checkpoints(ddpjob: Program) 
     assert f"ddpjob run {file}\n" in out
 
 
-def test_a_second_ctrl_c_kills_what_does_not_leave(ddpjob: Program) -> None:
+def test_second_ctrl_c_kills_a_job_that_ignores_sigterm(ddpjob: Program) -> None:
     job = shell_job("deaf", 'trap "echo no" TERM; echo waiting; while :; do sleep 0.05; done')
     with ddpjob.started("run", ddpjob.write(job)) as process:
         ddpjob.until_log("deaf", "waiting")
@@ -79,7 +79,7 @@ def test_a_second_ctrl_c_kills_what_does_not_leave(ddpjob: Program) -> None:
     assert processes_of(ddpjob.folder) == []
 
 
-def test_a_run_that_is_killed_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Program) -> None:
+def test_killed_run_leaves_no_process_and_is_shown_as_interrupted(ddpjob: Program) -> None:
     file = ddpjob.write(a_job())
     with ddpjob.started("run", file) as process:
         ddpjob.until_log("stopped", "waiting")
@@ -90,7 +90,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_shown_as_interrupted(ddpj
     assert "Interrupted" in ddpjob("get").out
 
 
-def test_a_second_run_of_the_same_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
+def test_second_run_of_a_job_is_refused_and_names_the_first(ddpjob: Program) -> None:
     file = ddpjob.write(a_job())
     with ddpjob.started("run", file) as process:
         ddpjob.until_log("stopped", "waiting")

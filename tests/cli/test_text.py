@@ -1,4 +1,4 @@
-"""Nothing that a job, a log or a status says can steer a terminal."""
+"""Text of a job, a log or a status cannot control the terminal."""
 
 import pytest
 from hypothesis import given
@@ -23,20 +23,20 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_sequence_that_steers_terminals_is_taken_out_or_spelled(attack: str) -> None:
+def test_escape_sequences_are_removed_and_control_characters_escaped(attack: str) -> None:
     given_text, expected = ATTACKS[attack]
     assert sanitize(given_text) == expected
 
 
 @given(st.text())
-def test_no_control_character_but_tab_and_line_feed_is_left(text: str) -> None:
+def test_only_tab_and_line_feed_remain_of_control_characters(text: str) -> None:
     left = sanitize(text)
     assert not [c for c in left if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160]
     left.encode()  # no lone surrogates either
 
 
 @given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert sanitize(text) == text
 
 

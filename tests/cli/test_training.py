@@ -1,4 +1,4 @@
-"""With PyTorch: a script of one's own, and the commands that --help shows, as printed."""
+"""With PyTorch: a user's own script, and the commands that --help shows."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: Path) -> None:
+def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: Path) -> None:
     script = tmp_path / "sum_up.py"
     script.write_text(SCRIPT)
     done = ddpjob("run", "sum_up.py", "--nodes", "2", "--nproc", "2", "--", "--power", "2", cwd=tmp_path)
@@ -40,7 +40,7 @@ def example(ddpjob: Program, *verb: str) -> list[str]:
     return shlex.split(found[1])
 
 
-def test_every_example_of_the_help_works_as_printed(ddpjob: Program) -> None:
+def test_every_example_of_the_help_works(ddpjob: Program) -> None:
     def run(*verb: str) -> Done:
         done = ddpjob(*example(ddpjob, *verb), cwd=ROOT)
         assert done.code == 0, (verb, done)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddpjob.local.admission import admit
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
 from tests.e2e.installation import Installation
@@ -101,7 +102,7 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
     manifest["metadata"]["namespace"] = namespace
     folder = StateFolder(root)
     options = Options(progress_seconds=1.0)
-    session = Session(manifest, [], folder, options, on_change=lambda job, pods: None, say=print)
+    session = Session(admit(manifest), [], folder, options, on_change=lambda job, pods: None, say=print)
 
     async def run() -> Json:
         return await asyncio.wait_for(session.run(asyncio.Event()), LOCAL_SECONDS)

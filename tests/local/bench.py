@@ -13,7 +13,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.local.kubelet import Kubelet, Machine
-from ddpjob.local.references import Sources
+from ddpjob.local.references import References
 from ddpjob.local.resources import Ports
 from ddpjob.local.state import StateFolder
 from tests.processes import eventually_async
@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment carries the mark, zombies and those that end this moment aside."""
+    """Return the processes that have the mark in their environment, except zombies and those that end meanwhile."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -63,14 +63,14 @@ class Bench:
         return path.read_text() if path.exists() else ""
 
     def state_of(self, name: str, container: str = "trainer") -> Json:
-        """Of a container: waiting, running or terminated."""
+        """Return the state of a container: waiting, running or terminated."""
         status = self.pod(name)["status"]
         every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
         found: Json = next((s["state"] for s in every if s["name"] == container), {})
         return found
 
     async def run(self, pod: Json) -> Json:
-        """The status of a pod that has ended, and of which nothing runs any more."""
+        """Create a pod, wait until it and its processes have ended, and return its status."""
         name = self.create(pod)
         await self.until("the pod has ended", lambda: self.pod(name)["status"]["phase"] in ("Succeeded", "Failed"))
         await self.until("its kubelet is at rest", lambda: not self.kubelet.is_busy)
@@ -90,13 +90,13 @@ class Bench:
 async def running_kubelet(
     root: Path, documents: Sequence[Json] = (), volumes: dict[str, Path] | None = None
 ) -> AsyncIterator[Bench]:
-    """A bench whose processes end with the block."""
+    """Yield a bench; its processes end with the block."""
     cluster, state = MemoryCluster(), StateFolder(root)
     given = volumes or {}
     machine = Machine(
         server=cluster.server,
         folder=state.job("default", "mnist"),
-        sources=Sources(documents, "default"),
+        references=References(documents, "default"),
         ports=Ports(rendezvous=29500, progress=29501),
         claim_directory=lambda claim: given.get(claim, state.volume("default", claim)),
         directory=root,

@@ -8,18 +8,20 @@ from ddpjob.cluster.base import Json
 
 POD = "mnist-0a1b2-1-0"
 
-UNTIL_TOLD = "trap 'echo told; exit 75' TERM; echo up; until [ -e $DDPJOB_CHECKPOINT_DIR/go ]; do sleep 0.01; done"
-"""Runs until a file `go` appears on the claim; answers SIGTERM with 75."""
+UNTIL_SIGTERM = (
+    "trap 'echo stopped; exit 75' TERM; echo up; until [ -e $DDPJOB_CHECKPOINT_DIR/go ]; do sleep 0.01; done"
+)
+"""Runs until a file `go` appears on the claim; exits with 75 on SIGTERM."""
 
 
 def a_container(name: str = "trainer", script: str | None = None, **more: Any) -> Json:
-    """A container that runs ``script`` with sh."""
+    """Return a container that runs ``script`` with sh."""
     command = {} if script is None else {"command": ["sh", "-c", script]}
     return {"name": name, "image": "trainer:1", **command, **more}
 
 
 def a_pod(*containers: Json, name: str = POD, labels: dict[str, str] | None = None, **spec: Any) -> Json:
-    """A pod of rank 0, as the engine would name it."""
+    """Return a pod of node 0, named as by the engine."""
     given = {"ddpjob.dev/node-rank": "0"} | (labels or {})
     return {
         "apiVersion": "v1",
@@ -36,7 +38,7 @@ def a_pod(*containers: Json, name: str = POD, labels: dict[str, str] | None = No
 
 
 def a_local_job(script: str, name: str = "tiny", *, checkpoint: bool = False, **spec: Any) -> Json:
-    """A DDPJob of two nodes that run ``script`` with sh; with a claim of its own where ``checkpoint``."""
+    """Return a DDPJob of two nodes that run ``script`` with sh; ``checkpoint`` adds a claimTemplate."""
     claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",

@@ -1,4 +1,4 @@
-"""A state folder for sessions that end with the test."""
+"""A state folder for sessions that are cancelled at the end of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions in this process, and in one of their own that can be killed: ``python -m tests.local.sessions``."""
+"""Sessions in this process, and in a separate process that can be killed: ``python -m tests.local.sessions``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpjob.cluster.base import Json
+from ddpjob.local.admission import admit
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import JobFolder, StateFolder
 from tests.processes import eventually_async
@@ -21,7 +22,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Run:
-    """One session at work, and what it showed its user."""
+    """A running session and what it showed."""
 
     task: asyncio.Task[Json]
     stop: asyncio.Event
@@ -31,7 +32,7 @@ class Run:
 
     @property
     def status(self) -> Json:
-        """As last shown."""
+        """The status that was shown last."""
         status: Json = (self.shown[-1][0].get("status") or {}) if self.shown else {}
         return status
 
@@ -40,7 +41,7 @@ class Run:
         return found[0].read_text() if found else ""
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
-        """While the session runs; if it ends before, that is an error."""
+        """Wait until ``holds``; fail if the session ends before."""
         await eventually_async(what, lambda: holds() or self.task.done(), timeout=PATIENCE)
         if not holds():
             raise AssertionError(f"ended before {what}: {self.task.result()}")
@@ -57,12 +58,12 @@ class Sessions:
     others: list[Json] = field(default_factory=list)
 
     def begin(self, job: Json, **options: object) -> Run:
-        """Start a session; give it to ``until`` or ``result``."""
+        """Start a session."""
         state, stop = StateFolder(self.root), asyncio.Event()
         said: list[str] = []
         shown: list[tuple[Json, Sequence[Json]]] = []
         session = Session(
-            job,
+            admit(job),
             self.others,
             state,
             Options(**options),  # type: ignore[arg-type]
@@ -80,7 +81,7 @@ class Sessions:
 
 
 class Place(Sessions):
-    """Sessions that end with the test."""
+    """Sessions that are cancelled at the end of the test."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -13,11 +13,11 @@ import pytest
 from ddpjob.cluster.base import Json
 from ddpjob.local import environment
 from ddpjob.local.errors import LocalError
-from ddpjob.local.references import ConfigError, Sources, expand
+from ddpjob.local.references import ConfigError, References, expand
 from ddpjob.local.translate import Translator
 from tests.local.builders import a_config_map, a_container, a_pod, a_secret
 
-SOURCES = Sources([a_secret(token="s3cret", path="/checkpoints"), a_config_map(lr="0.1", note="x")], "default")
+REFERENCES = References([a_secret(token="s3cret", path="/checkpoints"), a_config_map(lr="0.1", note="x")], "default")
 
 
 def resolved(*env: Json, env_from: list[Json] | None = None, **container: Any) -> dict[str, str]:
@@ -27,7 +27,7 @@ def resolved(*env: Json, env_from: list[Json] | None = None, **container: Any) -
     pod["metadata"]["uid"] = "the-uid"
     pod |= {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "hostIP": "127.0.0.1"}}
     pod["spec"] |= {"nodeName": "local", "serviceAccountName": "default"}
-    return dict(environment.declared(pod, built, SOURCES).values)
+    return dict(environment.declared(pod, built, REFERENCES).values)
 
 
 def variable(value_from: Json) -> Json:
@@ -49,11 +49,11 @@ def variable(value_from: Json) -> Json:
         ("$()", "$()"),
     ],
 )
-def test_references_expand_as_kubernetes_documents_it(text: str, meaning: str) -> None:
+def test_references_expand_as_kubernetes_documents(text: str, meaning: str) -> None:
     assert expand(text, {"A": "1", "B": "2"}) == meaning
 
 
-def test_a_variable_may_refer_to_those_before_it_and_to_env_from_but_not_to_those_after() -> None:
+def test_variables_refer_to_earlier_ones_and_env_from_but_not_to_later_ones() -> None:
     seen = resolved(
         {"name": "A", "value": "1"},
         {"name": "B", "value": "$(A)$(C)$(lr)"},
@@ -63,7 +63,7 @@ def test_a_variable_may_refer_to_those_before_it_and_to_env_from_but_not_to_thos
     assert seen["B"] == "1$(C)0.1"
 
 
-def test_env_from_is_prefixed_and_env_comes_over_it() -> None:
+def test_env_from_takes_its_prefix_and_env_overrides_it() -> None:
     sources = [{"prefix": "P_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
     seen = resolved({"name": "P_note", "value": "own"}, env_from=sources)
     assert seen == {"P_lr": "0.1", "P_note": "own", "token": "s3cret", "path": "/checkpoints"}
@@ -85,7 +85,7 @@ def test_env_from_is_prefixed_and_env_comes_over_it() -> None:
         ("status.hostIP", "127.0.0.1"),
     ],
 )
-def test_a_field_of_the_pod_can_be_had(path: str, value: str) -> None:
+def test_field_ref_returns_fields_of_the_pod(path: str, value: str) -> None:
     assert resolved(variable({"fieldRef": {"fieldPath": path}}))["X"] == value
 
 
@@ -100,13 +100,13 @@ def test_a_field_of_the_pod_can_be_had(path: str, value: str) -> None:
         ("requests.memory", None, "0"),
     ],
 )
-def test_a_resource_is_given_in_units_of_the_divisor_rounded_up(resource: str, divisor: str | None, value: str) -> None:
+def test_resource_field_ref_is_divided_and_rounded_up(resource: str, divisor: str | None, value: str) -> None:
     reference = {"resource": resource} | ({"divisor": divisor} if divisor else {})
     resources = {"limits": {"cpu": "1500m", "memory": "1Gi"}, "requests": {"cpu": "500m"}}
     assert resolved(variable({"resourceFieldRef": reference}), resources=resources)["X"] == value
 
 
-def test_without_a_limit_the_machine_itself_is_the_limit() -> None:
+def test_missing_limit_defaults_to_the_capacity_of_the_machine() -> None:
     seen = resolved(variable({"resourceFieldRef": {"resource": "limits.cpu"}}))
     assert seen["X"] == str(len(os.sched_getaffinity(0)))
 
@@ -122,28 +122,28 @@ def test_without_a_limit_the_machine_itself_is_the_limit() -> None:
         ({"fileKeyRef": {"path": "x"}}, "environment variables from fileKeyRef need a cluster"),
     ],
 )
-def test_a_source_that_is_absent_is_named_as_the_kubelet_names_it(value_from: Json, message: str) -> None:
+def test_missing_reference_is_reported_as_the_kubelet_does(value_from: Json, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         resolved(variable(value_from))
     assert str(error.value) == message
 
 
-def test_an_optional_source_that_is_absent_leaves_no_variable() -> None:
+def test_missing_optional_reference_sets_no_variable() -> None:
     assert "X" not in resolved(variable({"secretKeyRef": {"name": "none", "key": "a", "optional": True}}))
     assert resolved(env_from=[{"configMapRef": {"name": "none", "optional": True}}]) == {}
 
 
-def test_a_secret_may_be_given_encoded_or_as_it_is() -> None:
+def test_secret_accepts_data_and_string_data() -> None:
     encoded = {"kind": "Secret", "metadata": {"name": "a"}, "data": {"x": "aGk="}}
-    assert Sources([encoded], "default").value("Secret", {"name": "a", "key": "x"}) == "hi"
+    assert References([encoded], "default").value("Secret", {"name": "a", "key": "x"}) == "hi"
     with pytest.raises(LocalError, match=r"Secret a: data\.x is not base64"):
-        Sources([encoded | {"data": {"x": "plain text"}}], "default")
+        References([encoded | {"data": {"x": "plain text"}}], "default")
 
 
-def test_a_secret_of_another_namespace_is_not_seen() -> None:
+def test_secret_of_another_namespace_is_not_found() -> None:
     elsewhere = {"kind": "Secret", "metadata": {"name": "a", "namespace": "other"}, "stringData": {"x": "1"}}
     with pytest.raises(ConfigError):
-        Sources([elsewhere], "default").value("Secret", {"name": "a", "key": "x"})
+        References([elsewhere], "default").value("Secret", {"name": "a", "key": "x"})
 
 
 def completed(*env: Json, gpus: Sequence[str] = ()) -> dict[str, str]:
@@ -157,10 +157,12 @@ def completed(*env: Json, gpus: Sequence[str] = ()) -> dict[str, str]:
         port_of=lambda _, port: port - 1,
         paths={"/checkpoints": "/host/claim"},
     )
-    return environment.complete(pod, environment.declared(pod, container, SOURCES), translator, Path("/host/log"), gpus)
+    return environment.complete(
+        pod, environment.declared(pod, container, REFERENCES), translator, Path("/host/log"), gpus
+    )
 
 
-def test_the_operators_port_is_the_machines_wherever_it_is_referred_to() -> None:
+def test_operator_ports_are_translated_wherever_they_are_referenced() -> None:
     seen = completed(
         {"name": "MASTER_PORT", "value": "29500"},
         {"name": "DDPJOB_PROGRESS_PORT", "value": "29501"},
@@ -172,36 +174,36 @@ def test_the_operators_port_is_the_machines_wherever_it_is_referred_to() -> None
     assert (seen["ENDPOINT"], seen["FLAG"], seen["STEPS"]) == ("127.0.0.1:29499", "--port=29499", "29500")
 
 
-def test_a_secret_reaches_the_process_as_it_was_written() -> None:
+def test_secret_values_are_not_translated() -> None:
     secret = {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "path"}}}
     seen = completed(secret, {"name": "DIR", "value": "/checkpoints"})
     assert (seen["PASSWORD"], seen["DIR"]) == ("/checkpoints", "/host/claim")
 
 
-def test_little_of_the_users_own_environment_is_handed_on() -> None:
+def test_containers_inherit_only_selected_variables() -> None:
     mine = {"PATH": "/usr/bin:/bin", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "Https_Proxy": "p"}
     mine |= {"AWS_SECRET_ACCESS_KEY": "x", "PYTHONPATH": "/tmp", "MASTER_ADDR": "elsewhere", "OMP_NUM_THREADS": "9"}
-    seen = environment.of_this_machine(mine)
+    seen = environment.inherited(mine)
     assert seen.pop("PATH") == f"{Path(sys.executable).parent}:/usr/bin:/bin"
     assert seen == {"LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "Https_Proxy": "p"}
 
 
-def test_what_one_machine_needs_is_set_unless_the_job_says_otherwise() -> None:
+def test_local_defaults_are_set_unless_the_job_sets_them() -> None:
     assert completed()["GLOO_SOCKET_IFNAME"] == "lo"
     assert completed({"name": "GLOO_SOCKET_IFNAME", "value": "eth7"})["GLOO_SOCKET_IFNAME"] == "eth7"
     assert (completed()["HOSTNAME"], completed()["PYTHONUNBUFFERED"]) == ("mnist-0a1b2-1-0", "1")
 
 
-def test_the_gpus_of_a_container_are_told_to_cuda() -> None:
+def test_gpus_of_a_container_are_set_in_cuda_visible_devices() -> None:
     assert completed(gpus=["2", "3"])["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [([1], "data is no mapping"), ({"a/b": "x"}, '"a/b"'), ({"..": "x"}, '".."'), ({"": "x"}, 'the key ""')],
+    [([1], "data is not a mapping"), ({"a/b": "x"}, '"a/b"'), ({"..": "x"}, '".."'), ({"": "x"}, 'the key ""')],
 )
-def test_config_that_could_not_become_files_is_refused_as_an_api_server_does(data: Any, expected: str) -> None:
+def test_invalid_config_keys_are_refused(data: Any, expected: str) -> None:
     document = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": data}
     with pytest.raises(LocalError) as raised:
-        Sources([document], "default")
+        References([document], "default")
     assert expected in raised.value.error

@@ -1,4 +1,4 @@
-"""SIGKILL of the running session, at any moment: no process stays, and the next run goes on with the job."""
+"""SIGKILL of the session at any moment: no process is left, and the next run resumes the job."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def await_moment(process: subprocess.Popen[bytes], what: str, has_come: Callable
 
 def children(pid: int) -> list[int]:
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(word) for word in listed.stdout.split()]
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def is_running(pid: int) -> bool:
@@ -72,7 +72,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "tiny")
     with session(tmp_path) as process:
         await_moment(process, "both nodes are up", lambda: both_are_up(folder), tmp_path / "session.log")
@@ -97,7 +97,7 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
     ],
     ids=["recorded", "with pods", "up", "running", "suspending"],
 )
-async def test_a_run_killed_at_any_moment_is_resumed_at_no_cost(
+async def test_run_killed_at_any_moment_resumes_without_spending_a_restart(
     tmp_path: Path, moment: Callable[[JobFolder], bool], stops: bool
 ) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "tiny")

@@ -1,4 +1,4 @@
-"""The kubelet of local mode with real processes: what it reports is what a kubelet reports."""
+"""The kubelet of local mode with real processes: it reports what a kubelet reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parent_of(pid: int) -> int:
         ("kill -SEGV $$$$", 139, "Error", "Failed"),
     ],
 )
-async def test_an_end_is_reported_with_its_exit_code_or_signal(
+async def test_terminated_container_reports_exit_code_or_signal(
     bench: Bench, script: str, code: int, reason: str, phase: str
 ) -> None:
     status = await bench.run(a_pod(a_container(script=script)))
@@ -51,7 +51,7 @@ async def test_an_end_is_reported_with_its_exit_code_or_signal(
     assert "signal" not in trainer(status)
 
 
-async def test_a_finished_pod_has_the_whole_status_of_one(bench: Bench) -> None:
+async def test_finished_pod_has_a_complete_status(bench: Bench) -> None:
     status = await bench.run(a_pod(a_container(script="exit 1")))
     conditions = {c["type"]: (c["status"], c.get("reason")) for c in status["conditions"]}
     assert conditions == {
@@ -68,7 +68,7 @@ async def test_a_finished_pod_has_the_whole_status_of_one(bench: Bench) -> None:
     assert bench.pod("mnist-0a1b2-1-0")["spec"]["nodeName"] == "local"
 
 
-async def test_while_it_runs_a_pod_is_ready(bench: Bench) -> None:
+async def test_running_pod_is_ready(bench: Bench) -> None:
     name = bench.create(a_pod(a_container(script="sleep 600")))
     await bench.until("it runs", lambda: "running" in bench.state_of(name))
     status = bench.pod(name)["status"]
@@ -83,22 +83,24 @@ async def test_while_it_runs_a_pod_is_ready(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("command", "message"),
     [
         ("no-such-program", 'exec: "no-such-program": executable file not found in $PATH'),
         ("/no/such/program", 'exec: "/no/such/program": stat /no/such/program: no such file or directory'),
         ("/etc/passwd", 'exec: "/etc/passwd": permission denied'),
     ],
 )
-async def test_a_command_that_cannot_be_started_fails_as_runc_words_it(bench: Bench, word: str, message: str) -> None:
-    status = await bench.run(a_pod(a_container(command=[word])))
+async def test_command_that_cannot_start_fails_with_the_message_of_runc(
+    bench: Bench, command: str, message: str
+) -> None:
+    status = await bench.run(a_pod(a_container(command=[command])))
     ended = trainer(status)
     assert (status["phase"], ended["exitCode"], ended["reason"]) == ("Failed", 128, "StartError")
     assert message in ended["message"]
     assert ended["startedAt"] == "1970-01-01T00:00:00Z"
 
 
-async def test_a_working_directory_that_is_not_here_is_named(bench: Bench) -> None:
+async def test_missing_working_directory_is_named(bench: Bench) -> None:
     ended = trainer(await bench.run(a_pod(a_container(script="true", workingDir="/no/such/folder"))))
     assert ended["reason"] == "StartError"
     assert 'chdir to cwd ("/no/such/folder") set in config.json failed: no such file or directory' in ended["message"]
@@ -109,21 +111,21 @@ async def test_a_working_directory_that_is_not_here_is_named(bench: Bench) -> No
     [
         ("printf why > /dev/termination-log; exit 1", "File", "why"),
         ("printf why > $DDPJOB_TERMINATION_LOG", "File", "why"),
-        ("echo last words; exit 1", "FallbackToLogsOnError", "last words\n"),
-        ("echo last words >&2; exit 1", "FallbackToLogsOnError", "last words\n"),
-        ("echo last words; exit 0", "FallbackToLogsOnError", None),
-        ("echo last words; exit 1", "File", None),
+        ("echo last line; exit 1", "FallbackToLogsOnError", "last line\n"),
+        ("echo last line >&2; exit 1", "FallbackToLogsOnError", "last line\n"),
+        ("echo last line; exit 0", "FallbackToLogsOnError", None),
+        ("echo last line; exit 1", "File", None),
         ("echo log; printf why > /dev/termination-log; exit 1", "FallbackToLogsOnError", "why"),
     ],
 )
-async def test_the_termination_message_is_the_file_or_where_asked_for_the_end_of_the_log(
+async def test_termination_message_is_the_file_or_as_fallback_the_end_of_the_log(
     bench: Bench, script: str, policy: str, message: str | None
 ) -> None:
     container = a_container(script=script, terminationMessagePolicy=policy)
     assert trainer(await bench.run(a_pod(container))).get("message") == message
 
 
-async def test_long_last_words_are_cut_as_a_kubelet_cuts_them(bench: Bench) -> None:
+async def test_long_termination_messages_are_cut_as_by_a_kubelet(bench: Bench) -> None:
     lines = "for i in $(seq 200); do echo line $i; done; exit 1"
     ended = trainer(await bench.run(a_pod(a_container(script=lines, terminationMessagePolicy="FallbackToLogsOnError"))))
     assert ended["message"].splitlines() == [f"line {i}" for i in range(121, 201)]
@@ -134,7 +136,7 @@ async def test_long_last_words_are_cut_as_a_kubelet_cuts_them(bench: Bench) -> N
     assert trainer(await bench.run(filed))["message"] == "x" * 4096
 
 
-async def test_init_containers_run_one_after_the_other_before_the_trainer(bench: Bench) -> None:
+async def test_init_containers_run_in_order_before_the_trainer(bench: Bench) -> None:
     inits = [a_container(name, f"echo {name} >> /scratch/order") for name in ("first", "second")]
     mount = {"volumeMounts": [{"name": "work", "mountPath": "/scratch"}]}
     status = await bench.run(
@@ -148,7 +150,7 @@ async def test_init_containers_run_one_after_the_other_before_the_trainer(bench:
     assert [s["state"]["terminated"]["reason"] for s in status["initContainerStatuses"]] == ["Completed", "Completed"]
 
 
-async def test_an_init_container_that_fails_keeps_the_trainer_from_starting(bench: Bench) -> None:
+async def test_failed_init_container_prevents_the_trainer_from_starting(bench: Bench) -> None:
     inits = [a_container("broken", "exit 4"), a_container("never", "echo never")]
     status = await bench.run(a_pod(a_container(script="echo never"), initContainers=inits))
     assert status["phase"] == "Failed"
@@ -158,7 +160,7 @@ async def test_an_init_container_that_fails_keeps_the_trainer_from_starting(benc
         assert bench.log("mnist-0a1b2-1-0", container) == ""
 
 
-async def test_a_sidecar_runs_beside_the_trainer_and_ends_after_it(bench: Bench) -> None:
+async def test_sidecar_runs_with_the_trainer_and_ends_after_it(bench: Bench) -> None:
     sidecar = a_container(
         "sidecar", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done", restartPolicy="Always"
     )
@@ -168,7 +170,7 @@ async def test_a_sidecar_runs_beside_the_trainer_and_ends_after_it(bench: Bench)
     assert bench.state_of("mnist-0a1b2-1-0", "sidecar")["terminated"]["exitCode"] == 0
 
 
-async def test_a_sidecar_of_a_deleted_pod_outlives_the_trainer(bench: Bench) -> None:
+async def test_sidecar_of_a_deleted_pod_ends_after_the_trainer(bench: Bench) -> None:
     mount = {"volumeMounts": [{"name": "work", "mountPath": "/scratch"}]}
     side = "trap 'ls /scratch; exit 0' TERM; echo up; while :; do sleep 0.01; done"
     main = "trap 'touch /scratch/saved; exit 0' TERM; echo up; while :; do sleep 0.01; done"
@@ -185,7 +187,7 @@ async def test_a_sidecar_of_a_deleted_pod_outlives_the_trainer(bench: Bench) -> 
     assert bench.log(name, "sidecar") == "up\nsaved\n"
 
 
-async def test_a_missing_key_keeps_the_container_waiting_and_says_which(bench: Bench) -> None:
+async def test_missing_key_keeps_the_container_waiting_and_is_named(bench: Bench) -> None:
     env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]
     name = bench.create(a_pod(a_container(script="true", env=env)))
     await bench.until("it waits", lambda: bench.state_of(name).get("waiting", {}).get("message"))
@@ -196,13 +198,13 @@ async def test_a_missing_key_keeps_the_container_waiting_and_says_which(bench: B
     await bench.until("it can be deleted nevertheless", lambda: bench.is_gone(name))
 
 
-async def test_a_sidecar_without_a_command_is_refused_because_images_are_not_read(bench: Bench) -> None:
+async def test_sidecar_without_a_command_is_refused(bench: Bench) -> None:
     name = bench.create(a_pod(a_container(script="true"), a_container("web")))
     await bench.until("it waits", lambda: bench.state_of(name, "web").get("waiting", {}).get("message"))
-    assert "container web names no command" in bench.state_of(name, "web")["waiting"]["message"]
+    assert "container web has no command" in bench.state_of(name, "web")["waiting"]["message"]
 
 
-async def test_a_deleted_pod_gets_sigterm_and_goes_once_it_has_obeyed(bench: Bench) -> None:
+async def test_deleted_pod_gets_sigterm_and_is_removed_when_it_has_ended(bench: Bench) -> None:
     name = bench.create(
         a_pod(a_container(script="trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.01; done"))
     )
@@ -212,9 +214,7 @@ async def test_a_deleted_pod_gets_sigterm_and_goes_once_it_has_obeyed(bench: Ben
     assert bench.log(name) == "up\nsaved\n"
 
 
-async def test_who_ignores_sigterm_is_killed_after_the_grace_period_with_all_its_children(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_process_that_ignores_sigterm_is_killed_with_its_children(bench: Bench, tmp_path: Path) -> None:
     script = "trap '' TERM; setsid sleep 600 & (setsid sleep 600 &) ; echo up; while :; do sleep 0.01; done"
     env = [{"name": MARKER, "value": str(tmp_path)}]
     pod = a_pod(a_container(script=script, env=env), terminationGracePeriodSeconds=1)
@@ -226,14 +226,14 @@ async def test_who_ignores_sigterm_is_killed_after_the_grace_period_with_all_its
     assert marked(str(tmp_path)) == []
 
 
-async def test_a_daemon_does_not_outlive_the_main_process_of_its_container(bench: Bench, tmp_path: Path) -> None:
+async def test_daemon_ends_with_the_main_process_of_its_container(bench: Bench, tmp_path: Path) -> None:
     script = "(setsid sh -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &); exit 0"
     status = await bench.run(a_pod(a_container(script=script, env=[{"name": MARKER, "value": str(tmp_path)}])))
     assert status["phase"] == "Succeeded"
     assert marked(str(tmp_path)) == []
 
 
-async def test_a_pod_that_is_deleted_by_force_is_killed_at_once(bench: Bench, tmp_path: Path) -> None:
+async def test_force_deleted_pod_is_killed_at_once(bench: Bench, tmp_path: Path) -> None:
     script = "trap '' TERM; echo up; while :; do sleep 0.01; done"
     name = bench.create(a_pod(a_container(script=script, env=[{"name": MARKER, "value": str(tmp_path)}])))
     await bench.until("it is up", lambda: bench.log(name))
@@ -241,7 +241,7 @@ async def test_a_pod_that_is_deleted_by_force_is_killed_at_once(bench: Bench, tm
     await bench.until("nothing of it runs", lambda: not marked(str(tmp_path)))
 
 
-async def test_a_container_whose_shim_is_killed_ends_and_is_reported_as_killed(bench: Bench, tmp_path: Path) -> None:
+async def test_container_whose_shim_is_killed_is_reported_as_killed(bench: Bench, tmp_path: Path) -> None:
     env = [{"name": MARKER, "value": str(tmp_path)}]
     name = bench.create(a_pod(a_container(script="echo up; exec sleep 600", env=env)))
     await bench.until("it is up", lambda: bench.log(name))
@@ -252,7 +252,7 @@ async def test_a_container_whose_shim_is_killed_ends_and_is_reported_as_killed(b
     await bench.until("its process is gone", lambda: not marked(str(tmp_path)))
 
 
-async def test_ending_the_kubelet_ends_every_process(tmp_path: Path) -> None:
+async def test_cancelling_the_kubelet_ends_every_process(tmp_path: Path) -> None:
     env = [{"name": MARKER, "value": str(tmp_path)}]
     script = "trap '' TERM; setsid sleep 600 & echo up; while :; do sleep 0.01; done"
     async with running_kubelet(tmp_path) as bench:
@@ -263,7 +263,7 @@ async def test_ending_the_kubelet_ends_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared out")
-async def test_each_pod_sees_its_share_of_the_cpus(bench: Bench) -> None:
+async def test_each_pod_gets_its_share_of_the_cpus(bench: Bench) -> None:
     for rank in range(2):
         pod = a_pod(
             a_container(script="nproc"), name=f"mnist-0a1b2-1-{rank}", labels={"ddpjob.dev/node-rank": str(rank)}
@@ -273,10 +273,10 @@ async def test_each_pod_sees_its_share_of_the_cpus(bench: Bench) -> None:
     assert sum(counts) == len(os.sched_getaffinity(0))
 
 
-async def test_a_container_has_no_standard_input_and_default_signals(bench: Bench) -> None:
+async def test_container_has_no_stdin_and_default_signal_handlers(bench: Bench) -> None:
     script = "cat; grep -E 'Sig(Ign|Blk)' /proc/self/status"
     await bench.run(a_pod(a_container(script=script)))
-    # 32 and 33 are glibc's own: what `make` starts by posix_spawn ignores them, and nobody can change that.
+    # glibc reserves 32 and 33; programs that `make` starts by posix_spawn ignore them.
     glibc = 1 << 31 | 1 << 32
     masks = [int(line.split()[1], 16) & ~glibc for line in bench.log("mnist-0a1b2-1-0").splitlines()]
     assert masks == [0, 0], "signals that are ignored or blocked"

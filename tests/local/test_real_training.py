@@ -1,4 +1,4 @@
-"""The project's own trainer in local mode: trained, interrupted, killed, and in the end as if nothing had been."""
+"""The project's own trainer in local mode: trained, interrupted and killed, with the same result."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-def test_the_example_trainer_learns_on_two_nodes_of_two_processes(undisturbed: Place) -> None:
+def test_trainer_learns_on_two_nodes_of_two_processes(undisturbed: Place) -> None:
     status = undisturbed.status
     assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
     assert status["world"]["worldSize"] == 4
@@ -106,7 +106,7 @@ def test_the_example_trainer_learns_on_two_nodes_of_two_processes(undisturbed: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
-def test_a_run_interrupted_in_mid_training_resumes_and_learns_the_same(
+def test_interrupted_training_resumes_with_the_same_result(
     tmp_path: Path, undisturbed: Place, number: signal.Signals
 ) -> None:
     place = Place(tmp_path / "state")
@@ -114,7 +114,7 @@ def test_a_run_interrupted_in_mid_training_resumes_and_learns_the_same(
     process = place.begin(job)
     try:
         eventually(
-            "a checkpoint is there and training goes on",
+            "a checkpoint exists and training continues",
             lambda: process.poll() is not None or place.status.get("progress", {}).get("step", 0) >= 25,
             timeout=PATIENCE,
         )
@@ -141,7 +141,7 @@ def test_a_run_interrupted_in_mid_training_resumes_and_learns_the_same(
     assert len({row["run"] for row in place.rows}) == 2, "both attempts trained"
 
 
-def test_the_workers_of_torchrun_meet_and_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
+def test_torchrun_workers_connect_and_end_with_a_killed_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     job = a_local_job("", checkpoint=True, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])

@@ -1,4 +1,4 @@
-"""A run that ends before its job does, and the next one: resumed at no cost, replaced, begun anew, or refused."""
+"""A run that ends before its job: the next run resumes it, replaces it or is refused."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 from ddpjob.api.wire import parse_timestamp, timestamp
 from ddpjob.local.errors import LocalError
 from tests.local.bench import MARKER, marked
-from tests.local.builders import UNTIL_TOLD, a_local_job, a_secret
+from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret
 from tests.local.sessions import Place
 
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_stop_lets_the_trainers_save_and_the_next_run_resumes_the_very_job_at_no_cost(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
+async def test_stop_saves_and_the_next_run_resumes_the_same_job_for_free(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
     first = place.begin(job)
     await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
     first.stop.set()
     suspended = await first.result()
     assert suspended["status"]["state"] == "Suspended"
-    assert [first.log(1, rank) for rank in (0, 1)] == ["up\ntold\n"] * 2
+    assert [first.log(1, rank) for rank in (0, 1)] == ["up\nstopped\n"] * 2
     assert first.folder.pods() == []
 
     second = place.begin(job)
@@ -39,7 +39,7 @@ async def test_stop_lets_the_trainers_save_and_the_next_run_resumes_the_very_job
     assert "failures" not in finished["status"]
 
 
-async def test_cancelling_a_run_kills_at_once_and_the_next_run_resumes(place: Place, tmp_path: Path) -> None:
+async def test_cancelled_run_kills_at_once_and_the_next_run_resumes(place: Place, tmp_path: Path) -> None:
     stubborn = "trap '' TERM; setsid sleep 600 & echo up; until [ -e /checkpoints/go ]; do sleep 0.01; done"
     job = a_local_job(stubborn, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
     first = place.begin(job)
@@ -55,8 +55,8 @@ async def test_cancelling_a_run_kills_at_once_and_the_next_run_resumes(place: Pl
     assert (second.status["state"], second.status["attempt"], second.status["restarts"]) == ("Succeeded", 2, 0)
 
 
-async def test_a_stop_while_a_killed_run_is_being_settled_begins_no_attempt(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
+async def test_stop_while_a_killed_run_is_recorded_starts_no_attempt(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
     first = place.begin(job)
     await first.until("both nodes are up", lambda: first.status.get("state") == "Running")
     first.task.cancel()
@@ -69,8 +69,8 @@ async def test_a_stop_while_a_killed_run_is_being_settled_begins_no_attempt(plac
     assert not any("Resumed" in line for line in second.said)
 
 
-async def test_time_without_a_runner_counts_against_no_deadline(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True, activeDeadlineSeconds=1000)
+async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True, activeDeadlineSeconds=1000)
     first = place.begin(job)
     await first.until("both nodes are up", lambda: first.status.get("state") == "Running")
     first.task.cancel()
@@ -90,8 +90,8 @@ async def test_time_without_a_runner_counts_against_no_deadline(place: Place) ->
     assert second.status["activeSeconds"] < 600
 
 
-async def test_a_second_run_of_the_same_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
+async def test_second_run_of_a_job_is_refused_with_the_pid_of_the_first(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
     first = place.begin(job)
     await first.until("it is up", lambda: first.log(1))
     assert first.folder.runner() == os.getpid()
@@ -102,8 +102,8 @@ async def test_a_second_run_of_the_same_job_is_refused_with_the_pid_of_the_first
     assert (await first.result())["status"]["state"] == "Succeeded", "the first is not disturbed"
 
 
-async def test_an_edited_spec_replaces_the_unfinished_job_and_keeps_its_volume(place: Place) -> None:
-    first = place.begin(a_local_job(UNTIL_TOLD, checkpoint=True))
+async def test_changed_spec_replaces_the_unfinished_job_and_keeps_its_volume(place: Place) -> None:
+    first = place.begin(a_local_job(UNTIL_SIGTERM, checkpoint=True))
     await first.until("it is up", lambda: first.log(1))
     first.stop.set()
     old = await first.result()
@@ -117,21 +117,21 @@ async def test_an_edited_spec_replaces_the_unfinished_job_and_keeps_its_volume(p
     assert any("spec of tiny has changed" in line for line in second.said)
 
 
-async def test_what_an_apply_may_change_is_changed_in_the_job_that_goes_on(place: Place) -> None:
-    job = a_local_job(UNTIL_TOLD, checkpoint=True)
+async def test_mutable_fields_are_changed_in_the_resumed_job(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
     first = place.begin(job)
     await first.until("it is up", lambda: first.log(1))
     first.stop.set()
     old = await first.result()
 
     place.let_go()
-    second = await place.finish(a_local_job(UNTIL_TOLD, checkpoint=True, restartPolicy={"maxRestarts": 9}))
+    second = await place.finish(a_local_job(UNTIL_SIGTERM, checkpoint=True, restartPolicy={"maxRestarts": 9}))
     new = second.task.result()
     assert new["metadata"]["uid"] == old["metadata"]["uid"]
     assert new["spec"]["restartPolicy"]["maxRestarts"] == 9
 
 
-async def test_a_finished_job_is_run_anew_on_the_same_volume_unless_it_shall_be_fresh(place: Place) -> None:
+async def test_finished_job_runs_again_on_its_volume_unless_fresh(place: Place) -> None:
     job = a_local_job("echo x >> /checkpoints/runs; wc -l < /checkpoints/runs", numNodes=1, checkpoint=True)
     uids, counts = set(), []
     for fresh in (False, False, True):
@@ -142,7 +142,7 @@ async def test_a_finished_job_is_run_anew_on_the_same_volume_unless_it_shall_be_
     assert len(uids) == 3
 
 
-async def test_fresh_never_empties_a_directory_of_the_users(place: Place, tmp_path: Path) -> None:
+async def test_fresh_does_not_empty_a_directory_of_the_user(place: Place, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "model").write_text("weights")
@@ -152,12 +152,12 @@ async def test_fresh_never_empties_a_directory_of_the_users(place: Place, tmp_pa
     assert any(str(mine) in line and "--fresh" in line for line in run.said)
 
 
-async def test_secrets_that_a_killed_run_left_in_files_are_removed_by_the_next(place: Place) -> None:
+async def test_secret_files_of_a_killed_run_are_removed_by_the_next(place: Place) -> None:
     place.others.append(a_secret(token="s3cret"))
     volume = {"name": "v", "secret": {"secretName": "keys"}}
     trainer = {"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": "/keys"}]}
     template = {"spec": {"containers": [trainer], "volumes": [volume]}}
-    job = a_local_job(UNTIL_TOLD, checkpoint=True, template=template)
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True, template=template)
     first = place.begin(job)
     await first.until("both nodes are up", lambda: first.log(1, 0) and first.log(1, 1))
     left = next(first.folder.path.glob("pods/*-1-0")) / "volume-v"
@@ -173,7 +173,7 @@ async def test_secrets_that_a_killed_run_left_in_files_are_removed_by_the_next(p
     assert not list(place.root.rglob("token"))
 
 
-async def test_suspend_in_the_file_is_respected(place: Place) -> None:
+async def test_job_that_its_file_suspends_does_not_start(place: Place) -> None:
     job = a_local_job("echo up", suspend=True)
     run = await place.finish(job)
     assert run.status["state"] == "Suspended"

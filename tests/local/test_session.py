@@ -1,16 +1,26 @@
-"""Whole jobs on this machine: the operator's own reconcile, processes as pods, a state folder that outlives the run."""
+"""Whole jobs on this machine: the real controller, processes as pods, and a state folder."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ddpjob.cluster.memory.api import ApiServer
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.spec import DDPJobSpec
+from ddpjob.api.wire import Json
+from ddpjob.cli.options import Request
+from ddpjob.cli.prepare import prepare
+from ddpjob.controller.controller import Controller
+from ddpjob.engine import desired
+from ddpjob.local.admission import EXAMPLE_UID, admit
 from ddpjob.local.errors import LocalError
-from ddpjob.local.session import Options, Session, render
+from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_config_map, a_local_job
@@ -19,7 +29,7 @@ from tests.local.sessions import Place
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_a_job_runs_to_its_end_and_leaves_record_logs_and_volume(place: Place) -> None:
+async def test_finished_job_leaves_record_logs_and_volume(place: Place) -> None:
     script = 'echo "$NODE_RANK of $NNODES for $DDPJOB_NAME"; echo saved > /checkpoints/$NODE_RANK'
     run = await place.finish(a_local_job(script, checkpoint=True))
 
@@ -36,7 +46,7 @@ async def test_a_job_runs_to_its_end_and_leaves_record_logs_and_volume(place: Pl
     assert [folder.name for folder in StateFolder(place.root).jobs()] == ["tiny"]
 
 
-async def test_all_pods_of_an_attempt_meet_at_one_loopback_address_and_report_at_ports_of_their_own(
+async def test_pods_share_one_rendezvous_port_and_have_own_progress_ports(
     place: Place,
 ) -> None:
     script = "echo $MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT; echo $DDPJOB_PROGRESS_PORT"
@@ -48,7 +58,7 @@ async def test_all_pods_of_an_attempt_meet_at_one_loopback_address_and_report_at
     assert len({port, mine, other, "29500", "29501"}) == 5
 
 
-async def test_the_line_at_the_start_says_what_is_not_enforced_and_what_runs_without_a_command(place: Place) -> None:
+async def test_first_lines_name_what_is_not_enforced_and_unset_volumes(place: Place) -> None:
     job = a_local_job("true", data={"claimName": "pictures"})
     run = await place.finish(job)
     assert sum("not enforced" in line for line in run.said) == 1
@@ -56,14 +66,14 @@ async def test_the_line_at_the_start_says_what_is_not_enforced_and_what_runs_wit
     assert not any("ddptrain" in line for line in run.said)
 
 
-async def test_config_maps_of_the_users_file_are_read(place: Place) -> None:
-    place.others.append(a_config_map(word="hello"))
-    run = await place.finish(a_local_job("echo $word", envFrom=[{"configMapRef": {"name": "settings"}}]))
+async def test_config_maps_of_the_file_are_read(place: Place) -> None:
+    place.others.append(a_config_map(greeting="hello"))
+    run = await place.finish(a_local_job("echo $greeting", envFrom=[{"configMapRef": {"name": "settings"}}]))
     assert run.log(1) == "hello\n"
 
 
-async def test_a_process_killed_in_mid_training_costs_a_restart_of_the_whole_group(place: Place) -> None:
-    # Rank 1 kills itself in the first attempt; rank 0 would run for ever.
+async def test_killed_process_restarts_the_whole_group_at_the_cost_of_a_restart(place: Place) -> None:
+    # Rank 1 kills itself in the first attempt; rank 0 would not end by itself.
     script = (
         "[ $DDPJOB_ATTEMPT = 2 ] && exit 0; [ $NODE_RANK = 0 ] && touch /checkpoints/zero && exec sleep 600;"
         " until [ -e /checkpoints/zero ]; do sleep 0.01; done; kill -KILL $$$$"
@@ -74,7 +84,7 @@ async def test_a_process_killed_in_mid_training_costs_a_restart_of_the_whole_gro
     assert [(f["rank"], f["exitCode"], f["reason"]) for f in status["failures"]] == [(1, 137, "SIGKILL")]
 
 
-async def test_a_command_that_is_not_there_fails_the_job_when_its_restarts_are_spent(place: Place) -> None:
+async def test_missing_command_fails_the_job_after_its_last_restart(place: Place) -> None:
     job = a_local_job("true", restartPolicy={"maxRestarts": 1})
     job["spec"]["command"] = ["no-such-program"]
     run = await place.finish(job)
@@ -82,28 +92,14 @@ async def test_a_command_that_is_not_there_fails_the_job_when_its_restarts_are_s
     assert "executable file not found in $PATH" in run.status["failures"][-1]["message"]
 
 
-@pytest.mark.parametrize(
-    ("claim", "directory", "error"),
-    [
-        ("tiny-checkpoint", ".", "the job has no claim tiny-checkpoint"),
-        ("tiny-checkpoints", "none", "is no directory"),
-    ],
-)
-async def test_a_volume_that_is_not_there_or_of_no_claim_is_refused(
-    place: Place, tmp_path: Path, claim: str, directory: str, error: str
-) -> None:
-    with pytest.raises(LocalError, match=error):
-        await place.finish(a_local_job("true", checkpoint=True), volumes={claim: tmp_path / directory})
-
-
-async def test_a_finished_job_keeps_its_record_whatever_its_time_to_live(place: Place) -> None:
+async def test_finished_job_keeps_its_record_despite_its_ttl(place: Place) -> None:
     run = await place.finish(a_local_job("true", ttlSecondsAfterFinished=0))
     recorded = run.folder.job()
     assert recorded is not None
     assert recorded["status"]["state"] == "Succeeded"
 
 
-async def test_a_sidecar_of_a_finished_trainer_is_ended(place: Place, tmp_path: Path) -> None:
+async def test_sidecar_of_a_finished_trainer_is_stopped(place: Place, tmp_path: Path) -> None:
     sidecar = {"name": "side", "image": "x:1", "command": ["sleep", "600"]}
     sidecar["env"] = [{"name": MARKER, "value": str(tmp_path)}]  # type: ignore[assignment]
     run = await place.finish(a_local_job("true", template={"spec": {"containers": [sidecar]}}))
@@ -111,7 +107,7 @@ async def test_a_sidecar_of_a_finished_trainer_is_ended(place: Place, tmp_path: 
     assert marked(str(tmp_path)) == []
 
 
-async def test_the_controller_logs_into_the_jobs_folder_and_not_to_the_terminal(
+async def test_controller_logs_to_the_job_folder_and_not_to_the_terminal(
     place: Place, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = place.begin(a_local_job("sleep 600"))
@@ -125,7 +121,7 @@ async def test_the_controller_logs_into_the_jobs_folder_and_not_to_the_terminal(
     assert not [record for record in caplog.records if record.name.startswith("ddpjob")]
 
 
-async def test_jobs_in_another_namespace_are_jobs_of_their_own(place: Place) -> None:
+async def test_jobs_of_other_namespaces_are_separate(place: Place) -> None:
     job = a_local_job("true")
     job["metadata"]["namespace"] = "team"
     await place.finish(job)
@@ -133,11 +129,11 @@ async def test_jobs_in_another_namespace_are_jobs_of_their_own(place: Place) -> 
 
 
 def session(job: Json, root: Path) -> Session:
-    return Session(job, [], StateFolder(root), Options(), on_change=lambda job, pods: None, say=print)
+    return Session(admit(job), [], StateFolder(root), Options(), on_change=lambda job, pods: None, say=print)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "text"),
     [
         ({"numNodes": 0}, "spec.numNodes"),
         ({"numNode": 2}, "numNode"),
@@ -145,27 +141,24 @@ def session(job: Json, root: Path) -> Session:
         ({"image": None}, "image is required"),
     ],
 )
-def test_a_spec_that_an_api_server_would_refuse_is_refused_with_field_and_rule(
-    tmp_path: Path, change: Json, words: str
-) -> None:
+def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
     with pytest.raises(LocalError) as error:
-        session(a_local_job("true", **change), tmp_path)
-    assert words in error.value.error
+        admit(a_local_job("true", **change))
+    assert text in error.value.error
     assert error.value.hint
     assert error.value.next_step
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_render_shows_what_a_cluster_would_be_asked_for() -> None:
-    rendered = render(a_local_job("true", checkpoint=True))
+def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
+    rendered = admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
     kinds = [obj["kind"] for obj in rendered]
     assert kinds == ["DDPJob", "Service", "PersistentVolumeClaim", "Pod", "Pod"]
     assert rendered[0]["spec"]["restartPolicy"]["maxRestarts"] == 3
     assert "uid" not in rendered[0]["metadata"]
-    assert rendered == render(a_local_job("true", checkpoint=True))
+    assert rendered == admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
 
 
-async def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError) as error:
         await session(a_local_job("true"), tmp_path / "file").run(asyncio.Event())
@@ -173,7 +166,53 @@ async def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) ->
     assert "--state-dir" in error.value.next_step
 
 
-async def test_other_systems_than_linux_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_systems_than_linux_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(LocalError, match="Linux only"):
         await session(a_local_job("true"), tmp_path).run(asyncio.Event())
+
+
+async def test_run_admits_and_renders_once_before_its_first_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Counts calls of the real functions until the controller starts: the controller renders what it creates.
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            counts[f"{name} {args[1].kind}" if name == "create" else name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(ApiServer, "create")
+    count(DDPJobSpec, "model_validate")
+    count(desired, "_rank_zero")
+    started = asyncio.Event()
+    before: list[Counter[str]] = []
+
+    async def stop_at_start(self: Controller, watch: Any) -> None:
+        before.append(counts.copy())
+        started.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Controller, "serve", stop_at_start)
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(a_local_job("true", checkpoint=True, data={"claimName": "data"})))
+    prepared = prepare(Request(str(file), state_dir=tmp_path / "state", volumes=[f"data={tmp_path}"]))
+    run = Session(
+        prepared.admitted,
+        [],
+        prepared.paths.folder,
+        Options(fresh=True, volumes=prepared.paths.volumes),
+        on_change=lambda job, pods: None,
+        say=lambda line: None,
+    )
+    task = asyncio.create_task(run.run(asyncio.Event()))
+    await asyncio.wait([task, asyncio.create_task(started.wait())], return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+    (counted,) = before
+    assert counted.pop("model_validate") <= 2  # the API server's check, and the parsed spec
+    assert counted == {"create DDPJob": 1, "_rank_zero": 1}

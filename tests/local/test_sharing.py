@@ -1,4 +1,4 @@
-"""What the pods of one machine have to share: its CPUs and its ports."""
+"""CPUs, GPUs and ports that the pods of one machine share."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tests.local.builders import a_container, a_pod
         ([5], 2, 1, [[5], [5]]),
     ],
 )
-def test_every_pod_gets_an_even_slice_of_the_cpus(
+def test_every_pod_gets_an_equal_share_of_the_cpus(
     available: list[int], nodes: int, limit: int | None, slices: list[list[int]]
 ) -> None:
     assert [cpu_share(available, rank, nodes, limit) for rank in range(nodes)] == slices
 
 
-def test_a_pod_is_limited_only_if_all_its_containers_are() -> None:
+def test_pod_has_a_cpu_limit_only_if_all_containers_have_one() -> None:
     small, large = ({"resources": {"limits": {"cpu": amount}}} for amount in ("300m", "1500m"))
     assert cpu_limit(a_pod(a_container(**small), a_container("b", **large))) == 2
     assert cpu_limit(a_pod(a_container(**small), a_container("b"))) is None
     assert cpu_limit(a_pod(a_container(**small))) == 1
 
 
-def test_pods_of_an_attempt_meet_at_one_port_and_report_at_their_own() -> None:
+def test_pods_share_the_rendezvous_port_and_have_own_progress_ports() -> None:
     shared = Ports(rendezvous=29500, progress=29501)
     first, second, later = "job-0a1b2-1-0", "job-0a1b2-1-1", "job-0a1b2-2-0"
     assert shared.of(first, 29500) == shared.of(second, 29500) != shared.of(later, 29500)
@@ -47,13 +47,13 @@ def test_pods_of_an_attempt_meet_at_one_port_and_report_at_their_own() -> None:
     assert shared.of(first, 8080) == 8080
 
 
-def test_a_port_that_somebody_listens_on_is_not_free() -> None:
+def test_port_with_a_listener_is_not_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         assert not resources._is_free(listener.getsockname()[1])
 
 
-def test_where_no_port_is_free_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -62,7 +62,7 @@ def test_where_no_port_is_free_it_says_so(monkeypatch: pytest.MonkeyPatch) -> No
             resources.free_port(set())
 
 
-def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> None:
+def test_free_port_is_outside_the_ephemeral_range() -> None:
     with socket.socket() as outgoing:
         outgoing.bind(("127.0.0.1", 0))
         ephemeral = outgoing.getsockname()[1]
@@ -76,7 +76,7 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_outgoing_connections() -> 
     assert max(taken) < low <= ephemeral
 
 
-def test_the_gpus_are_those_this_process_may_use(tmp_path: Path) -> None:
+def test_visible_gpus_are_those_of_cuda_visible_devices(tmp_path: Path) -> None:
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
@@ -96,13 +96,13 @@ def test_the_gpus_are_those_this_process_may_use(tmp_path: Path) -> None:
         (["0"], 8, [["0"], ["0"]]),
     ],
 )
-def test_pods_get_as_many_gpus_as_their_limits_say_and_take_turns_where_there_are_too_few(
+def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
     devices: list[str], wanted: int, shares: list[list[str]]
 ) -> None:
     assert [gpu_share(devices, rank, wanted) for rank in range(2)] == shares
 
 
-def test_only_a_container_with_gpus_in_its_limits_is_given_any() -> None:
+def test_container_without_a_gpu_limit_gets_no_gpu() -> None:
     assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": 2}})) == 2
     assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": "2"}})) == 2
     assert gpu_limit(a_container()) == 0

@@ -1,4 +1,4 @@
-"""The state folder: what is where, what a damaged one says, and who holds its lock."""
+"""The state folder: its paths, damaged records, and the lock."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ with StateFolder(pathlib.Path(sys.argv[1])).job("default", "a").locked():
         ({"XDG_STATE_HOME": ""}, Path.home() / ".local/state/ddpjob"),
     ],
 )
-def test_the_state_folder_is_where_the_environment_says(environment: dict[str, str], root: Path) -> None:
+def test_state_folder_follows_the_environment(environment: dict[str, str], root: Path) -> None:
     assert default_root(environment) == root
 
 
-def test_a_job_without_a_record_is_none_and_reading_makes_no_folder(tmp_path: Path) -> None:
+def test_missing_record_is_none_and_reading_creates_no_folder(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "a")
     assert (folder.objects(), folder.job(), folder.pods(), folder.runner()) == (None, None, [], None)
     assert StateFolder(tmp_path / "state").jobs() == []
@@ -60,7 +60,7 @@ WHOLE = {"version": 1, "namespaces": [], "objects": []}
         json.dumps(WHOLE | {"objects": [["shoes", {"metadata": {"namespace": "a", "name": "b"}}]]}),
     ],
 )
-def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:
+def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(text)
@@ -70,7 +70,7 @@ def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path: Path, text:
     assert "ddpjob delete a" in error.value.next_step
 
 
-def test_a_record_without_objects_is_whole(tmp_path: Path) -> None:
+def test_record_without_objects_is_valid(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.save(WHOLE)
     assert folder.objects() == WHOLE
@@ -78,14 +78,14 @@ def test_a_record_without_objects_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\0b"])
-def test_a_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_name_with_path_separators_is_refused(tmp_path: Path, name: str) -> None:
     for lead_out in (StateFolder(tmp_path).job, StateFolder(tmp_path).volume):
         for pair in ((name, "a"), ("default", name)):
             with pytest.raises(LocalError):
                 lead_out(*pair)
 
 
-def test_the_lock_tells_its_holder_and_goes_with_it_however_that_ends(tmp_path: Path) -> None:
+def test_lock_names_its_holder_and_is_released_when_that_ends(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -106,7 +106,7 @@ def test_the_lock_tells_its_holder_and_goes_with_it_however_that_ends(tmp_path: 
     assert folder.runner() is None
 
 
-def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path) -> None:
+def test_reading_the_holder_does_not_block_the_lock(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     with folder.locked():
         pass
@@ -132,9 +132,7 @@ def test_asking_for_the_holder_never_keeps_anybody_from_the_lock(tmp_path: Path)
         asker.communicate()
 
 
-def test_a_lock_file_that_is_deleted_between_opening_and_locking_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_file_deleted_before_locking_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     deletions = iter([(folder.path / "lock").unlink])
     really = state._try_lock

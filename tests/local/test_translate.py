@@ -1,4 +1,4 @@
-"""What a container is told of a cluster becomes what one machine has, and nothing else changes."""
+"""Names, ports and mount paths of a cluster become those of one machine; nothing else changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def translator(paths: dict[str, str] = PATHS, pod: str = "mnist-0a1b2-1-1") -> T
         "mnist-0a1b2-1-0.mnist-0a1b2.team.svc.cluster.local.",
     ],
 )
-def test_every_dns_name_of_a_peer_becomes_loopback_with_the_port_that_stands_for_its_own(name: str) -> None:
+def test_dns_names_of_peers_become_loopback_with_their_local_port(name: str) -> None:
     assert translator().text(name) == "127.0.0.1"
     assert translator().text(f"--rdzv-endpoint={name}:29500") == "--rdzv-endpoint=127.0.0.1:21000"
     assert translator().text(f"http://{name}:29501/progress") == "http://127.0.0.1:21001/progress"
@@ -73,12 +73,12 @@ def test_every_dns_name_of_a_peer_becomes_loopback_with_the_port_that_stands_for
         "a / b",
     ],
 )
-def test_what_only_looks_like_a_name_a_port_or_a_mount_path_stays_as_it_is(text: str) -> None:
+def test_text_that_only_resembles_names_ports_or_paths_is_unchanged(text: str) -> None:
     assert translator().text(text) == text
 
 
 @pytest.mark.parametrize(
-    ("told", "meant"),
+    ("given", "expected"),
     [
         ("/checkpoints", "/host/claim"),
         ("/checkpoints/", "/host/claim/"),
@@ -96,19 +96,19 @@ def test_what_only_looks_like_a_name_a_port_or_a_mount_path_stays_as_it_is(text:
         (f"--port {marked_port('29501')}", "--port 21002"),
     ],
 )
-def test_mount_paths_and_ports_are_replaced_wherever_they_stand_as_such(told: str, meant: str) -> None:
-    assert translator().text(told) == meant
+def test_mount_paths_and_ports_are_replaced(given: str, expected: str) -> None:
+    assert translator().text(given) == expected
 
 
-def test_what_was_put_in_is_not_translated_again() -> None:
+def test_replacements_are_not_translated_again() -> None:
     nested = translator({"/data": "/checkpoints/data", "/checkpoints": "/data/claim"})
     assert nested.text("/data:/checkpoints") == "/checkpoints/data:/data/claim"
 
 
-def test_a_port_after_its_flag_is_replaced_although_it_is_a_word_of_its_own() -> None:
-    words = ["torchrun", "--master-port", "29500", "--steps", "29500", "train.py", "/checkpoints"]
-    assert translator().words(words) == [*words[:2], "21000", *words[3:6], "/host/claim"]
+def test_port_after_master_port_flag_is_replaced() -> None:
+    command = ["torchrun", "--master-port", "29500", "--steps", "29500", "train.py", "/checkpoints"]
+    assert translator().command(command) == [*command[:2], "21000", *command[3:6], "/host/claim"]
 
 
-def test_a_pod_without_mounts_and_peers_is_left_alone() -> None:
+def test_pod_without_mounts_and_peers_is_unchanged() -> None:
     assert translator({}).text("sleep /checkpoints 1") == "sleep /checkpoints 1"

@@ -1,4 +1,4 @@
-"""Volumes as directories, told to the containers in place of their mount paths."""
+"""Volumes as directories of this machine."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ async def refusal(bench: Bench, pod: Json) -> str:
     return str(waiting["message"])
 
 
-async def test_a_claim_is_a_directory_that_the_next_pod_finds_again(bench: Bench) -> None:
+async def test_claim_is_a_directory_that_later_pods_share(bench: Bench) -> None:
     await bench.run(a_pod(mounted("echo kept > /mnt/v/file"), volumes=CLAIM))
     await bench.run(a_pod(mounted("cat /mnt/v/file"), name="mnist-0a1b2-2-0", volumes=CLAIM))
     assert bench.log("mnist-0a1b2-2-0") == "kept\n"
     assert (bench.state.volume("default", "data") / "file").read_text() == "kept\n"
 
 
-async def test_a_claim_may_be_a_directory_of_the_users(bench: Bench, tmp_path: Path) -> None:
+async def test_claim_can_be_a_directory_of_the_user(bench: Bench, tmp_path: Path) -> None:
     claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "given"}}]
     await bench.run(a_pod(mounted("echo mine > /mnt/v/file"), volumes=claim))
     assert (tmp_path / "given/file").read_text() == "mine\n"
 
 
-async def test_a_sub_path_is_a_folder_in_the_volume_made_where_it_is_missing(bench: Bench) -> None:
+async def test_sub_path_is_created_in_the_volume(bench: Bench) -> None:
     env = [{"name": "NAME", "value": "b"}]
     for number, key in enumerate(("subPath", "subPathExpr")):
         value = "a/b" if key == "subPath" else "a/$(NAME)"
@@ -61,19 +61,17 @@ async def test_a_sub_path_is_a_folder_in_the_volume_made_where_it_is_missing(ben
     assert (bench.state.volume("default", "data") / "a/b/file").read_text() == "subPath\nsubPathExpr\n"
 
 
-async def test_a_sub_path_cannot_leave_its_volume_not_even_through_a_link(bench: Bench, tmp_path: Path) -> None:
+async def test_sub_path_cannot_leave_its_volume_through_a_link(bench: Bench, tmp_path: Path) -> None:
     claim = bench.state.volume("default", "data")
     claim.mkdir(parents=True)
     (claim / "link").symlink_to(tmp_path)
     message = await refusal(bench, a_pod(mounted("true", subPath="link/x"), volumes=CLAIM))
-    assert message == 'failed to prepare subPath "link/x" of volume "v": it leads out of it'
+    assert message == 'failed to prepare subPath "link/x" of volume "v": it leads out of the volume'
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("medium", ["", "Memory"])
-async def test_an_empty_directory_is_empty_shared_by_the_containers_and_gone_with_the_pod(
-    bench: Bench, medium: str
-) -> None:
+async def test_empty_dir_is_shared_by_containers_and_removed_with_the_pod(bench: Bench, medium: str) -> None:
     pod = a_pod(
         mounted("until [ -e /mnt/v/other ]; do sleep 0.01; done; ls /mnt/v; cd /mnt/v; pwd -P"),
         mounted("touch /mnt/v/other") | {"name": "second"},
@@ -86,13 +84,13 @@ async def test_an_empty_directory_is_empty_shared_by_the_containers_and_gone_wit
     assert not os.path.lexists(place)  # noqa: ASYNC240
 
 
-async def test_shared_memory_is_the_machines_own(bench: Bench) -> None:
+async def test_shared_memory_is_that_of_the_machine(bench: Bench) -> None:
     pod = a_pod(mounted("cd /dev/shm; pwd -P", "/dev/shm"), volumes=[{"name": "v", "emptyDir": {"medium": "Memory"}}])
     await bench.run(pod)
     assert bench.log(POD) == "/dev/shm\n"
 
 
-async def test_a_host_path_is_itself(bench: Bench, tmp_path: Path) -> None:
+async def test_host_path_is_unchanged(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     await bench.run(a_pod(mounted("cat /mnt/v/file"), volumes=[{"name": "v", "hostPath": {"path": str(tmp_path)}}]))
     assert bench.log(POD) == "here"
@@ -112,7 +110,7 @@ async def test_a_host_path_is_itself(bench: Bench, tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_files_of_secrets_config_maps_and_fields_are_there_while_the_pod_runs(
+async def test_secret_config_map_and_field_files_exist_while_the_pod_runs(
     bench: Bench, volume: Json, listing: str
 ) -> None:
     show = "printf '%s:%s:%s\\n' ${f#./} $(cat $f) $(stat -c %a $f)"
@@ -122,7 +120,7 @@ async def test_files_of_secrets_config_maps_and_fields_are_there_while_the_pod_r
     assert not list(bench.folder.glob("pods/*/volume-*"))
 
 
-async def test_annotations_are_written_as_kubernetes_quotes_them(bench: Bench) -> None:
+async def test_annotations_are_quoted_as_by_kubernetes(bench: Bench) -> None:
     items = [{"path": "a", "fieldRef": {"fieldPath": "metadata.annotations"}}]
     await bench.run(a_pod(mounted("cat /mnt/v/a"), volumes=[{"name": "v", "downwardAPI": {"items": items}}]))
     assert bench.log(POD) == 'note="a \\"b\\""'
@@ -138,20 +136,20 @@ async def test_annotations_are_written_as_kubernetes_quotes_them(bench: Bench) -
         ),
         (
             {"nfs": {"server": "a", "path": "/"}},
-            'volume "v": nfs cannot be had on one machine: use a claim or hostPath',
+            'volume "v": nfs is not supported in local mode: use a claim or hostPath',
         ),
     ],
 )
-async def test_a_volume_that_cannot_be_had_is_named(bench: Bench, volume: Json, message: str) -> None:
+async def test_unsupported_or_missing_volume_is_named(bench: Bench, volume: Json, message: str) -> None:
     assert await refusal(bench, a_pod(mounted("true"), volumes=[{"name": "v"} | volume])) == message
 
 
-async def test_the_working_directory_is_translated_too(bench: Bench) -> None:
+async def test_working_directory_is_translated(bench: Bench) -> None:
     await bench.run(a_pod(mounted("pwd -P") | {"workingDir": "/mnt/v"}, volumes=CLAIM))
     assert bench.log(POD) == f"{bench.state.volume('default', 'data')}\n"
 
 
-def test_what_a_killed_run_left_in_memory_is_swept_and_what_a_live_one_has_is_not() -> None:
+def test_only_memory_volumes_of_ended_runs_are_removed() -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     left, used = (volumes.SHARED_MEMORY / f"{volumes.memory_prefix()}{pid}-uid-v" for pid in (dead.pid, os.getpid()))

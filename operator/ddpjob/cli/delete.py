@@ -1,4 +1,4 @@
-"""``ddpjob delete``: ends the run of a job, forgets its state, and on request empties its volume."""
+"""``ddpjob delete``: stops the run of a job, and removes its record, its logs and on request its volume."""
 
 import os
 import select
@@ -16,18 +16,18 @@ from ddpjob.cli.text import one_line
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder, StateFolder
 
-_SECONDS = 120.0  # a pod's grace period, and then some
+_SECONDS = 120.0  # longer than a pod's grace period
 
 
 def delete(
     name: Name,
     volumes: Annotated[
-        bool, Option("--volumes", help="Also the volume that was made for it: checkpoints, metrics, data.")
+        bool, Option("--volumes", help="Also delete the volume made for it: checkpoints, metrics, data.")
     ] = False,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Stop a job if it runs, and forget it. Its volume, with the checkpoints, stays unless --volumes is given.
+    """Stop a job if it runs, and delete its record and logs. --volumes also deletes its checkpoints.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def delete(
     folder = state_folder(state_dir)
     record = find(folder, name, namespace)
     if (pid := record.runner()) is not None:
-        typer.echo(f"stopping {name} (process {pid}): its trainer saves and leaves", err=True)
+        typer.echo(f"stopping {name} (process {pid}): waiting for its trainer to save and exit", err=True)
         _stop(record, pid)
     with record.locked():
         remove(record.path, folder.root)
@@ -53,48 +53,48 @@ def _volume(folder: StateFolder, record: JobFolder, wanted: bool) -> None:
         remove(path, folder.root)
         typer.echo(f"volume {names.claim_name(record.name)} deleted")
     else:
-        typer.echo(f"its volume stays: {one_line(path)}")
+        typer.echo(f"its volume is kept: {one_line(path)}")
 
 
 def _stop(record: JobFolder, pid: int) -> None:
-    """SIGTERM to the run, and wait until it is gone. Raises ``LocalError`` when it does not go."""
+    """Send SIGTERM to the run and wait until it ends. Raises ``LocalError`` if it does not."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        # The number may be another process's by now; the descriptor, from here on, is not.
+        # The pid may belong to another process by now; from here on the descriptor identifies the process.
         if record.runner() != pid:
             return
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], _SECONDS)[0]:
             raise LocalError(
-                f"{record.name} still runs, in process {pid}, {_SECONDS:g} s after it was asked to stop",
+                f"{record.name} still runs, in process {pid}, {_SECONDS:g} s after SIGTERM",
                 "its trainer may be saving a large checkpoint",
-                f"try again, or end it at once: kill -KILL {pid} (nothing of it stays behind)",
+                f"try again, or kill it: kill -KILL {pid} (this ends all its processes)",
             )
     except PermissionError as error:
         raise LocalError(
-            f"{record.name} runs in process {pid}, which belongs to somebody else",
+            f"{record.name} runs in process {pid}, which belongs to another user",
             "only its owner can stop it",
-            "ask them, or use another --state-dir",
+            "ask the owner, or use another --state-dir",
         ) from error
     finally:
         os.close(process)
 
 
 def remove(path: Path, root: Path) -> None:
-    """A directory below ``root``; nothing that a symbolic link leads to, on the way there or in it.
+    """Remove a directory below ``root``; never follow a symbolic link.
 
     Raises:
-        LocalError: a part of the way is a link, or something cannot be removed.
+        LocalError: a part of the path is a link, or something cannot be removed.
     """
     part = path
     while part != root:
         if part.is_symlink():
             raise LocalError(
                 f"{part} is a symbolic link, so nothing was deleted",
-                "only what lies in the state folder itself is deleted",
+                "only files in the state folder itself are deleted",
                 f"remove the link yourself: rm {part}",
             )
         part = part.parent

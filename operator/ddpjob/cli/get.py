@@ -1,4 +1,4 @@
-"""``ddpjob get``: the jobs of the state folder, with the columns of ``kubectl get ddp``."""
+"""``ddpjob get``: lists the jobs of the state folder, with the columns of ``kubectl get ddp``."""
 
 import json
 import re
@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from ddpjob.api.wire import Json
 from ddpjob.cli.options import Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import USAGE, age, one_line, show_error
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
-Json = dict[str, Any]
 _ACTIVE = ("Pending", "Running", "Restarting")
 _FILTER = re.compile(r'(\w+)\[\?\(@\.(\w+)=="(\w+)"\)\]')
 
 
 def get(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="One job; all without it.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this job.", show_default=False)] = None,
     output: Annotated[
         Literal["table", "wide", "json", "yaml"],
         Option("--output", "-o", metavar="FORM", help="table, wide, json or yaml."),
@@ -26,9 +26,9 @@ def get(
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """Show the jobs of this machine: their state, progress and restarts.
+    """List the jobs of this machine: their state, progress and restarts.
 
-    A job that is not over and that no `ddpjob run` works on any more is shown as Interrupted.
+    Interrupted: the job is not finished, and no `ddpjob run` runs it.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def get(
         except LocalError as error:
             damaged.append(error)
     if not records and output in ("table", "wide"):
-        print(f"no jobs in {one_line(folder.root)}; ddpjob run begins one", file=sys.stderr)
+        print(f"no jobs in {one_line(folder.root)}; ddpjob run starts one", file=sys.stderr)
         return 0
     _print(jobs, output, single=False)
     for problem in damaged:
@@ -59,9 +59,9 @@ def _job(record: JobFolder) -> Json:
     job = record.job()
     if job is None:
         raise LocalError(
-            f"{record.path}: there is no job in its record",
-            "the run that began it did not come far",
-            f"run it again, or forget it with ddpjob delete {record.name}",
+            f"{record.path}: the record holds no job",
+            "the run ended before the job was created",
+            f"run it again, or remove the record with ddpjob delete {record.name}",
         )
     return job
 
@@ -73,9 +73,9 @@ def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> 
         if output == "json":
             print(json.dumps(shown, indent=2))
         else:
-            from ddpjob.cli.jobfile import dump
+            from ddpjob.cli.jobfile import dump_yaml
 
-            print(dump(shown), end="")
+            print(dump_yaml(shown), end="")
         return 0
     from ddpjob.api.crd import COLUMNS
 
@@ -102,7 +102,7 @@ def _cell(record: JobFolder, job: Json, column: Json) -> str:
 
 
 def _at(job: Json, path: str) -> Any:
-    """What a column's JSONPath leads to; of that language only what the columns use."""
+    """Return the value at a column's JSONPath; supports only the syntax that the columns use."""
     value: Any = job
     for part in re.split(r"\.(?![^\[]*\])", path.lstrip(".")):
         if found := _FILTER.fullmatch(part):

@@ -1,85 +1,47 @@
-"""Where on this machine the things are that a job knows by its own names: claims, mounts, checkpoints."""
+"""Directories of this machine that serve as a job's claims, mounts and checkpoint directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from ddpjob.api import names
+from ddpjob.engine.desired import Job
 from ddpjob.local.state import JobFolder, StateFolder
-
-Json = dict[str, Any]
-
-
-def in_template(job: Json, part: str) -> list[Json]:
-    """A list of the job's pod template. The API takes anything there; what is no object is left out."""
-    spec = (job["spec"].get("template") or {}).get("spec") or {}
-    found = spec.get(part)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def claim_of(volume: Json) -> str | None:
-    """The claim that a volume of a pod is, if it is one."""
-    source = volume.get("persistentVolumeClaim")
-    name = source.get("claimName") if isinstance(source, dict) else None
-    return name if isinstance(name, str) else None
 
 
 @dataclass(frozen=True)
 class HostPaths:
-    """Paths of one job. volumes: claim name to the directory that the user gave in its place."""
+    """Paths of one job. volumes: claim name to the directory that the user named for it."""
 
-    job: Json
+    job: Job
     folder: StateFolder
     volumes: Mapping[str, Path] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"].get("namespace") or "default")
-
-    @property
     def record(self) -> JobFolder:
-        return self.folder.job(self.namespace, self.name)
+        """The job's folder in the state folder."""
+        return self.folder.job(self.job.namespace, self.job.name)
 
     def claim(self, name: str) -> Path:
-        """The directory that serves as a claim."""
-        return self.volumes[name] if name in self.volumes else self.folder.volume(self.namespace, name)
-
-    def own_claim(self) -> str | None:
-        """The claim that is made for the job, where it asks for one."""
-        checkpoint = self.job["spec"].get("checkpoint") or {}
-        return names.claim_name(self.name) if checkpoint.get("claimTemplate") is not None else None
-
-    def claims(self) -> list[str]:
-        """Every claim that the job mounts, in order of mention."""
-        found = [claim_of(volume) for volume in in_template(self.job, "volumes")]
-        found += [(self.job["spec"].get(part) or {}).get("claimName") for part in ("checkpoint", "data")]
-        return list(dict.fromkeys(name for name in [self.own_claim(), *found] if name))
+        """Return the directory that serves as a claim."""
+        return self.volumes[name] if name in self.volumes else self.folder.volume(self.job.namespace, name)
 
     def checkpoints(self) -> Path | None:
-        """The directory that the trainer knows as DDPJOB_CHECKPOINT_DIR."""
-        checkpoint = self.job["spec"].get("checkpoint")
-        if not checkpoint:
-            return None
-        claim = checkpoint.get("claimName") or names.claim_name(self.name)
-        return self.claim(claim) / (checkpoint.get("subPath") or "")
+        """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
+        checkpoint = self.job.spec.checkpoint
+        return self.claim(self.job.claim) / (checkpoint.sub_path or "") if checkpoint is not None else None
 
     def mounts(self) -> dict[str, Path]:
-        """Mount path to directory, for the volumes of the job's short fields."""
+        """Return mount path to directory, for ``checkpoint`` and ``data``."""
         found: dict[str, Path] = {}
-        checkpoints, data = self.checkpoints(), self.job["spec"].get("data")
-        if checkpoints is not None:
-            found[self.job["spec"]["checkpoint"].get("mountPath", names.DEFAULT_CHECKPOINT_PATH)] = checkpoints
-        if data:
-            found[data.get("mountPath", names.DEFAULT_DATA_PATH)] = self.claim(data["claimName"])
+        checkpoint, data, directory = self.job.spec.checkpoint, self.job.spec.data, self.checkpoints()
+        if checkpoint is not None and directory is not None:
+            found[checkpoint.mount_path] = directory
+        if data is not None:
+            found[data.mount_path] = self.claim(data.claim_name)
         return found
 
     def on_host(self, path: str) -> Path:
-        """Where a path of the trainer lies here."""
+        """Return where a path of the trainer is on this machine."""
         for mount, directory in self.mounts().items():
             if PurePosixPath(path).is_relative_to(mount):
                 return directory / PurePosixPath(path).relative_to(mount)

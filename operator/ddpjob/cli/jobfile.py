@@ -1,4 +1,7 @@
-"""From a file, standard input or a script to the one DDPJob that is to run."""
+"""Reads the one DDPJob to run: from a YAML file, from standard input, or built for a script.
+
+Holds the YAML reader and writer, and the schema of the fields that a user may write.
+"""
 
 import json
 import re
@@ -13,22 +16,22 @@ import yaml
 
 from ddpjob.api import names
 from ddpjob.api.crd import openapi
+from ddpjob.api.wire import Json
 from ddpjob.cli.text import did_you_mean
 from ddpjob.local.errors import LocalError
 
-Json = dict[str, Any]
-# The server's to set: they stand in what `ddpjob get -o yaml` and `kubectl get -o yaml` print.
-_SERVERS = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
-_REFERRED = ("Secret", "ConfigMap")  # what pods of a job may refer to
-SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; nothing on one machine reads it
+# An API server sets these; `ddpjob get -o yaml` and `kubectl get -o yaml` print them.
+_SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
+_REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
+SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
 
 
 @dataclass
 class JobFile:
-    """What is to run.
+    """What to run.
 
-    others: Secrets and ConfigMaps beside the job. ignored: the other documents, as ``Kind name``.
     directory: where containers without a workingDir run.
+    others: Secrets and ConfigMaps of the same file. ignored: the other documents, as ``Kind name``.
     """
 
     job: Json
@@ -42,17 +45,17 @@ class JobFile:
 
 
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
-    """The job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
+    """Return the job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
 
     Raises:
-        LocalError: it is not there, not YAML, or not exactly one DDPJob.
+        LocalError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
     """
     if source.endswith(".py"):
         return _for_script(_existing(source), script_args)
     if script_args:
         raise LocalError(
-            f"{source} takes no arguments, but there is {script_args[0]}",
-            "only a SCRIPT.py does; a job's own arguments are spec.args",
+            f"{source} takes no arguments, but {script_args[0]} is given",
+            "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
             "--set 'args=[train, --epochs, \"3\"]' sets them",
         )
     if source == "-":
@@ -73,10 +76,10 @@ def _existing(source: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise LocalError(f"{source} is a directory", "a job is one file", f"ls {source}")
+        raise LocalError(f"{source} is a directory", "a job is a file", f"ls {source}")
     try:
-        beside = [entry.name for entry in path.parent.iterdir()]
-        hint = did_you_mean(path.name, beside, f"{path.parent} has no such file")
+        neighbours = [entry.name for entry in path.parent.iterdir()]
+        hint = did_you_mean(path.name, neighbours, f"{path.parent} has no such file")
     except OSError:
         hint = f"there is no directory {path.parent}"
     raise LocalError(f"{source}: no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
@@ -88,16 +91,16 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
         kind = document.get("kind")
         if kind == names.DDPJOBS.kind:
             jobs.append(document)
-        elif kind in _REFERRED:
+        elif kind in _REFERENCED:
             others.append(document)
         else:
             ignored.append(f"{kind or 'a document without kind'} {(document.get('metadata') or {}).get('name', '')}")
     if len(jobs) != 1:
         found = ", ".join(_name(job) for job in jobs) if jobs else ", ".join(ignored) or "nothing"
         raise LocalError(
-            f"{source} must hold exactly one DDPJob, not {len(jobs)}",
-            f"it holds {found}",
-            "put each job into a file of its own" if jobs else "manifests/examples has jobs to start from",
+            f"{source} must hold exactly one DDPJob, and it holds {len(jobs)}",
+            f"it contains {found}",
+            "put each job into its own file" if jobs else "manifests/examples holds example jobs",
         )
     return JobFile(_as_written(jobs[0], source), directory, others, [" ".join(entry.split()) for entry in ignored])
 
@@ -105,17 +108,17 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
 def _documents(text: str, source: str) -> list[Json]:
     try:
         loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
-        json.dumps(loaded, default=str, skipkeys=True)  # an anchor may lead back to itself, which no tree can hold
+        json.dumps(loaded, default=str, skipkeys=True)  # fails for an anchor that contains itself
     except (RecursionError, ValueError) as error:
         raise LocalError(
-            f"{source} holds a value that cannot be read: {error}",
-            "an anchor (&) must not contain its own alias (*), and numbers and nesting have a limit",
-            "write the value out, text in quotes",
+            f"{source} contains a value that cannot be read: {error}",
+            "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
+            "write the value in full, text in quotes",
         ) from error
     except yaml.YAMLError as error:
         raise LocalError(
-            f"{source} is not valid YAML: {problem(error)}",
-            "mind indentation, quotes and tabs",
+            f"{source} is not valid YAML: {yaml_problem(error)}",
+            "indentation, quotes and tabs are frequent causes",
             "correct that line",
         ) from error
     found: list[Json] = []
@@ -126,29 +129,29 @@ def _documents(text: str, source: str) -> list[Json]:
 
 
 def _object(document: Any, source: str) -> Json:
-    """Raises ``LocalError`` for what is no object of Kubernetes."""
+    """Return the document if it is a Kubernetes object. Raises ``LocalError``."""
     if not isinstance(document, dict):
         raise LocalError(
-            f"{source} holds a {type(document).__name__} where an object should be",
+            f"{source} contains a {type(document).__name__} where an object is expected",
             "every document begins with apiVersion and kind",
-            "manifests/examples has jobs to start from",
+            "manifests/examples holds example jobs",
         )
     if not isinstance(document.get("metadata") or {}, dict):
         raise LocalError(
-            f"{source}: metadata of {document.get('kind') or 'a document without kind'} is no mapping",
-            "it holds at least a name",
+            f"{source}: metadata of {document.get('kind') or 'a document without kind'} is not a mapping",
+            "it must contain at least a name",
             "metadata: {name: my-name}",
         )
     return document
 
 
 def _as_written(job: Json, source: str) -> Json:
-    """The job as its user wrote it: without what a server added, and with nothing that a DDPJob does not have."""
+    """Return the job without the fields that a server sets. Raises ``LocalError`` for an unknown field or version."""
     version = job.get("apiVersion")
     if version != names.API_VERSION:
         raise LocalError(
-            f"{source}: apiVersion {version} of DDPJob is not known here",
-            f"this ddpjob knows {names.API_VERSION}",
+            f"{source}: this ddpjob does not know apiVersion {version} of DDPJob",
+            f"it knows {names.API_VERSION}",
             f"write apiVersion: {names.API_VERSION}",
         )
     metadata = job.get("metadata")
@@ -156,8 +159,8 @@ def _as_written(job: Json, source: str) -> Json:
         if not isinstance(value, dict):
             raise LocalError(f"{source}: {name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
-    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SERVERS}
-    check(job, source)
+    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SET_BY_SERVER}
+    _require_known_fields(job, source)
     return job
 
 
@@ -172,7 +175,7 @@ def _for_script(path: Path, script_args: Sequence[str]) -> JobFile:
 
 
 def job_name(stem: str) -> str:
-    """A file's name as the name of a DDPJob: ``Train_MNIST`` becomes ``train-mnist``."""
+    """Return a DDPJob's name for a file name: ``Train_MNIST`` becomes ``train-mnist``."""
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"job-{name}" if name else "job"
@@ -180,45 +183,45 @@ def job_name(stem: str) -> str:
 
 
 def _name(job: Json) -> str:
-    return str((job.get("metadata") or {}).get("name", "one without a name"))
+    return str((job.get("metadata") or {}).get("name", "a DDPJob without a name"))
 
 
 class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without what Kubernetes' own reader does otherwise."""
+    """PyYAML's safe loader, reading as Kubernetes does: no dates, text keys, and no duplicate keys."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - so it is declared there
+    yaml_implicit_resolvers = {  # noqa: RUF012 - declared like this in PyYAML
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a key that stands twice: one of the two would be lost without a word."""
+        """Refuse duplicate keys: YAML would silently drop one of the values."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = str(key_node.value)
             if key in seen:
-                raise yaml.MarkedYAMLError(problem=f'"{key}" stands twice', problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f'duplicate key "{key}"', problem_mark=key_node.start_mark)
             seen.add(key)
         mapping = super().construct_mapping(node, deep)
         return {_key(key): value for key, value in mapping.items()}
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes repeated parts out in full: not every reader of a manifest understands YAML's anchors."""
+    """Writes no anchors and aliases: not every reader of a manifest understands them."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def dump(*objects: Any) -> str:
-    """Documents of one stream, escapes for whatever is not ASCII included."""
+def dump_yaml(*objects: Any) -> str:
+    """Return the documents as one YAML stream; everything that is not ASCII is escaped."""
     return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120)
 
 
-def problem(error: yaml.YAMLError) -> str:
-    """What is wrong, and where, in one line."""
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """Return position and cause of a YAML error in one line."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     mark = error.problem_mark
@@ -233,14 +236,14 @@ def _key(key: Hashable) -> Hashable:
 _STRING = {"type": "string"}
 _TEXTS = {"type": "object", "additionalProperties": _STRING}
 _METADATA = {"name": _STRING, "namespace": _STRING, "labels": _TEXTS, "annotations": _TEXTS}
-# The rest of what Kubernetes knows there; it means nothing to a job on one machine.
+# The other fields that Kubernetes allows there; local mode does not use them.
 _OTHER_METADATA = ("finalizers", "generateName", "ownerReferences")
 _OPEN = "x-kubernetes-preserve-unknown-fields"
 
 
 @cache
 def schema() -> Json:
-    """The schema of what a user may write."""
+    """Return the schema of a DDPJob as a user may write it."""
     whole = openapi()
     known: Json = _METADATA | {name: {_OPEN: True} for name in _OTHER_METADATA}
     whole["properties"]["metadata"] = {"type": "object", "properties": known}
@@ -248,7 +251,7 @@ def schema() -> Json:
 
 
 def child(node: Json, name: str) -> Json | None:
-    """The schema of a field, {} where anything goes, None where there is no such field."""
+    """Return the schema of a field, {} if it allows anything, None if there is no such field."""
     if name in node.get("properties", {}):
         found: Json = node["properties"][name]
         return found
@@ -260,15 +263,15 @@ def child(node: Json, name: str) -> Json | None:
 
 
 def no_such_field(parent: str, name: str, node: Json) -> tuple[str, str]:
-    """The error and the hint for a field that does not exist."""
+    """Return the error and the hint for a field that does not exist."""
     known = list(node.get("properties", {}))
     if not known:
         return f'{parent} has no fields, so no "{name}"', "it is a single value or a list"
     return f'{parent or "a DDPJob"} has no field "{name}"', did_you_mean(name, known, f"it has {', '.join(known)}")
 
 
-def check(job: Json, source: str) -> None:
-    """Raises ``LocalError`` for the first field of the document that a DDPJob does not have."""
+def _require_known_fields(job: Json, source: str) -> None:
+    """Raise ``LocalError`` for the first unknown field: an API server would drop it without an error."""
     for error, hint in _unknown(job, schema(), ""):
         raise LocalError(f"{source}: {error}", hint, "docs/fields.md lists every field")
 

@@ -1,4 +1,4 @@
-"""A run on a terminal: one table that stays in place, with everything else scrolling past above it."""
+"""A run on a terminal: one table that stays in place, below the lines of notes and output. Imports rich."""
 
 import contextlib
 import math
@@ -13,7 +13,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.cli.output import size_text
 from ddpjob.cli.snapshot import NodeState, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import accuracy_text, age, duration, one_line, ranks_text, sanitize_line, speed_text
@@ -29,17 +28,17 @@ _STYLES = {
 }
 _MOST_NODES = 12  # rows; a table taller than the terminal cannot stay in place
 _REFRESHES_PER_SECOND = 8
-_HISTORY = 512  # losses; a longer course is kept half as finely
+_HISTORY = 512  # losses; beyond that, neighbours are averaged
 
 
 class LiveDisplay:
-    """Draws the table anew several times a second, so that clocks move while nothing else does."""
+    """Redraws the table several times a second, so that times advance between changes."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
         self._begin = clock()
-        self._facts: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._losses: list[float] = []
         self._live = Live(
             console=console,
@@ -55,28 +54,26 @@ class LiveDisplay:
     def __exit__(self, *reason: object) -> None:
         self._live.stop()
 
-    def show(self, facts: Snapshot) -> None:
-        """Only remembers: the table is drawn at its own pace."""
-        if facts.loss and (self._facts is None or facts.step != self._facts.step):
-            with contextlib.suppress(ValueError):  # a trainer of any make fills this in
-                self._losses.append(float(facts.loss))
+    def show(self, snapshot: Snapshot) -> None:
+        """Keep the snapshot for the next redraw."""
+        if snapshot.loss and (self._snapshot is None or snapshot.step != self._snapshot.step):
+            with contextlib.suppress(ValueError):  # any trainer may fill this field
+                self._losses.append(float(snapshot.loss))
             if len(self._losses) > _HISTORY:
                 self._losses = [(a + b) / 2 for a, b in zip(self._losses[::2], self._losses[1::2], strict=False)]
-        self._facts = facts
-        if not self._live.is_started:  # not before: a job that is refused leaves no empty table
+        self._snapshot = snapshot
+        if not self._live.is_started:  # not earlier, so that a refused job leaves no empty table
             self._live.start()
 
     def note(self, line: str, *, loud: bool = False) -> None:
-        """Above the table."""
         text = Text(f"! {one_line(line)}", "bold yellow") if loud else Text(f"· {one_line(line)}", "dim")
         self._console.print(text)
 
     def output(self, line: str) -> None:
-        """Above the table."""
         self._console.print(Text.assemble(("n0 ", "cyan"), sanitize_line(line)), soft_wrap=True)
 
     def end(self, result: RunResult) -> None:
-        """The table stays as it is; the ending follows."""
+        """Stop redrawing and print the summary below the table."""
         self._live.stop()
         style = "red" if result.failed else ""
         width = min(self._console.width, 100)
@@ -87,54 +84,64 @@ class LiveDisplay:
             )
 
     def _draw(self) -> RenderableType:
-        return Text() if self._facts is None else self.table(self._facts)
+        return Text() if self._snapshot is None else self.table(self._snapshot)
 
-    def table(self, facts: Snapshot) -> RenderableType:
-        """The whole table for these facts."""
-        parts: list[RenderableType] = [Text(), self._head(facts)]
-        if facts.total_steps or facts.phase or facts.step:
-            parts += [_bar(facts), self._training(facts)]
-        parts.append(_nodes(facts.nodes))
-        if facts.message and facts.state not in ("Failed", "Suspended"):  # the ending says it, with what to do
-            parts.append(Text(facts.message, style="yellow"))
+    def table(self, snapshot: Snapshot) -> RenderableType:
+        """Return the whole table."""
+        parts: list[RenderableType] = [Text(), self._head(snapshot)]
+        if snapshot.total_steps or snapshot.phase or snapshot.step:
+            parts += [_bar(snapshot), self._training(snapshot)]
+        parts.append(_nodes(snapshot.nodes))
+        if snapshot.message and snapshot.state not in ("Failed", "Suspended"):  # the summary prints it, with what to do
+            parts.append(Text(snapshot.message, style="yellow"))
         return Group(*parts)
 
-    def _head(self, facts: Snapshot) -> Text:
-        ranks = f" = {ranks_text(facts.num_nodes * facts.nproc_per_node)}" if facts.nproc_per_node else ""
+    def _head(self, snapshot: Snapshot) -> Text:
+        ranks = f" = {ranks_text(snapshot.world_size)}" if snapshot.world_size else ""
         return Text.assemble(
-            (facts.name, "bold"),
+            (snapshot.name, "bold"),
             "  ",
-            (facts.state, _STYLES.get(facts.state, "bold")),
-            f"  {size_text(facts)}{ranks}",
-            (f"  attempt {facts.attempt}", "dim" if facts.attempt <= 1 else ""),
-            (f"  restarts {facts.restarts} of at most {facts.max_restarts}", "yellow" if facts.restarts else "dim"),
+            (snapshot.state, _STYLES.get(snapshot.state, "bold")),
+            f"  {_size_text(snapshot)}{ranks}",
+            (f"  attempt {snapshot.attempt}", "dim" if snapshot.attempt <= 1 else ""),
+            (
+                f"  restarts {snapshot.restarts} of at most {snapshot.max_restarts}",
+                "yellow" if snapshot.restarts else "dim",
+            ),
             f"  {duration(self._clock() - self._begin)}",
         )
 
-    def _training(self, facts: Snapshot) -> Text:
+    def _training(self, snapshot: Snapshot) -> Text:
         parts: list[str | tuple[str, str]] = [
             ("loss ", "dim"),
-            facts.loss or "–",
+            snapshot.loss or "–",
             (f" {sparkline(self._losses)}", "cyan"),
             ("   accuracy ", "dim"),
-            (accuracy_text(facts.accuracy), "bold green") if facts.accuracy else "–",
+            (accuracy_text(snapshot.accuracy), "bold green") if snapshot.accuracy else "–",
         ]
-        if facts.samples_per_second:
-            parts.append(f"   {speed_text(facts.samples_per_second)}")
-        if facts.checkpoint_step is not None:
-            parts += [("   checkpoint of step ", "dim"), str(facts.checkpoint_step)]
-        if facts.resumed_from_step is not None:
-            parts += [("   resumed from step ", "dim"), str(facts.resumed_from_step)]
+        if snapshot.samples_per_second:
+            parts.append(f"   {speed_text(snapshot.samples_per_second)}")
+        if snapshot.checkpoint_step is not None:
+            parts += [("   checkpoint of step ", "dim"), str(snapshot.checkpoint_step)]
+        if snapshot.resumed_from_step is not None:
+            parts += [("   resumed from step ", "dim"), str(snapshot.resumed_from_step)]
         return Text.assemble(*parts)
 
 
-def _bar(facts: Snapshot) -> RenderableType:
-    if not facts.total_steps:
-        return Text(f"step {facts.step}" if facts.step else facts.phase or "", style="dim")
-    bar = ProgressBar(total=facts.total_steps, completed=facts.step or 0, width=36)
-    done = f"{facts.percent or 0} %  step {facts.step or 0}/{facts.total_steps}"
-    left = f"{duration(facts.eta_seconds)} left" if facts.eta_seconds else (facts.phase or "")
-    epoch = f"epoch {facts.epoch or 0}/{facts.total_epochs or '?'}"
+def _size_text(snapshot: Snapshot) -> str:
+    """Return for example ``2 nodes × 2 processes``."""
+    nodes = f"{snapshot.num_nodes} node" + ("s" if snapshot.num_nodes != 1 else "")
+    nproc = snapshot.nproc_per_node
+    return nodes if nproc is None else f"{nodes} × {nproc} process" + ("es" if nproc != 1 else "")
+
+
+def _bar(snapshot: Snapshot) -> RenderableType:
+    if not snapshot.total_steps:
+        return Text(f"step {snapshot.step}" if snapshot.step else snapshot.phase or "", style="dim")
+    bar = ProgressBar(total=snapshot.total_steps, completed=snapshot.step or 0, width=36)
+    done = f"{snapshot.percent or 0} %  step {snapshot.step or 0}/{snapshot.total_steps}"
+    left = f"{duration(snapshot.eta_seconds)} left" if snapshot.eta_seconds else (snapshot.phase or "")
+    epoch = f"epoch {snapshot.epoch or 0}/{snapshot.total_epochs or '?'}"
     row = Table.grid(padding=(0, 1))
     row.add_row(Text(epoch), bar, Text(done), Text(left, style="dim"))
     return row
@@ -144,7 +151,7 @@ def _nodes(nodes: tuple[NodeState, ...]) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NODE", "POD", "STATE", "FOR", ""):
         table.add_column(column, no_wrap=column != "")
-    # Where not all fit, those that need attention do.
+    # If not all fit, nodes that need attention are shown first.
     usual = [node for node in nodes if node.state in ("Running", "Completed")]
     shown = sorted([node for node in nodes if node not in usual][:_MOST_NODES], key=lambda node: node.rank)
     shown = sorted([*shown, *usual[: _MOST_NODES - len(shown)]], key=lambda node: node.rank)
@@ -157,7 +164,7 @@ def _nodes(nodes: tuple[NodeState, ...]) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """All values as a line of bars, lowest to highest; each bar is the mean of its share of them."""
+    """Return the values as bars from lowest to highest; each bar is the mean of an equal share of them."""
     finite = [value for value in values if math.isfinite(value)]
     count = min(width, len(finite))
     if count < 2:

@@ -1,22 +1,22 @@
-"""``ddpjob logs``: what the nodes of a job printed, also while it runs."""
+"""``ddpjob logs``: prints what the nodes of a job printed, also while it runs. Holds the reader of log files."""
 
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import sanitize_line
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
-Json = dict[str, Any]
-_PAUSE = 0.1  # seconds between two looks at growing files
+_PAUSE = 0.1  # seconds between two reads
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -27,19 +27,19 @@ def logs(
         int | None, Option("--node", min=0, metavar="N", help="Only this node.", show_default=False)
     ] = None,
     attempt: Annotated[
-        int | None, Option("--attempt", min=1, metavar="N", help="Another attempt.", show_default="the newest")
+        int | None, Option("--attempt", min=1, metavar="N", help="Logs of this attempt.", show_default="the newest")
     ] = None,
-    all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and those that failed.")] = False,
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and nodes that failed.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
     tail: Annotated[
-        int | None, Option("--tail", min=0, metavar="N", help="Only the last lines of each.", show_default=False)
+        int | None, Option("--tail", min=0, metavar="N", help="Only the last N lines of each node.", show_default=False)
     ] = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
     """Print the logs of a job: of node 0 and of nodes that failed.
 
-    Lines of a job with several nodes begin with the node, for example n1. Control characters are made harmless.
+    Lines of a job with several nodes begin with the node, for example n1. Control characters are escaped.
 
     \b
     Example:
@@ -58,7 +58,7 @@ def logs(
 
 
 class _Reader:
-    """Prints what is new in the logs that were asked for; with a new attempt it goes over to that one's."""
+    """Prints new lines of the requested logs; when a new attempt begins, it switches to the logs of that attempt."""
 
     def __init__(
         self, record: JobFolder, node: int | None, attempt: int | None, all_nodes: bool, tail: int | None
@@ -73,14 +73,14 @@ class _Reader:
         self.logs: dict[int, LogFile] = {}
 
     def print_news(self) -> None:
-        """Of the attempt that was shown until now first: it may have ended meanwhile."""
+        """Print new lines; first the rest of the current attempt, which may have ended."""
         self._print_lines()
-        self._look_around()
+        self._open_new_logs()
         self._print_lines()
         sys.stdout.flush()
 
     def print_rest(self) -> None:
-        """Lines that never ended."""
+        """Print last lines that have no line feed."""
         for rank, log in sorted(self.logs.items()):
             if rest := log.remainder():
                 self._print(rank, rest)
@@ -90,8 +90,8 @@ class _Reader:
             for line in log.lines():
                 self._print(rank, line)
 
-    def _look_around(self) -> None:
-        """Open the logs of nodes that appeared."""
+    def _open_new_logs(self) -> None:
+        """Open the logs of new nodes, and of a new attempt."""
         job = self._record.job()
         found = attempts(self._record, job)
         if not found:
@@ -102,7 +102,7 @@ class _Reader:
             self.logs = {}
         self._shown_attempt = attempt
         ranks = found.get(attempt, {})
-        self._several = len(ranks) > 1 or bool(job and (job["spec"].get("numNodes") or 1) > 1)
+        self._several = len(ranks) > 1 or bool(job and job["spec"]["numNodes"] > 1)
         for rank in self._wanted(ranks, attempt, job):
             if rank in ranks and rank not in self.logs:
                 self.logs[rank] = LogFile(self._record.log(ranks[rank]), last=self._tail)
@@ -121,12 +121,12 @@ class _Reader:
 
 
 def _is_coloured() -> bool:
-    """https://no-color.org, as the table of ``ddpjob run`` keeps it."""
+    """Return whether to print colours; see https://no-color.org."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
-    """Attempt to node to pod, for every log that is kept of this job; those of a job that it replaced do not count."""
+    """Return attempt to node to pod for every log of this job; logs of a job that it replaced are excluded."""
     if job is None:
         return {}
     prefix = names.service_name(job["metadata"]["name"], job["metadata"]["uid"])
@@ -141,7 +141,7 @@ def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
 
 
 def failed_nodes(record: JobFolder, attempt: int, job: Json | None) -> set[int]:
-    """Nodes whose trainer failed in that attempt: by the job's failures, and by its pods."""
+    """Return the nodes that failed in that attempt, according to the job's failures and its pods."""
     failures = ((job or {}).get("status") or {}).get("failures") or ()
     found = {f["rank"] for f in failures if f.get("attempt") == attempt and f.get("rank") is not None}
     for pod in record.pods():
@@ -155,13 +155,15 @@ def failed_nodes(record: JobFolder, attempt: int, job: Json | None) -> set[int]:
 def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalError:
     kept = attempts(record, record.job())
     if not kept:
-        return LocalError(f"{record.name} has printed nothing yet", "none of its nodes has started", "ddpjob get")
+        return LocalError(
+            f"{record.name} has no logs yet", "none of its nodes has started", "ddpjob get shows its state"
+        )
     if attempt is not None and attempt not in kept:
         listed = ", ".join(map(str, sorted(kept)))
         return LocalError(
             f"{record.name} has no logs of attempt {attempt}",
             f"there are logs of attempt {listed}",
-            "leave out --attempt",
+            "omit --attempt for the newest",
         )
     ranks = sorted(kept[attempt or max(kept)])
     return LocalError(
@@ -172,20 +174,20 @@ def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalE
 
 
 _BLOCK = 65_536
-_LONGEST = 1_048_576  # bytes of a line without an end, after which it is shown as it is
+_LONGEST = 1_048_576  # bytes; a longer line is printed in parts
 
 
 class LogFile:
-    """Complete lines of a file, each once. The file may appear later."""
+    """Returns each complete line of a growing file once. The file may be created later."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """``last``: begin with that many lines before the end, None for all."""
+        """last: begin with that many lines before the end; None: with the first line."""
         self._path = path
         self._position = 0 if last is None else _start_of_last(path, last)
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """What came since the last call; a line that has no end yet waits for it."""
+        """Yield the lines since the last call; a line without a line feed is kept for a later call."""
         try:
             stream = self._path.open("rb")
         except OSError:
@@ -200,13 +202,13 @@ class LogFile:
                     yield self.remainder()
 
     def remainder(self) -> str:
-        """The line that never ended, once nothing more will come; empty where there is none."""
+        """Return the last line if it has no line feed; to be called when the writer has ended."""
         rest, self._rest = self._rest, b""
         return rest.decode(errors="replace")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a file, however large it is; none where there is no file."""
+    """Return the last lines of a file of any size; none if there is no file."""
     log = LogFile(path, last=count)
     found = list(log.lines())
     if rest := log.remainder():
@@ -215,7 +217,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _start_of_last(path: Path, count: int) -> int:
-    """Where the last lines begin, found from the end; a line without an end counts."""
+    """Return where the last ``count`` lines begin; a last line without a line feed counts."""
     try:
         stream = path.open("rb")
     except OSError:
@@ -233,7 +235,7 @@ def _start_of_last(path: Path, count: int) -> int:
             found = len(block)
             while (found := block.rfind(b"\n", 0, found)) >= 0:
                 if position + found == end - 1:
-                    continue  # the end of the last line begins no other
+                    continue  # the line feed at the end of the file begins no line
                 wanted -= 1
                 if wanted == 0:
                     return position + found + 1

@@ -1,4 +1,7 @@
-"""``ddpjob``: parses the command line, runs one verb, and turns every mistake into three lines and an exit code."""
+"""``ddpjob``: parses the command line and runs one command; every mistake becomes three lines and an exit code.
+
+Imports little, so that ``--help`` and usage errors answer at once; ``run`` imports the operator.
+"""
 
 import os
 import shlex
@@ -32,11 +35,16 @@ app = typer.Typer(
 
 def run(
     source: Annotated[
-        str, Argument(metavar="FILE|SCRIPT.py", help="A YAML file with one DDPJob, - for standard input, or a script.")
+        str,
+        Argument(metavar="FILE|SCRIPT.py", help="YAML file with one DDPJob, - for standard input, or a Python script."),
     ],
     script_args: Annotated[
         list[str] | None,
-        Argument(metavar="SCRIPT_ARGS", help="Its arguments; those that begin with - after a --.", show_default=False),
+        Argument(
+            metavar="SCRIPT_ARGS",
+            help="Arguments of the script; put -- before arguments that begin with -.",
+            show_default=False,
+        ),
     ] = None,
     *,
     nodes: Annotated[
@@ -57,34 +65,37 @@ def run(
         ),
     ] = None,
     name: Annotated[
-        str | None, Option("--name", metavar="NAME", help="Another name for the job.", show_default=False)
+        str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).", show_default=False)
     ] = None,
     volumes: Annotated[
         list[str] | None,
         Option(
             "--volume",
             metavar="CLAIM=DIR",
-            help="A directory that stands for a claim. May be repeated.",
+            help="Use DIR as the claim CLAIM. May be repeated.",
             show_default=False,
         ),
     ] = None,
     data_dir: Annotated[
         str | None,
-        Option("--data-dir", metavar="DIR", help="Train ddptrain with the data in DIR.", show_default=False),
+        Option("--data-dir", metavar="DIR", help="Let ddptrain read the MNIST files in DIR.", show_default=False),
     ] = None,
     digits_if_offline: Annotated[
         bool,
         Option(
             "--digits-if-offline",
-            help="Where ddptrain would download MNIST and cannot, train on scikit-learn's digits.",
+            help="If MNIST cannot be downloaded, let ddptrain train on scikit-learn's digits.",
         ),
     ] = False,
     fresh: Annotated[
-        bool, Option("--fresh", help="Begin anew: forget the job's state and the checkpoints on its own claim.")
+        bool,
+        Option(
+            "--fresh", help="Start from scratch: first remove the job's state and the checkpoints on its own claim."
+        ),
     ] = False,
     state_dir: StateDir = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what a cluster would be asked for, and run nothing.")
+        bool, Option("--dry-run", help="Print the objects that a cluster would hold, and run nothing.")
     ] = False,
     output: Annotated[
         Literal["table", "plain", "json", "yaml"] | None,
@@ -99,14 +110,14 @@ def run(
 ) -> int:
     """Run a DDPJob, or a script under torchrun, on this machine.
 
-    It runs as a cluster would run it: the same pods, restarts and status. Run it again to resume what was interrupted.
+    The job gets the same pods, restarts and status as in a cluster. Run the same command again to resume it.
 
     \b
     Exit codes:
-      0         it succeeded
-      1         it failed
-      2         it was refused: the command line, or the spec
-      130, 143  it was stopped by Ctrl-C or SIGTERM; run it again to resume
+      0         the job succeeded
+      1         the job failed
+      2         the command line or the spec is wrong
+      130, 143  stopped by Ctrl-C or SIGTERM; run the same command again to resume
 
     \b
     Example:
@@ -114,7 +125,7 @@ def run(
     """
     from ddpjob.cli.run import execute
 
-    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
     return execute(
         Request(
             source=source,
@@ -130,7 +141,7 @@ def run(
             state_dir=Path(state_dir) if state_dir else None,
             dry_run=dry_run,
             output=output,
-            again=shlex.join(["ddpjob", *words]),
+            again=shlex.join(["ddpjob", *arguments]),
         )
     )
 
@@ -161,44 +172,43 @@ def ddpjob(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line. Returns the exit code."""
+    """Run one command line. Return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return int(get_command(app).main(words, prog_name="ddpjob", standalone_mode=False) or 0)
+        return int(get_command(app).main(arguments, prog_name="ddpjob", standalone_mode=False) or 0)
     except LocalError as error:
-        return _refused(error, words)
+        return _refused(error, arguments)
     except typer.TyperException as error:
-        return _refused(_usage(error, words), words)
+        return _refused(_usage(error, arguments), arguments)
     except (typer.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Whoever read us left; what is still buffered must not complain when Python ends.
+        # The reader is gone. Otherwise Python fails again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
-def _refused(error: LocalError, words: Sequence[str]) -> int:
+def _refused(error: LocalError, arguments: Sequence[str]) -> int:
     show_error(error)
-    if "run" in words[:1] and _wants_json(words):
+    if "run" in arguments[:1] and _wants_json(arguments):
         from ddpjob.cli.output import write_refusal
 
         write_refusal(sys.stdout, error, USAGE)
     return USAGE
 
 
-def _wants_json(words: Sequence[str]) -> bool:
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    return (
-        "-ojson" in words or "--output=json" in words or any(p in (("-o", "json"), ("--output", "json")) for p in pairs)
-    )
+def _wants_json(arguments: Sequence[str]) -> bool:
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    given = any(pair in (("-o", "json"), ("--output", "json")) for pair in pairs)
+    return given or "-ojson" in arguments or "--output=json" in arguments
 
 
-def _usage(error: typer.TyperException, words: Sequence[str]) -> LocalError:
-    """A mistake on the command line itself."""
+def _usage(error: typer.TyperException, arguments: Sequence[str]) -> LocalError:
+    """Return a usage error as three lines."""
     context = getattr(error, "ctx", None)
-    verb = next((word for word in words[:1] if word in _VERBS), "")
+    verb = next((argument for argument in arguments[:1] if argument in _VERBS), "")
     command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
     message = str(getattr(error, "message", "")) if near else ""
@@ -206,7 +216,7 @@ def _usage(error: typer.TyperException, words: Sequence[str]) -> LocalError:
     return LocalError(
         (message or error.format_message()).rstrip("."),
         f"did you mean {near}?" if near else usage.removeprefix("Usage: "),
-        f"{command} --help shows every option and an example",
+        f"{command} --help lists the options and shows an example",
     )
 
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share, the options of ``ddpjob run``, and the lookup of a job by its name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ StateDir = Annotated[
     Option(
         "--state-dir",
         metavar="DIR",
-        help="Where jobs and volumes are kept, instead of $DDPJOB_STATE_DIR or ~/.local/state/ddpjob.",
+        help="Directory of jobs and volumes, instead of $DDPJOB_STATE_DIR or ~/.local/state/ddpjob.",
         show_default=False,
     ),
 ]
 Namespace = Annotated[
     str | None,
-    Option("--namespace", "-n", metavar="NAME", help="Namespace to look in; all without it.", show_default=False),
+    Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only.", show_default=False),
 ]
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.", show_default=False)]
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``ddpjob run`` as they were given. again: the command that resumes what this one leaves."""
+    """The options of ``ddpjob run`` as they were given. again: the command that resumes the job."""
 
     source: str
     script_args: Sequence[str] = ()
@@ -48,12 +48,12 @@ class Request:
 
 
 def state_folder(state_dir: str | None) -> StateFolder:
-    """The folder that was named, else the default one."""
+    """Return the folder of ``--state-dir``, or the default one."""
     return StateFolder(Path(state_dir).expanduser() if state_dir else None)
 
 
 def find(folder: StateFolder, name: str, namespace: str | None) -> JobFolder:
-    """The one job of that name. Raises ``LocalError`` where there is none, or one in each of several namespaces."""
+    """Return the job of that name. Raises ``LocalError`` if there is none, or one in each of several namespaces."""
     jobs = [job for job in folder.jobs() if namespace in (None, job.namespace)]
     found = [job for job in jobs if job.name == name]
     if len(found) == 1:
@@ -62,12 +62,12 @@ def find(folder: StateFolder, name: str, namespace: str | None) -> JobFolder:
         spaces = ", ".join(job.namespace for job in found)
         raise LocalError(
             f"there are {len(found)} jobs named {name}, in the namespaces {spaces}",
-            "a name is unique within its namespace only",
+            "names are unique only within a namespace",
             f"add --namespace {found[0].namespace}",
         )
     where = f" in namespace {namespace}" if namespace else ""
     raise LocalError(
         f"there is no job {name}{where} in {folder.root}",
-        did_you_mean(name, [job.name for job in jobs], "it was never run here, or it was deleted"),
+        did_you_mean(name, [job.name for job in jobs], "it never ran here, or it was deleted"),
         "ddpjob get lists the jobs",
     )

@@ -1,4 +1,7 @@
-"""From the options of ``ddpjob run`` to a job that can be run, or to the first thing that is wrong with it."""
+"""Prepares a run: applies the options of ``ddpjob run`` to the job of the file and admits the result.
+
+Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used by ``run``.
+"""
 
 import ctypes
 import importlib.util
@@ -14,32 +17,40 @@ from typing import Any
 
 import yaml
 
-from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cli import jobfile
-from ddpjob.cli.host_paths import HostPaths, in_template
-from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, problem, schema
+from ddpjob.cli.host_paths import HostPaths
+from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
 from ddpjob.cli.options import Request
 from ddpjob.cli.text import did_you_mean
+from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.errors import LocalError
 from ddpjob.local.resources import gpu_limit, visible_gpus
-from ddpjob.local.session import render
 from ddpjob.local.state import StateFolder
 
-Json = dict[str, Any]
+Step = str | int
+"""One part of a field's path: the name of a field, or the index of a list's entry."""
+_STEP = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
+_ROOTS = ("metadata", "spec")
+_EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
+
+FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass
 class Prepared:
-    """What is to run. notes, warnings: what its user should know before it does."""
+    """What to run. notes, warnings: lines to print before the run begins."""
 
     file: JobFile
+    admitted: AdmittedJob
     paths: HostPaths
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def prepare(request: Request) -> Prepared:
-    """The job with everything that the options change in it. Raises ``LocalError``."""
+    """Return the admitted job with every change that the options make. Raises ``LocalError``."""
     file = jobfile.read(request.source, request.script_args)
     spec = file.job["spec"]
     if request.nodes is not None:
@@ -51,86 +62,77 @@ def prepare(request: Request) -> Prepared:
     for assignment in request.assignments:
         assign(file.job, assignment)
     if not file.job["metadata"].get("name"):
-        raise LocalError(
-            f"{request.source}: metadata.name is missing", "a job is known by its name", "give it a --name"
-        )
-    file.job["spec"] = render(file.job)[0]["spec"]
-    folder = StateFolder(request.state_dir)
-    bare = HostPaths(file.job, folder)
-    paths = HostPaths(file.job, folder, _volumes(request.volumes, bare))
+        raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
+    admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
+    paths = HostPaths(admitted.job, StateFolder(request.state_dir), _volumes(request.volumes, admitted.claims))
     if request.data_dir is not None:
-        use_directory(paths, request.data_dir)
-    notes = [f"{len(file.ignored)} other documents are ignored: {', '.join(file.ignored)}"] if file.ignored else []
-    return Prepared(file, paths, notes, warnings=_lack_of_gpus(file.job))
+        admitted = use_directory(admitted, paths, request.data_dir)
+    notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
+    return Prepared(file, admitted, paths, notes, warnings=_missing_gpus(admitted))
 
 
-def _volumes(given: Sequence[str], paths: HostPaths) -> Mapping[str, Path]:
+def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
+    """Return claim name to directory for each ``--volume CLAIM=DIR``. Raises ``LocalError``."""
     volumes: dict[str, Path] = {}
-    claims = paths.claims()
-    for word in given:
-        claim, equals, directory = word.partition("=")
+    for text in given:
+        claim, equals, directory = text.partition("=")
         path = Path(directory).expanduser().absolute()
         if not equals or not directory:
-            raise LocalError(
-                f"--volume {word}: there is no =DIR", "it takes CLAIM=DIR", "--volume my-claim=./my-folder"
-            )
+            raise LocalError(f"--volume {text}: =DIR is missing", "it takes CLAIM=DIR", "--volume my-claim=./my-folder")
         if claim not in claims:
             hint = did_you_mean(claim, claims, f"it mounts {', '.join(claims)}" if claims else "it mounts no claim")
-            raise LocalError(f"--volume {word}: the job mounts no claim {claim}", hint, "name a claim of the job's")
+            raise LocalError(f"--volume {text}: the job mounts no claim {claim}", hint, "name a claim that it mounts")
         if not path.is_dir():
+            # Not created, so that a typo cannot look like an empty volume.
             raise LocalError(
-                f"--volume {word}: no such directory", f"{path} is to stand for the claim", f"mkdir -p {path}"
+                f"--volume {text}: no such directory", f"{path} must exist: it is not created", f"mkdir -p {path}"
             )
         volumes[claim] = path
     return volumes
 
 
-def require_programs(job: Json) -> None:
-    """Refuse at once what would only fail, restart and fail again."""
-    if runs_ddptrain(job):
+def require_programs(admitted: AdmittedJob) -> None:
+    """Raise ``LocalError`` if a program that the job runs is not installed; the job would only fail and restart."""
+    if runs_ddptrain(admitted):
         missing = next((m for m in ("ddptrain", "torch", "numpy") if importlib.util.find_spec(m) is None), None)
         if missing:
             raise LocalError(
-                f"the job runs ddptrain, which needs {missing}, and that is not installed in {sys.prefix}",
-                "images are not used in local mode: programs of this machine run",
+                f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
+                "local mode uses the programs of this machine, not images",
                 "in the repository's folder: pip install -e '.[trainer]'",
             )
-    elif (job["spec"].get("command") or [None])[0] == "torchrun" and not _on_path("torchrun"):
+    elif admitted.command[0] == "torchrun" and not _on_path("torchrun"):
         raise LocalError(
             "the job runs torchrun, which is not installed here",
-            "it comes with PyTorch; images are not used in local mode",
+            "torchrun is part of PyTorch; local mode uses the programs of this machine, not images",
             "pip install torch",
         )
 
 
-def _lack_of_gpus(job: Json) -> list[str]:
-    """Nothing where this machine has the GPUs that each node asks for."""
-    wanted, found = gpu_limit(job["spec"]), len(visible_gpus())
+def _missing_gpus(admitted: AdmittedJob) -> list[str]:
+    """Return a warning if this machine has fewer GPUs than each node requests."""
+    wanted, found = gpu_limit(admitted.trainer), len(visible_gpus())
     if wanted <= found:
         return []
-    has = found or "none"
-    return [f"each node asks for {wanted} GPUs, this machine has {has}: --nproc N sets the processes of a node"]
+    return [
+        f"each node requests {wanted} GPUs, this machine has {found or 'none'}: "
+        "--nproc N sets the number of processes per node"
+    ]
 
 
 def _on_path(program: str) -> bool:
     return bool(shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent)))
 
 
-Step = str | int
-_STEP = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
-_ROOTS = ("metadata", "spec")
-_EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
-
-
 def assign(job: Json, assignment: str) -> None:
-    """Carry out one ``--set``; the value ``null`` removes the field.
+    """Carry out one ``--set FIELD=VALUE``: a path below spec, and a YAML value. ``null`` removes the field.
 
     Raises:
-        LocalError: no such field or entry, or no value.
+        LocalError: there is no such field or entry, or the value is missing or not YAML.
     """
     path, equals, text = assignment.partition("=")
     if not equals:
-        raise LocalError(f"--set {assignment}: there is no =", "it takes FIELD=VALUE", _EXAMPLES)
+        raise LocalError(f"--set {assignment}: the = is missing", "it takes FIELD=VALUE", _EXAMPLES)
     steps = _steps(path.strip(), assignment)
     node = _schema_of(steps, assignment)
     _put(job, steps, _value(text, node, assignment), assignment)
@@ -143,7 +145,7 @@ def _steps(path: str, assignment: str) -> list[Step]:
         found = _STEP.match(path, position)
         if found is None:
             raise LocalError(
-                f'--set {assignment}: "{path[position:]}" is no part of a path', "fields are joined by dots", _EXAMPLES
+                f'--set {assignment}: "{path[position:]}" is not part of a path', "dots separate fields", _EXAMPLES
             )
         name, index, double, single = found.groups()
         steps.append(int(index) if index is not None else name or double or single)
@@ -158,14 +160,16 @@ def _schema_of(steps: list[Step], assignment: str) -> Json:
     for step in steps:
         if isinstance(step, int):
             if node and node.get("type") != "array":
-                raise LocalError(f"--set {assignment}: {path} is no list", "[n] is an entry of a list", _EXAMPLES)
+                raise LocalError(f"--set {assignment}: {path} is not a list", "[n] selects a list's entry", _EXAMPLES)
             node, path = node.get("items", {}), f"{path}[{step}]"
             continue
         below = child(node, step) if node.get("type") != "array" else None
         if below is None:
             error, hint = no_such_field(path, step, node)
             raise LocalError(
-                f"--set {assignment}: {error}", hint, "docs/fields.md lists all; flags of the trainer belong into args"
+                f"--set {assignment}: {error}",
+                hint,
+                "docs/fields.md lists all fields; options of the trainer belong into args",
             )
         node, path = below, f"{path}.{step}" if path else step
     return node
@@ -176,15 +180,15 @@ def _value(text: str, node: Json, assignment: str) -> Any:
         value = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
         raise LocalError(
-            f"--set {assignment}: the value is not YAML: {problem(error)}",
-            "quotes, brackets and braces mean something in YAML",
-            "put the value in quotes, for the shell and for YAML: --set 'field=\"value\"'",
+            f"--set {assignment}: the value is not YAML: {yaml_problem(error)}",
+            "quotes, brackets and braces are YAML syntax",
+            "quote the value for the shell and for YAML: --set 'field=\"value\"'",
         ) from error
-    return _fitting(value, node, text.strip())
+    return _fitting_type(value, node, text.strip())
 
 
-def _fitting(value: Any, node: Json, text: str) -> Any:
-    """A number where the field takes text is text: ``--set args[2]=5`` means what it says."""
+def _fitting_type(value: Any, node: Json, text: str) -> Any:
+    """Return a number as text if the field takes text, so that ``--set args[2]=5`` needs no quotes."""
     if node.get("type") == "string" and isinstance(value, int | float):
         return text
     if isinstance(value, list) and node.get("items", {}).get("type") == "string":
@@ -193,158 +197,150 @@ def _fitting(value: Any, node: Json, text: str) -> Any:
 
 
 def _put(job: Json, steps: list[Step], value: Any, assignment: str) -> None:
-    place: Any = job
-    holder = ""
+    node: Any = job
+    parent = ""
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(step, int):
-            _reach(place, step, holder, assignment)
-        elif not isinstance(place, dict):
-            raise LocalError(f"--set {assignment}: {holder} is no mapping in this job", "it has no fields", _EXAMPLES)
+            _require_entry(node, step, parent, assignment)
+        elif not isinstance(node, dict):
+            raise LocalError(f"--set {assignment}: {parent} is not a mapping here", "it has no fields", _EXAMPLES)
         if after is None:
-            _write(place, step, value)
+            _write(node, step, value)
             return
-        if (place.get(step) if isinstance(place, dict) else place[step]) is None:
-            place[step] = [] if isinstance(after, int) else {}
-        place, holder = place[step], str(step)
+        if (node.get(step) if isinstance(node, dict) else node[step]) is None:
+            node[step] = [] if isinstance(after, int) else {}
+        node, parent = node[step], str(step)
 
 
-def _reach(place: Any, index: int, holder: str, assignment: str) -> None:
-    """One past the end is a new entry; anything further would leave holes."""
-    if not isinstance(place, list) or index > len(place):
-        length = len(place) if isinstance(place, list) else 0
+def _require_entry(node: Any, index: int, parent: str, assignment: str) -> None:
+    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
+    if not isinstance(node, list) or index > len(node):
+        length = len(node) if isinstance(node, list) else 0
         raise LocalError(
-            f"--set {assignment}: {holder} has no entry [{index}]",
+            f"--set {assignment}: {parent} has no entry [{index}]",
             f"it has {length}, counted from 0" if length else "it has none",
-            f"--set '{holder}[{length}]=…' adds one" if length else f"--set '{holder}=[a, b]' sets the whole list",
+            f"--set '{parent}[{length}]=…' adds one" if length else f"--set '{parent}=[a, b]' sets the whole list",
         )
-    if index == len(place):
-        place.append(None)
+    if index == len(node):
+        node.append(None)
 
 
-def _write(place: Any, step: Step, value: Any) -> None:
+def _write(node: Any, step: Step, value: Any) -> None:
     if value is not None:
-        place[step] = value
+        node[step] = value
     elif isinstance(step, int):
-        del place[step]
+        del node[step]
     else:
-        place.pop(step, None)
+        node.pop(step, None)
 
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-FETCH_SECONDS = 120.0  # 11 MB; whoever has less than 100 KB/s is better off with a copy of the files
+def runs_ddptrain(admitted: AdmittedJob) -> bool:
+    """Return whether the job runs this repository's trainer, by name or as the entrypoint of its image."""
+    command = admitted.command
+    return not command or (len(command) == 1 and PurePosixPath(command[0]).name == "ddptrain")
 
 
-def runs_ddptrain(job: Json) -> bool:
-    """Whether the job's program is the trainer of this repository: by name, or as the entrypoint of its image."""
-    spec = job["spec"]
-    containers = in_template(job, "containers")
-    templates = next((c.get("command") for c in containers if c.get("name") == names.TRAINER_CONTAINER), None)
-    command = spec.get("command") or templates
-    return not command or (len(command) == 1 and PurePosixPath(str(command[0])).name == "ddptrain")
-
-
-def use_directory(paths: HostPaths, given: str) -> None:
-    """Train with the data in a directory of this machine. Raises ``LocalError`` where that cannot be."""
-    _must_run_ddptrain(paths.job, "--data-dir")
+def use_directory(admitted: AdmittedJob, paths: HostPaths, given: str) -> AdmittedJob:
+    """Return the job with the data of ``--data-dir``. Raises ``LocalError`` if it cannot use that directory."""
+    _require_ddptrain(admitted, "--data-dir")
     directory = Path(given).expanduser().absolute()
     if not directory.is_dir():
         raise LocalError(
             f"--data-dir {given}: no such directory",
-            "it holds the four MNIST files, gzipped or not",
+            "it must hold the four MNIST files, gzipped or not",
             f"ddptrain data fetch --data-dir {given} downloads them; without a network, use --digits-if-offline",
         )
     for mount in paths.mounts():
         if directory.is_relative_to(mount):
             raise LocalError(
-                f"--data-dir {given} lies below {mount}, where the job mounts a volume",
-                "in local mode that path means the volume's directory",
-                "--volume CLAIM=DIR puts a directory in the place of the volume",
+                f"--data-dir {given} is below {mount}, where the job mounts a volume",
+                "local mode translates that path into the volume's directory",
+                "--volume CLAIM=DIR uses a directory as the volume",
             )
-    _read_from(paths.job, directory)
+    return _with_data_dir(admitted, directory)
 
 
 def digits_if_offline(
-    paths: HostPaths, *, fresh: bool, say: Callable[[str], None], warn: Callable[[str], None]
-) -> None:
-    """Where a job would download MNIST: see that it is there, else train on scikit-learn's digits, and say so."""
-    _must_run_ddptrain(paths.job, "--digits-if-offline")
-    args = list(paths.job["spec"].get("args") or ())
+    admitted: AdmittedJob, paths: HostPaths, *, fresh: bool, say: Callable[[str], None], warn: Callable[[str], None]
+) -> AdmittedJob:
+    """Return the job with MNIST on this machine instead of ``--download``, or with scikit-learn's digits."""
+    _require_ddptrain(admitted, "--digits-if-offline")
+    args = list(admitted.job.spec.args or ())
     if "--download" not in args:
-        return
+        return admitted
     asked = value_of(args, "--data-dir")
-    # What lies in the volume of the claimTemplate will not survive --fresh.
-    if asked and not fresh and _is_whole(paths.on_host(asked)):
-        return
+    # --fresh empties the volume of the claimTemplate, and the data in it.
+    if asked and not fresh and _is_complete(paths.on_host(asked)):
+        return admitted
     kept = paths.folder.root / "datasets" / "mnist"
     say("looking for MNIST")
     problem = _fetch(kept)
     if problem is None:
-        _read_from(paths.job, kept)
-        return
-    args = without(without(args, "--data-dir", takes_value=True), "--download")
-    paths.job["spec"]["args"] = [*without(args, "--data", takes_value=True), "--data", "digits"]
-    warn(f"NOT MNIST: it is not here and cannot be downloaded ({problem})")
+        return _with_data_dir(admitted, kept)
+    warn(f"NOT MNIST: it is not on this machine and cannot be downloaded ({problem})")
     warn("training on scikit-learn's digits instead (1,797 images of 8×8); --data-dir DIR uses files you have")
+    args = without(without(args, "--data-dir", takes_value=True), "--download")
+    return admitted.with_args([*without(args, "--data", takes_value=True), "--data", "digits"])
 
 
 def value_of(args: list[str], flag: str) -> str | None:
-    """The value that holds: of the last mention."""
+    """Return the value of a flag; the last occurrence counts."""
     found = None
-    for position, word in enumerate(args):
-        if word == flag and position + 1 < len(args):
+    for position, arg in enumerate(args):
+        if arg == flag and position + 1 < len(args):
             found = args[position + 1]
-        elif word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
+        elif arg.startswith(f"{flag}="):
+            found = arg.partition("=")[2]
     return found
 
 
 def without(args: list[str], flag: str, *, takes_value: bool = False) -> list[str]:
-    """The words without a flag and, where it takes one, its value."""
+    """Return the arguments without a flag and, if it takes one, its value."""
     kept: list[str] = []
     skip = False
-    for word in args:
-        if skip or word == flag or (takes_value and word.startswith(f"{flag}=")):
-            skip = not skip and word == flag and takes_value
+    for arg in args:
+        if skip or arg == flag or (takes_value and arg.startswith(f"{flag}=")):
+            skip = not skip and arg == flag and takes_value
             continue
-        kept.append(word)
+        kept.append(arg)
     return kept
 
 
-def _read_from(job: Json, directory: Path) -> None:
-    args = without(list(job["spec"].get("args") or ["train"]), "--download")
-    job["spec"]["args"] = [*without(args, "--data-dir", takes_value=True), "--data-dir", str(directory)]
+def _with_data_dir(admitted: AdmittedJob, directory: Path) -> AdmittedJob:
+    args = without(admitted.job.spec.args or ["train"], "--download")
+    return admitted.with_args([*without(args, "--data-dir", takes_value=True), "--data-dir", str(directory)])
 
 
-def _must_run_ddptrain(job: Json, option: str) -> None:
-    if not runs_ddptrain(job):
-        command = " ".join(map(str, job["spec"].get("command") or ["its template's command"]))
+def _require_ddptrain(admitted: AdmittedJob, option: str) -> None:
+    if not runs_ddptrain(admitted):
         raise LocalError(
-            f"{option} is for jobs that run ddptrain; this one runs {command}",
-            "other programs name their data in their own ways",
+            f"{option} is for jobs that run ddptrain; this one runs {' '.join(admitted.command)}",
+            "other programs have other options for their data",
             "--set 'args[0]=…' changes an argument, --volume CLAIM=DIR gives a volume a directory",
         )
 
 
-def _is_whole(directory: Path) -> bool:
+def _is_complete(directory: Path) -> bool:
     return directory.is_dir() and _ddptrain("verify", directory).returncode == 0
 
 
 def _fetch(directory: Path) -> str | None:
-    """None when the files are there; else why not, in a few words."""
+    """Download MNIST. Return None on success, otherwise a short reason."""
     try:
         done = _ddptrain("fetch", directory, "--tries", "1")
     except subprocess.TimeoutExpired:
         return f"no answer for {FETCH_SECONDS:g} s"
     if done.returncode == 0:
         return None
-    said = next((line for line in done.stderr.splitlines() if line.startswith("error:")), "ddptrain data fetch failed")
-    reason = said.removeprefix("error:").split(";")[0].strip()
-    # "no mirror delivered FILE: URL: <urlopen error [Errno -2] Name or service not known>": the last part says it all.
-    return re.sub(r"^<urlopen error (\[Errno -?\d+\] )?|>$", "", reason.rsplit(": ", 1)[-1])
+    lines = done.stderr.splitlines()
+    error = next((line for line in lines if line.startswith("error:")), "ddptrain data fetch failed")
+    # The last part of "error: no mirror delivered FILE: URL: <urlopen error [Errno -2] …>" is enough for one line.
+    reason = error.removeprefix("error:").split(";")[0].strip().rsplit(": ", 1)[-1]
+    return re.sub(r"^<urlopen error (\[Errno -?\d+\] )?|>$", "", reason)
 
 
 def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    # A program of its own: the trainer is no part of the operator's package, and may not even be installed.
+    # A separate program: the trainer is not part of the operator's package and may not be installed.
     command = [sys.executable, "-m", "ddptrain", "data", verb, "--data-dir", str(directory), *options]
     return subprocess.run(
         command,
@@ -353,10 +349,10 @@ def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.Completed
         errors="replace",
         timeout=FETCH_SECONDS,
         check=False,
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
     )
 
 
-def _end_with_parent() -> None:
-    """A download does not outlive the run that waits for it."""
+def _die_with_parent() -> None:
+    """Kill the download when the run that waits for it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""``ddpjob run`` carried out. It brings the operator and the API's schema, so it comes late."""
+"""Carries out ``ddpjob run``: prepares the job, runs a session, and reports it. Imported only when a job runs."""
 
 import asyncio
 import contextlib
@@ -6,123 +6,112 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from ddpjob.api import names
-from ddpjob.cli.jobfile import dump
+from ddpjob.api.wire import Json
+from ddpjob.cli.jobfile import dump_yaml
 from ddpjob.cli.logs import LogFile
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import Display, JsonDisplay, PipeSafeStream, PlainDisplay
 from ddpjob.cli.prepare import Prepared, digits_if_offline, prepare, require_programs, runs_ddptrain
-from ddpjob.cli.snapshot import snapshot
+from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
-from ddpjob.local.session import Options, Session, render
+from ddpjob.local.session import Options, Session
 from ddpjob.local.state import JobFolder
-
-Json = dict[str, Any]
-
-
-def execute(request: Request) -> int:
-    """Run, or with ``dry_run`` only show, the job. Returns the exit code; raises ``LocalError``."""
-    audience = PipeSafeStream(sys.stdout)
-    prepared = prepare(request)
-    if request.dry_run:
-        return _dry_run(request, prepared)
-    require_programs(prepared.file.job)
-    display = _display(request.output, audience)
-    begin = time.monotonic()
-    with display:
-        for note in prepared.notes:
-            display.note(note)
-        for warning in prepared.warnings:
-            display.note(warning, loud=True)
-        if request.digits_if_offline:
-            warn = partial(display.note, loud=True)
-            digits_if_offline(prepared.paths, fresh=request.fresh, say=display.note, warn=warn)
-        options = Options(fresh=request.fresh, volumes=prepared.paths.volumes, directory=prepared.file.directory)
-        shows_output = not runs_ddptrain(prepared.file.job)
-        job, stopped_by = asyncio.run(
-            watched(
-                lambda on_change: Session(
-                    prepared.file.job,
-                    prepared.file.others,
-                    prepared.paths.folder,
-                    options,
-                    on_change=on_change,
-                    say=display.note,
-                ),
-                display,
-                audience,
-                prepared.paths.record if shows_output else None,
-            )
-        )
-        result = RunResult(job, prepared.paths, time.monotonic() - begin, request.again, stopped_by)
-        display.end(result)
-    if request.output == "yaml":
-        print(dump(job), end="", file=audience.stream)
-    return result.exit_code
-
-
-def _dry_run(request: Request, prepared: Prepared) -> int:
-    """The objects that a cluster would hold, the user's ConfigMaps included; Secrets stay where they are."""
-    shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
-    objects = [*render(prepared.file.job), *shown]
-    for note in prepared.notes:
-        print(f"· {one_line(note)}", file=sys.stderr)
-    if len(shown) < len(prepared.file.others):
-        print("· Secrets are left out", file=sys.stderr)
-    if request.digits_if_offline:
-        print("· --digits-if-offline looks for MNIST when the job runs, not now", file=sys.stderr)
-    if request.output == "json":
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
-    else:
-        print(dump(*objects), end="")
-    return 0
-
-
-def _display(output: str | None, audience: PipeSafeStream) -> Display:
-    if output == "json":
-        return JsonDisplay(audience.stream)
-    if output == "yaml":
-        return PlainDisplay(PipeSafeStream(sys.stderr).stream)
-    if output == "table" or (output is None and audience.is_terminal()):
-        from rich.console import Console
-
-        from ddpjob.cli.live import LiveDisplay
-
-        return LiveDisplay(Console(file=audience.stream, highlight=False, emoji=False, markup=False))
-    return PlainDisplay(audience.stream)
-
 
 OnChange = Callable[[Json, Sequence[Json]], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 0.2
 
 
-async def watched(
-    make: Callable[[OnChange], Session], display: Display, audience: PipeSafeStream, record: JobFolder | None
-) -> tuple[Json, int | None]:
-    """Run a session. ``record``: where node 0's output is, if it is to be shown.
+def execute(request: Request) -> int:
+    """Run the job, or with ``dry_run`` only print it. Return the exit code. Raises ``LocalError``."""
+    stdout = PipeSafeStream(sys.stdout)
+    prepared = prepare(request)
+    if request.dry_run:
+        return _dry_run(request, prepared)
+    require_programs(prepared.admitted)
+    display = _display(request.output, stdout)
+    begin = time.monotonic()
+    with display:
+        for note in prepared.notes:
+            display.note(note)
+        for warning in prepared.warnings:
+            display.note(warning, loud=True)
+        admitted, paths = prepared.admitted, prepared.paths
+        if request.digits_if_offline:
+            warn = partial(display.note, loud=True)
+            admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
+        options = Options(fresh=request.fresh, volumes=paths.volumes, directory=prepared.file.directory)
+        record = None if runs_ddptrain(admitted) else paths.record  # ddptrain reports its progress itself
 
-    Returns the job as it is in the end, and the signal that stopped it, None where none did.
+        def make_session(on_change: OnChange) -> Session:
+            others = prepared.file.others
+            return Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
+
+        job, stopped_by = asyncio.run(_run_session(make_session, display, stdout, record))
+        result = RunResult(job, paths, time.monotonic() - begin, request.again, stopped_by)
+        display.end(result)
+    if request.output == "yaml":
+        print(dump_yaml(job), end="", file=stdout.stream)
+    return result.exit_code
+
+
+def _dry_run(request: Request, prepared: Prepared) -> int:
+    """Print the objects that a cluster would hold, the user's ConfigMaps included and Secrets excluded."""
+    shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
+    objects = [*prepared.admitted.manifests(), *shown]
+    for note in prepared.notes:
+        print(f"· {one_line(note)}", file=sys.stderr)
+    if len(shown) < len(prepared.file.others):
+        print("· Secrets are left out", file=sys.stderr)
+    if request.digits_if_offline:
+        print("· --digits-if-offline takes effect when the job runs, not here", file=sys.stderr)
+    if request.output == "json":
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
+    else:
+        print(dump_yaml(*objects), end="")
+    return 0
+
+
+def _display(output: str | None, stdout: PipeSafeStream) -> Display:
+    if output == "json":
+        return JsonDisplay(stdout.stream)
+    if output == "yaml":
+        return PlainDisplay(PipeSafeStream(sys.stderr).stream)
+    if output == "table" or (output is None and stdout.is_terminal()):
+        from rich.console import Console
+
+        from ddpjob.cli.live import LiveDisplay
+
+        return LiveDisplay(Console(file=stdout.stream, highlight=False, emoji=False, markup=False))
+    return PlainDisplay(stdout.stream)
+
+
+async def _run_session(
+    make_session: Callable[[OnChange], Session], display: Display, stdout: PipeSafeStream, record: JobFolder | None
+) -> tuple[Json, int | None]:
+    """Run a session. Return the job in its last state, and the signal that stopped it or None.
+
+    record: the job's folder if the output of node 0 is to be shown.
     """
     seen: list[Json] = []
-    output = _Output(record, display)
+    output = _NodeOutput(record, display)
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
         seen[:] = [job]
         output.follow(job)
-        display.show(snapshot(job, pods))
+        display.show(take_snapshot(job, pods))
 
-    session = make(on_change)
+    session = make_session(on_change)
     stop = _Stop(display.note)
-    audience.on_leave = lambda: stop.ask(signal.SIGPIPE)
+    stdout.on_broken_pipe = lambda: stop.request(signal.SIGPIPE)
     running = asyncio.create_task(session.run(stop.event), name="session")
-    reading = asyncio.create_task(output.read_on(), name="output")
-    with stop.listening(running):
+    reading = asyncio.create_task(output.read_forever(), name="output")
+    with stop.on_signals(running):
         try:
             job = await running
         except asyncio.CancelledError:
@@ -136,7 +125,7 @@ async def watched(
 
 
 class _Stop:
-    """The first signal asks the job to save and leave, the second kills it."""
+    """The first signal suspends the job, so that the trainer saves; the second kills it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.event = asyncio.Event()
@@ -145,31 +134,32 @@ class _Stop:
         self._running: asyncio.Task[Json] | None = None
 
     @contextlib.contextmanager
-    def listening(self, running: asyncio.Task[Json]) -> Any:
+    def on_signals(self, running: asyncio.Task[Json]) -> Iterator[None]:
         self._running = running
         loop = asyncio.get_running_loop()
-        # nohup leaves SIGHUP ignored, and so do we.
-        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in heeded:
-            loop.add_signal_handler(number, self.ask, number)
+        # A signal that is ignored stays ignored: nohup starts programs with SIGHUP ignored.
+        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in handled:
+            loop.add_signal_handler(number, self.request, number)
         try:
             yield
         finally:
-            for number in heeded:
+            for number in handled:
                 loop.remove_signal_handler(number)
 
-    def ask(self, number: int) -> None:
-        """Asked once: stop in order. Asked again: at once."""
+    def request(self, number: int) -> None:
+        """Suspend the job at the first call, kill it at the second."""
         if self.number is None:
             self.number = number
             self.event.set()
-            self._say(f"{signal.Signals(number).name}: the trainer saves and leaves; once more to kill it at once")
+            name = signal.Signals(number).name
+            self._say(f"{name}: waiting for the trainer to save and exit; send it again to kill the job")
         elif self._running is not None and number != signal.SIGPIPE:
-            self._say("killing what still runs")
+            self._say("killing all processes of the job")
             self._running.cancel()
 
 
-class _Output:
+class _NodeOutput:
     """Shows what node 0 of the current attempt prints."""
 
     def __init__(self, record: JobFolder | None, display: Display) -> None:
@@ -179,6 +169,7 @@ class _Output:
         self._log: LogFile | None = None
 
     def follow(self, job: Json) -> None:
+        """Switch to the log of the job's current attempt."""
         attempt = (job.get("status") or {}).get("attempt")
         if self._record is None or not attempt:
             return
@@ -189,6 +180,7 @@ class _Output:
             self._pod, self._log = pod, LogFile(self._record.log(pod))
 
     def read(self, *, to_the_end: bool = False) -> None:
+        """Show new lines; with ``to_the_end`` also a last line without a line feed."""
         if self._log is None:
             return
         for line in self._log.lines():
@@ -196,7 +188,7 @@ class _Output:
         if to_the_end and (rest := self._log.remainder()):
             self._display.output(rest)
 
-    async def read_on(self) -> None:
+    async def read_forever(self) -> None:
         while True:
             self.read()
             await asyncio.sleep(_OUTPUT_SECONDS)

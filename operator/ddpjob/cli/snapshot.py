@@ -1,6 +1,6 @@
-"""What is to be said of a job at one moment, the same for a table, for plain lines and for programs.
+"""One moment of a job, as the live table, the plain lines and the JSON output show it.
 
-Every text that came from elsewhere is made harmless here, so that no way of showing it can forget to.
+Text of other programs is sanitized here, so that no output can forget to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cli.text import one_line
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Snapshot:
     nodes_ready: str
     num_nodes: int
     nproc_per_node: int | None
+    world_size: int | None
     phase: str | None
     epoch: int | None
     total_epochs: int | None
@@ -53,29 +53,30 @@ class Snapshot:
     nodes: tuple[NodeState, ...]
 
     def wire(self) -> Json:
-        """For programs: camelCase as in the status, absent where unknown."""
+        """Return the snapshot as JSON, in camelCase as in the status; unknown fields are absent."""
         values = {_camel(key): value for key, value in asdict(self).items() if value not in (None, "")}
         values["nodes"] = [{key: value for key, value in asdict(node).items() if value != ""} for node in self.nodes]
         return values
 
 
-def snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
-    """The facts of a job and its pods."""
-    status, spec = job.get("status") or {}, job.get("spec") or {}
+def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
+    """Return the snapshot of an admitted job and its pods."""
+    status, spec = job.get("status") or {}, job["spec"]
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
+    world = status.get("world") or {}
     attempt = int(status.get("attempt") or 0)
-    num_nodes = int(spec.get("numNodes") or 1)
     return Snapshot(
         name=one_line(job["metadata"]["name"]),
-        namespace=one_line(job["metadata"].get("namespace") or "default"),
+        namespace=one_line(job["metadata"]["namespace"]),
         state=one_line(status.get("state") or "Pending"),
         message=one_line(_message(status)),
         attempt=attempt,
         restarts=int(status.get("restarts") or 0),
-        max_restarts=int((spec.get("restartPolicy") or {}).get("maxRestarts", 3)),
-        nodes_ready=one_line(status.get("nodesReady") or f"0/{num_nodes}"),
-        num_nodes=num_nodes,
-        nproc_per_node=(status.get("world") or {}).get("nprocPerNode"),
+        max_restarts=spec["restartPolicy"]["maxRestarts"],
+        nodes_ready=one_line(status.get("nodesReady") or f"0/{spec['numNodes']}"),
+        num_nodes=spec["numNodes"],
+        nproc_per_node=world.get("nprocPerNode"),
+        world_size=world.get("worldSize"),
         phase=_text(progress, "phase"),
         epoch=progress.get("epoch"),
         total_epochs=progress.get("totalEpochs"),
@@ -93,12 +94,12 @@ def snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
 
 
 def condition(status: Mapping[str, Any], name: str) -> Json:
-    """A condition of a status, {} where it is not set."""
+    """Return a condition of a status, {} if it is not set."""
     return next((dict(c) for c in status.get("conditions") or () if c.get("type") == name), {})
 
 
 def _message(status: Mapping[str, Any]) -> str:
-    """The most telling message of the conditions that hold; none while everything runs as it should."""
+    """Return the message of the most important condition that is True; empty while the job runs normally."""
     for name in ("Failed", "Stalled", "Suspended", "Restarting"):
         found = condition(status, name)
         if found.get("status") == "True" and found.get("message"):
@@ -123,7 +124,7 @@ def _nodes(pods: Sequence[Json], attempt: int) -> list[NodeState]:
 
 
 def pod_state(pod: Json) -> tuple[str, str, str]:
-    """State, detail and since when, of a pod's trainer, as ``kubectl get pods`` would put it."""
+    """Return the state of a pod's trainer as ``kubectl get pods`` shows it, a detail, and when the state began."""
     status = pod.get("status") or {}
     containers = status.get("containerStatuses") or ()
     trainer: Json = next((c for c in containers if c.get("name") == names.TRAINER_CONTAINER), {})

@@ -1,4 +1,4 @@
-"""How a run ended: accuracy, loss curve and checkpoint, or what went wrong and the culprit's last words."""
+"""The end of a run: accuracy, loss curve and file locations, or the error and the end of the failed node's log."""
 
 import json
 import math
@@ -7,30 +7,38 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ddpjob.api.wire import Json
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.logs import last_lines
 from ddpjob.cli.snapshot import condition
-from ddpjob.cli.text import duration, error_lines, one_line, ranks_text, sanitize_line
+from ddpjob.cli.text import accuracy_text, duration, error_lines, one_line, ranks_text, sanitize_line
 from ddpjob.local.errors import LocalError
 
-Json = dict[str, Any]
-_TAIL = 15  # lines of the culprit's log
-_MISMATCH = 78  # the trainer's exit code for checkpoints of another run, docs/trainer.md
-_NO_DATA = 66  # the trainer's exit code for data that cannot be had or read
+METRICS_FILE = "metrics.jsonl"
+"""The trainer writes it into the checkpoint directory."""
+_LOG_LINES = 15  # of the node that failed
 _LONGEST_ERROR = 400  # characters
+_MISMATCH = 78  # the trainer's exit code for a checkpoint of another configuration
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of one run. seconds: of this run. stopped_by: the signal that ended it. again: the command to resume."""
+    """The result of one run.
+
+    seconds: duration of this run. again: the command that resumes the job. stopped_by: the signal that stopped it.
+    """
 
     job: Json
     paths: HostPaths
     seconds: float
     again: str
     stopped_by: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.paths.job.name
 
     @property
     def status(self) -> Json:
@@ -46,14 +54,14 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 succeeded (or suspended by its own spec), 1 failed, 128 + n stopped by signal n."""
+        """0: succeeded, or suspended by its own spec. 1: failed. 128 + n: stopped by signal n."""
         if self.state in ("Succeeded", "Failed"):
             return int(self.failed)
         return 128 + self.stopped_by if self.stopped_by else 0
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last evaluation, from 0 to 1."""
+        """Accuracy of the last evaluation, from 0 to 1; None if the trainer reported no finite number."""
         try:
             accuracy = float((self.status.get("progress") or {})["accuracy"])
         except (KeyError, ValueError):
@@ -68,26 +76,27 @@ class RunResult:
 
     @property
     def metrics(self) -> Path | None:
-        """The loss of every step, where the trainer wrote it down."""
+        """The file with the loss of every step, if the trainer wrote one."""
         directory = self.paths.checkpoints()
-        path = directory / FILE_NAME if directory else None
+        path = directory / METRICS_FILE if directory else None
         return path if path and path.is_file() else None
 
     @property
     def failure(self) -> Json:
-        """The last entry of status.failures, {} where nothing failed."""
+        """The last entry of status.failures, {} if nothing failed."""
         return dict((self.status.get("failures") or [{}])[-1])
 
     def wire(self) -> Json:
-        """For programs."""
+        """Return the result as JSON; unknown fields are absent."""
         finished = condition(self.status, "Finished")
+        is_finished = finished.get("status") == "True"
         values: Json = {
             "exitCode": self.exit_code,
-            "name": self.paths.name,
-            "namespace": self.paths.namespace,
+            "name": self.name,
+            "namespace": self.paths.job.namespace,
             "state": self.state,
-            "reason": finished.get("reason") if finished.get("status") == "True" else None,
-            "message": finished.get("message") if finished.get("status") == "True" else None,
+            "reason": finished.get("reason") if is_finished else None,
+            "message": finished.get("message") if is_finished else None,
             "accuracy": self.accuracy,
             "loss": (self.status.get("progress") or {}).get("loss"),
             "restarts": self.status.get("restarts", 0),
@@ -102,7 +111,7 @@ class RunResult:
 
 
 def summary_lines(result: RunResult, width: int) -> list[str]:
-    """The ending for a person."""
+    """Return the lines that end a run on a terminal or in a log."""
     if result.state == "Succeeded":
         return ["", *_succeeded(result, width)]
     return ["", *(_failed(result) if result.failed else _suspended(result))]
@@ -111,14 +120,14 @@ def summary_lines(result: RunResult, width: int) -> list[str]:
 def _succeeded(result: RunResult, width: int) -> list[str]:
     world = (result.status.get("world") or {}).get("worldSize")
     ranks = f" on {ranks_text(world)}" if world else ""
-    headline = f"{result.paths.name} succeeded in {duration(result.seconds)}{ranks}"
+    headline = f"{result.name} succeeded in {duration(result.seconds)}{ranks}"
     if result.accuracy is not None:
-        headline += f": accuracy {100 * result.accuracy:.2f} % on the test set"
+        headline += f": accuracy {accuracy_text(result.accuracy)} on the test set"
     drawn = drawing(losses(result.metrics), width) if result.metrics else []
-    return [headline, "", *drawn, *([""] if drawn else []), *_where(result)]
+    return [headline, "", *drawn, *([""] if drawn else []), *_locations(result)]
 
 
-def _where(result: RunResult) -> list[str]:
+def _locations(result: RunResult) -> list[str]:
     found: list[tuple[str, object]] = []
     if result.checkpoint:
         found.append(("checkpoint", result.checkpoint))
@@ -126,7 +135,7 @@ def _where(result: RunResult) -> list[str]:
         found.append(("volume", directory))
     if result.metrics:
         found.append(("metrics", result.metrics))
-    found.append(("logs", f"ddpjob logs {result.paths.name} --all   ({result.paths.record.path / 'pods'})"))
+    found.append(("logs", f"ddpjob logs {result.name} --all   ({result.paths.record.path / 'pods'})"))
     if restarts := result.status.get("restarts"):
         why = "; ".join(one_line(f.get("message", ""))[:160] for f in result.status.get("failures") or ())
         found.append(("restarts", f"{restarts}: {why}"))
@@ -135,69 +144,67 @@ def _where(result: RunResult) -> list[str]:
 
 def _suspended(result: RunResult) -> list[str]:
     if result.stopped_by is None:
-        return [f"{result.paths.name} is suspended: its spec says so", f"  resume      {result.again}"]
+        return [f"{result.name} is suspended by its own spec (spec.suspend)", f"  resume      {result.again}"]
     name = signal.Signals(result.stopped_by).name
     step = (result.status.get("checkpoint") or {}).get("step")
     saved = f"the checkpoint of step {step} is saved" if step is not None else "no checkpoint was reported"
-    head = f"{result.paths.name} was stopped by {name} after {duration(result.seconds)}: {saved}"
-    return [head, f"  resume      {result.again}", *_where(result)]
+    headline = f"{result.name} was stopped by {name} after {duration(result.seconds)}: {saved}"
+    return [headline, f"  resume      {result.again}", *_locations(result)]
 
 
 def _failed(result: RunResult) -> list[str]:
-    failure, name = result.failure, result.paths.name
     finished = condition(result.status, "Finished")
-    # Deadlines end a job without a culprit; restarts that are spent have one, and its words say more.
-    culprit = failure if failure.get("action") == "Fail" else {}
-    message = str(culprit.get("message") or finished.get("message") or "it does not say why")
-    # ddptrain's messages end with what to do.
-    message, _, advice = message.rpartition("; next: ") if "; next: " in message else (message, "", "")
+    # A deadline fails the job without a failed pod; if the restarts are used up, the last failure says more.
+    failure = result.failure if result.failure.get("action") == "Fail" else {}
+    message = str(failure.get("message") or finished.get("message") or "no reason was reported")
     restarts = result.status.get("restarts") or 0
     after = f" after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
-    which = f" --node {culprit['rank']}" if culprit.get("rank") is not None else " --all"
-    attempt = f" --attempt {culprit['attempt']}" if culprit.get("attempt") else ""
-    log = _tail(result, culprit)
+    node = f" --node {failure['rank']}" if failure.get("rank") is not None else " --all"
+    attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
+    logs_command = f"ddpjob logs {result.name}{node}{attempt}"
+    log = _end_of_log(result, failure)
+    hint, next_step = _local_hint(failure, finished), ""
+    if not hint:
+        hint, next_step = str(failure.get("hint") or ""), str(failure.get("next") or "")
     error = LocalError(
-        f"{name} failed{after}: {_head(message)}",
-        _hint(culprit, finished, message) or advice or ("its last lines are below" if log else "the logs may say more"),
-        f"ddpjob logs {name}{which}{attempt}",
+        f"{result.name} failed{after}: {_first_line(message)}",
+        hint or ("its last lines are below" if log else "the logs may say more"),
+        next_step or logs_command,
     )
-    return [*error_lines(error), *log]
+    return [*error_lines(error), *([f"logs:  {logs_command}"] if next_step else []), *log]
 
 
-def _head(message: str) -> str:
-    """Without the tail of the log that a message may carry: the tail itself follows."""
+def _first_line(message: str) -> str:
+    """Return the message without the end of the log that it may contain; that is printed below."""
     first = message.strip().splitlines()[0] if message.strip() else ""
     return first if len(first) <= _LONGEST_ERROR else f"{first[:_LONGEST_ERROR]} …"
 
 
-def _hint(culprit: Json, finished: Json, message: str) -> str:
-    """What usually causes it, on one machine; empty where nobody knows."""
-    if culprit.get("reason") in ("StartError", "ContainerCannotRun"):
-        return "images are not used in local mode: the program must be installed here and on PATH"
-    if culprit.get("exitCode") == _MISMATCH or "belong to another configuration" in message:
-        return "--fresh begins without the checkpoints of before, another --name beside them"
-    if culprit.get("exitCode") == _NO_DATA and "no mirror delivered" in message:
+def _local_hint(failure: Json, finished: Json) -> str:
+    """Return the usual cause in local mode, or what to do about it there; empty if there is none."""
+    reason, number = failure.get("reason"), failure.get("signal")
+    if reason in ("StartError", "ContainerCannotRun"):
+        return "local mode does not use images: the program must be installed here and on PATH"
+    if reason in ("ConfigMismatch", "DataMismatch") or failure.get("exitCode") == _MISMATCH:
+        return "--fresh removes the existing checkpoints, another --name keeps them"
+    if reason == "DownloadFailed":
         return "--data-dir DIR trains with files you have, --digits-if-offline on scikit-learn's digits"
-    if culprit.get("signal") == signal.SIGKILL:
-        return "SIGKILL is often the kernel's out-of-memory killer: try fewer processes, or a smaller batch"
-    if culprit.get("signal") == signal.SIGBUS:
-        return "a bus error is often a full /dev/shm"
+    if number == signal.SIGKILL:
+        return "SIGKILL often comes from the kernel's out-of-memory killer: try fewer processes or a smaller batch"
+    if number == signal.SIGBUS:
+        return "a bus error often means that /dev/shm is full"
     if finished.get("reason") == "DeadlineExceeded":
-        return "what was saved stays; --set activeDeadlineSeconds=… gives it more time"
+        return "checkpoints are kept; --set activeDeadlineSeconds=… gives the job more time"
     return ""
 
 
-def _tail(result: RunResult, failure: Json) -> Sequence[str]:
+def _end_of_log(result: RunResult, failure: Json) -> Sequence[str]:
     pod = failure.get("pod")
     if not pod:
         return []
     log = result.paths.record.log(str(pod))
-    last = [sanitize_line(line) for line in last_lines(log, _TAIL)]
+    last = [sanitize_line(line) for line in last_lines(log, _LOG_LINES)]
     return ["", f"last lines of {one_line(log)}:", *(f"  {line}" for line in last)] if last else []
-
-
-FILE_NAME = "metrics.jsonl"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -209,10 +216,10 @@ class Point:
 
 
 def losses(path: Path) -> list[Point]:
-    """The steps that count, in order: what an interrupted run did beyond the checkpoint that was resumed is dropped.
+    """Return the loss of every step, without steps that a resumed run repeated.
 
-    The newest run counts whole, the run that it resumed from up to the step of that checkpoint, and so on back. Torn
-    lines are skipped; a file that cannot be read has no points.
+    The newest run counts in full, the run that it resumed from up to the step of that checkpoint, and so on back.
+    Incomplete lines are skipped; a file that cannot be read has no points.
     """
     origins: dict[int, tuple[int, int] | None] = {}
     found: list[tuple[int, Point]] = []
@@ -231,7 +238,7 @@ def losses(path: Path) -> list[Point]:
 
 
 def drawing(points: Sequence[Point], width: int, height: int = 13) -> list[str]:
-    """Lines of text, at most ``width`` wide; none where there are too few points for a curve."""
+    """Return the loss curve as lines of at most ``width`` characters; none for fewer than three points."""
     points = [point for point in points if math.isfinite(point.loss)]
     if len(points) < 3:
         return []
@@ -249,7 +256,7 @@ def drawing(points: Sequence[Point], width: int, height: int = 13) -> list[str]:
 
 
 def _thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Means of neighbours: a dot has four columns, and more points than that are noise."""
+    """Return means of neighbouring points: the drawing shows at most ``most`` of them."""
     bundle = math.ceil(len(points) / most)
     groups = [points[i : i + bundle] for i in range(0, len(points), bundle)]
     return [Point(group[len(group) // 2].step, sum(p.loss for p in group) / len(group)) for group in groups]
@@ -272,7 +279,7 @@ def _metrics_rows(path: Path) -> list[Json]:
 
 
 def _last_steps(origins: dict[int, tuple[int, int] | None]) -> dict[int, float]:
-    """Run to the last of its steps that counts, for the newest run and all that it descends from."""
+    """Return run to its last step that counts, for the newest run and those that it descends from."""
     last: dict[int, float] = {}
     run, step = max(origins, default=0), math.inf
     while run in origins and run not in last:

@@ -1,9 +1,9 @@
-"""Local mode: runs a DDPJob on this machine, with the operator's own renderer, reconcile and status.
+"""Local mode: runs a DDPJob on this machine with the operator's own renderer, reconciler and status.
 
-    session ─▶ MemoryCluster ◀─ operator (Reconciler)        ``session`` plays user and supervisor
+    admission ─▶ session ─▶ MemoryCluster ◀─ controller
                     ▲
-                    └─ kubelet ─▶ pod ─▶ container ─▶ shim ─▶ the user's process
+                    └─ kubelet ─▶ container ─▶ shim ─▶ the user's process
 
-``translate`` and ``volumes`` turn what a pod expects of a cluster (names, ports, mounts) into what one machine has;
-``state`` is what stays on disk, and what ``ddpjob get|logs|delete`` read from another shell.
+``translate``, ``volumes`` and ``resources`` replace the names, mounts and ports of a cluster by those of this machine.
+``state`` holds the files that ``ddpjob get``, ``logs`` and ``delete`` read from another shell.
 """

@@ -1,4 +1,4 @@
-"""One container as a process: started through the shim, ended through it, and judged as Kubernetes judges it."""
+"""One container as a process: started and stopped through the shim, with the exit codes and errors of containerd."""
 
 import asyncio
 import errno
@@ -24,10 +24,10 @@ _KILLED = 137
 class Program:
     """What one container runs.
 
-    words: command and arguments. cpus: that its threads may run on; empty for all. log: of stdout and stderr.
+    command: with its arguments. cpus: where its threads may run; empty for all. log: the file for stdout and stderr.
     """
 
-    words: Sequence[str]
+    command: Sequence[str]
     environment: Mapping[str, str]
     directory: Path
     cpus: Sequence[int]
@@ -36,18 +36,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a container ended. code: 128 + n for signal n, as containerd gives it."""
+    """How a container ended. code: 128 + n for signal n, as with containerd."""
 
     code: int
     at: datetime
 
 
 class StartError(Exception):
-    """The program could not be started; ``str()`` is what containerd and runc say to that."""
+    """The program could not be started. ``str()`` is the message of containerd and runc."""
 
 
 class Container:
-    """A running container. Use ``start``."""
+    """A running container; created by ``start``."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -58,7 +58,7 @@ class Container:
 
     @classmethod
     async def start(cls, program: Program) -> "Container":
-        """Returns when the program runs. Raises ``StartError``."""
+        """Start the program. Raises ``StartError``."""
         ours, theirs = socket.socketpair()
         with program.log.open("ab") as log, theirs:
             process = await asyncio.create_subprocess_exec(
@@ -67,14 +67,14 @@ class Container:
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C at the terminal is the run's to handle
+                start_new_session=True,  # so that Ctrl-C at the terminal reaches only the run
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         container = cls(process, reader, writer)
         try:
             container._send(
                 {
-                    "words": list(program.words),
+                    "command": list(program.command),
                     "environment": dict(program.environment),
                     "directory": str(program.directory),
                     "cpus": list(program.cpus),
@@ -82,27 +82,27 @@ class Container:
             )
             answer = await container._receive()
         except BaseException:
-            await container._bury()  # without its socket the shim ends what it may have started
+            await container._close()  # the shim kills its processes when the socket closes
             raise
         if "started" not in answer:
-            await container._bury()
-            raise StartError(_words(answer.get("refused") or {}, program))
+            await container._close()
+            raise StartError(_start_error(answer.get("refused") or {}, program))
         return container
 
     def signal(self, number: int) -> None:
-        """Send a signal to the main process, if it still runs."""
+        """Send a signal to the main process if it still runs."""
         self._send({"signal": number})
 
     def kill(self) -> None:
-        """End every process of the container, now."""
+        """Kill every process of the container."""
         self._send({"kill": True})
 
     async def wait(self) -> Exit:
-        """Until no process of it is left."""
+        """Wait until the container has no process. Return how its main process ended."""
         answer = await self._receive()
-        await self._bury()
+        await self._close()
         if "status" not in answer:
-            return Exit(_KILLED, datetime.now(UTC))  # somebody killed the shim, and the kernel its child
+            return Exit(_KILLED, datetime.now(UTC))  # the shim was killed, and with it its child
         code = os.waitstatus_to_exitcode(answer["status"])
         return Exit(code if code >= 0 else 128 - code, datetime.fromtimestamp(answer["ended"], UTC))
 
@@ -118,19 +118,19 @@ class Container:
         answer: dict[str, Any] = json.loads(line) if line else {}
         return answer
 
-    async def _bury(self) -> None:
+    async def _close(self) -> None:
         self._writer.close()
         await self._process.wait()
 
 
-def _words(refusal: Mapping[str, Any], program: Program) -> str:
-    name, code, said = program.words[0], refusal.get("errno"), str(refusal.get("error", "the shim was killed"))
+def _start_error(refusal: Mapping[str, Any], program: Program) -> str:
+    name, code, text = program.command[0], refusal.get("errno"), str(refusal.get("error", "the shim was killed"))
     if refusal.get("step") == "chdir":
-        return f'{_RUNTIME}chdir to cwd ("{program.directory}") set in config.json failed: {said.lower()}: unknown'
+        return f'{_RUNTIME}chdir to cwd ("{program.directory}") set in config.json failed: {text.lower()}: unknown'
     if code == errno.ENOENT and "/" not in name:
         return f'{_RUNTIME}exec: "{name}": executable file not found in $PATH: unknown'
     if code == errno.ENOENT:
         return f'{_RUNTIME}exec: "{name}": stat {name}: no such file or directory: unknown'
     if code == errno.ENOEXEC:
         return f"{_RUNTIME}exec {name}: exec format error: unknown"
-    return f'{_RUNTIME}exec: "{name}": {said.lower()}: unknown'
+    return f'{_RUNTIME}exec: "{name}": {text.lower()}: unknown'

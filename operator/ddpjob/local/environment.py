@@ -1,6 +1,6 @@
-"""The environment of one container: a little of this machine's, what a pod has by itself, what the pod's spec says.
+"""The environment of one container: selected variables of this machine, defaults of local mode, and the pod's own.
 
-Values are resolved as the kubelet does it, and translated last (``translate``), those from Secrets excepted.
+Values are resolved as by the kubelet and translated last (``translate``); values of Secrets are not translated.
 """
 
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Json
-from ddpjob.local.references import ConfigError, Sources, expand, field_value, resource_value
+from ddpjob.local.references import ConfigError, References, expand, field_value, resource_value
 from ddpjob.local.resources import CUDA_VISIBLE_DEVICES
 from ddpjob.local.translate import Translator, marked_port
 
-# What a program needs to find its libraries, its language, its GPUs and the network; nothing of the user's session.
+# Variables by which a program finds libraries, language, GPUs and the network; nothing else of the user's session.
 _INHERITED = frozenset(
     ("LD_LIBRARY_PATH", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )
@@ -28,14 +28,14 @@ _PORT_VARIABLES = frozenset(
 
 @dataclass(frozen=True)
 class Declared:
-    """The variables of a container as in a cluster. verbatim: names of those that hold a secret."""
+    """The variables of a container as in a cluster. verbatim: names of variables that hold a secret."""
 
     values: Mapping[str, str]
     verbatim: frozenset[str]
 
 
-def of_this_machine(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What every container inherits, with the programs beside this Python first in PATH."""
+def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that every container inherits, with this Python's programs first in PATH."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -46,19 +46,19 @@ def of_this_machine(environment: Mapping[str, str] = os.environ) -> dict[str, st
     return kept | {"PATH": os.pathsep.join([own, *rest])}
 
 
-def declared(pod: Json, container: Json, sources: Sources) -> Declared:
-    """``envFrom``, then ``env`` in its order. Raises ``ConfigError`` for a source that is absent."""
+def declared(pod: Json, container: Json, references: References) -> Declared:
+    """Return the variables of ``envFrom``, then of ``env`` in order. Raises ``ConfigError`` for a missing reference."""
     values: dict[str, str] = {}
     secret: set[str] = set()
     for source in container.get("envFrom") or ():
         kind = "Secret" if "secretRef" in source else "ConfigMap"
         reference = source.get("secretRef") or source.get("configMapRef") or {}
-        found = {f"{source.get('prefix', '')}{key}": text for key, text in sources.data(kind, reference).items()}
+        found = {f"{source.get('prefix', '')}{key}": text for key, text in references.data(kind, reference).items()}
         values |= {key: text.decode(errors="replace") for key, text in found.items()}
         secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
     for variable in container.get("env") or ():
         name, source = variable["name"], variable.get("valueFrom")
-        value = _read(pod, container, source, sources) if source else expand(variable.get("value") or "", values)
+        value = _read(pod, container, source, references) if source else expand(variable.get("value") or "", values)
         if value is None:
             continue
         is_secret = source is not None and "secretKeyRef" in source
@@ -71,13 +71,13 @@ def declared(pod: Json, container: Json, sources: Sources) -> Declared:
 def complete(
     pod: Json, declared: Declared, translator: Translator, termination_log: Path, gpus: Sequence[str] = ()
 ) -> dict[str, str]:
-    """All variables of the process. ``gpus``: those it shall use, where its limits ask for some."""
+    """Return all variables of the process. gpus: the GPUs assigned to it."""
     own = {
         "HOSTNAME": str(pod["spec"].get("hostname") or pod["metadata"]["name"]),
-        # Gloo looks up the hostname otherwise, which leads to an address of the outside or to none.
+        # By default Gloo resolves the hostname, which may give an external address or none.
         "GLOO_SOCKET_IFNAME": "lo",
         "DDPJOB_TERMINATION_LOG": str(termination_log),
-        # As in this project's images: what a program printed must be in its log although it is killed.
+        # As in this project's images: output must reach the log even if the program is killed.
         "PYTHONUNBUFFERED": "1",
     }
     if gpus:
@@ -85,17 +85,17 @@ def complete(
     theirs = {
         name: value if name in declared.verbatim else translator.text(value) for name, value in declared.values.items()
     }
-    return of_this_machine() | own | theirs
+    return inherited() | own | theirs
 
 
-def _read(pod: Json, container: Json, source: Json, sources: Sources) -> str | None:
-    """The value of a ``valueFrom``; None where it is optional and absent."""
+def _read(pod: Json, container: Json, source: Json, references: References) -> str | None:
+    """Return the value of a ``valueFrom``; None if it is optional and absent."""
     if "fieldRef" in source:
         return field_value(pod, source["fieldRef"]["fieldPath"])
     if "resourceFieldRef" in source:
         return resource_value(pod, container, source["resourceFieldRef"])
     if "secretKeyRef" in source:
-        return sources.value("Secret", source["secretKeyRef"])
+        return references.value("Secret", source["secretKeyRef"])
     if "configMapKeyRef" in source:
-        return sources.value("ConfigMap", source["configMapKeyRef"])
+        return references.value("ConfigMap", source["configMapKeyRef"])
     raise ConfigError(f"environment variables from {', '.join(source)} need a cluster")

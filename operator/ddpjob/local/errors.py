@@ -1,10 +1,10 @@
-"""What local mode tells its user when something is wrong: three lines, one sentence each."""
+"""The error of local mode and of the command line: three lines for the user."""
 
 
 class LocalError(Exception):
-    """A mistake or a condition that the user can do something about.
+    """An error that the user can correct.
 
-    error: what is wrong, and where. hint: why that may be. next_step: what to do now. The last two may be empty.
+    error: what is wrong, and where. hint: the likely cause. next_step: what to do. The last two may be empty.
     """
 
     def __init__(self, error: str, hint: str = "", next_step: str = "") -> None:

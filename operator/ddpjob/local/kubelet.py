@@ -1,4 +1,4 @@
-"""The kubelet of local mode: binds the pods of the in-memory cluster to this machine and runs each in a task."""
+"""The kubelet of local mode: binds the pods of the in-memory cluster to this machine and runs their containers."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from ddpjob.cluster.base import Json, NotFound
 from ddpjob.cluster.memory import ApiServer, MemoryCluster
 from ddpjob.local import environment, pod_status
 from ddpjob.local.container import Container, Exit, Program, StartError
-from ddpjob.local.references import ConfigError, Sources, expand
+from ddpjob.local.references import ConfigError, References, expand
 from ddpjob.local.resources import Ports, cpu_limit, cpu_share, gpu_limit, gpu_share
 from ddpjob.local.state import JobFolder
 from ddpjob.local.translate import LOOPBACK, Translator
@@ -22,20 +22,20 @@ from ddpjob.local.volumes import Volumes
 
 NODE_NAME = "local"
 ENTRYPOINT = "ddptrain"
-"""What the project's own trainer image runs; other images are not read."""
+"""Entrypoint of the project's trainer image; other images are not inspected."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The node.
+    """This machine, as the pods use it.
 
-    claim_directory: directory of a claim by name. directory: where containers without workingDir run.
-    nodes: pods of one attempt, which share the CPUs in ``available`` evenly, and ``gpus`` as their limits say.
+    claim_directory: returns the directory of a claim. directory: where containers without workingDir run.
+    nodes: number of pods of an attempt; they share the CPUs in ``available`` equally and ``gpus`` by their limits.
     """
 
     server: ApiServer
     folder: JobFolder
-    sources: Sources
+    references: References
     ports: Ports
     claim_directory: Callable[[str], Path]
     directory: Path
@@ -48,23 +48,23 @@ class Machine:
 class Kubelet:
     """Runs every pod of ``cluster``; cancelling ``run`` kills what runs before it returns.
 
-    on_end: called when nothing is left to do for a pod.
+    on_end: called when a pod has ended.
     """
 
     def __init__(self, cluster: MemoryCluster, machine: Machine, on_end: Callable[[], None]) -> None:
         self._cluster = cluster
         self._machine = machine
         self._on_end = on_end
-        # By uid, and for ever: a late event of a pod that has ended must not start it again.
+        # By uid, never removed: a late event of a pod that has ended must not start it again.
         self._runs: dict[str, tuple[PodRun, asyncio.Task[None]]] = {}
 
     @property
     def is_busy(self) -> bool:
-        """Whether any pod still has a process or is about to have one."""
+        """Whether any pod has a process or is about to start one."""
         return any(not task.done() for _, task in self._runs.values())
 
     async def run(self) -> None:
-        """For ever."""
+        """Run pods until cancelled."""
         async with asyncio.TaskGroup() as group:
             async for event in self._cluster.watch(names.PODS):
                 self._see(event["type"], event["object"], group)
@@ -87,22 +87,22 @@ class Kubelet:
 
 
 def is_over(pod: Json) -> bool:
-    """Whether all containers of a pod have ended."""
+    """Return whether all containers of a pod have ended."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 class PodRun:
-    """Runs one pod. Cancelling ``run`` kills every process of it before it returns."""
+    """Runs one pod. Cancelling ``run`` kills all its processes before ``run`` returns."""
 
     def __init__(self, pod: Json, machine: Machine) -> None:
         self._machine = machine
         self._namespace: str = pod["metadata"]["namespace"]
         self._name: str = pod["metadata"]["name"]
         self._folder = machine.folder.pod(self._name)
-        # As containers see it; the object itself gets these from binding and from the status.
+        # As containers see it; the stored object gets these fields from binding and from its status.
         where = {"hostIP": LOOPBACK, "podIP": LOOPBACK, "hostIPs": [{"ip": LOOPBACK}], "podIPs": [{"ip": LOOPBACK}]}
         self._pod: Json = pod | {"spec": pod["spec"] | {"nodeName": NODE_NAME}, "status": where}
-        self._volumes = Volumes(self._pod, self._folder, machine.sources, machine.claim_directory)
+        self._volumes = Volumes(self._pod, self._folder, machine.references, machine.claim_directory)
         self._inits: list[Json] = pod["spec"].get("initContainers") or []
         self._mains: list[Json] = pod["spec"]["containers"]
         reason = "PodInitializing" if self._inits else "ContainerCreating"
@@ -115,9 +115,9 @@ class PodRun:
         self._start = datetime.now(UTC)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM now, SIGKILL to whatever is left after ``grace`` seconds; a second call can only shorten that.
+        """Send SIGTERM, and SIGKILL after ``grace`` seconds; a second call can only shorten that time.
 
-        Sidecars get their SIGTERM when the others have ended.
+        Sidecars get SIGTERM when the other containers have ended.
         """
         loop = asyncio.get_running_loop()
         if not self._stopping.is_set():
@@ -132,12 +132,12 @@ class PodRun:
             self._killer = loop.call_later(grace, self._kill)
 
     async def run(self) -> None:
-        """Until every container has ended and, where the pod was deleted, its object is gone."""
+        """Run the pod until every container has ended and, if the pod was deleted, its object is removed."""
         try:
             self._machine.server.bind(self._namespace, self._name, NODE_NAME)
         except NotFound:
             return
-        shutil.rmtree(self._folder, ignore_errors=True)  # of a run that was killed before it could record this pod
+        shutil.rmtree(self._folder, ignore_errors=True)  # left by a run that was killed before it recorded this pod
         self._folder.mkdir(parents=True)
         life = asyncio.create_task(self._live(), name=f"life of {self._name}")
         try:
@@ -170,7 +170,7 @@ class PodRun:
         await asyncio.gather(*(self._run_container(container) for container in self._mains))
 
     async def _start_sidecar(self, container: Json) -> None:
-        """It goes on until the containers have ended. One that ends by itself is not started again."""
+        """Start a sidecar, which runs until the containers have ended; if it ends by itself, it is not restarted."""
         started = asyncio.Event()
         task = asyncio.create_task(self._run_container(container, started), name=f"{self._name}/{container['name']}")
         self._sidecars.add(task)
@@ -208,12 +208,12 @@ class PodRun:
         return pod_status.terminated(ended.code, "Error" if ended.code else "Completed", message, begin, ended.at)
 
     async def _stay_unready(self, name: str, error: ConfigError) -> None:
-        """What is missing comes with the user's file, which is read once: only a deletion ends this wait."""
+        """Report the error and wait for the pod's deletion: nothing else can resolve it, as the file is read once."""
         self._set(name, pod_status.waiting("CreateContainerConfigError", str(error)))
         await self._stopping.wait()
 
     async def _end_sidecars(self) -> None:
-        """They get their SIGTERM last; nothing of the pod runs when this returns."""
+        """Stop the sidecars; when this returns, no process of the pod is left."""
         if self._running and not self._stopping.is_set():
             self.stop(float(self._pod["spec"].get("terminationGracePeriodSeconds", 30)))
         for container in self._running.values():
@@ -234,7 +234,7 @@ class PodRun:
 
     def _report(self) -> None:
         server = self._machine.server
-        with contextlib.suppress(NotFound):  # deleted by force: there is nobody to report to
+        with contextlib.suppress(NotFound):  # the pod was deleted by force
             stored = server.get(names.PODS, self._namespace, self._name)
             if stored["metadata"]["uid"] == self._pod["metadata"]["uid"]:
                 status = pod_status.pod_status(stored, self._states, self._start, datetime.now(UTC))
@@ -249,9 +249,9 @@ class PodRun:
 
 
 def program_of(pod: Json, container: Json, machine: Machine, volumes: Volumes) -> Program:
-    """What to start. Raises ``ConfigError`` for what cannot be resolved."""
+    """Return the program to start for a container. Raises ``ConfigError`` for a value that cannot be resolved."""
     name, meta = container["name"], pod["metadata"]
-    variables = environment.declared(pod, container, machine.sources)
+    variables = environment.declared(pod, container, machine.references)
     message = message_file(machine, meta["name"], name)
     message.touch()
     paths = volumes.paths(container, variables.values) | {container["terminationMessagePath"]: str(message)}
@@ -263,11 +263,11 @@ def program_of(pod: Json, container: Json, machine: Machine, volumes: Volumes) -
         port_of=machine.ports.of,
         paths=paths,
     )
-    words = [*(container.get("command") or _entrypoint(name)), *(container.get("args") or ())]
+    command = [*(container.get("command") or _entrypoint(name)), *(container.get("args") or ())]
     rank = int((meta.get("labels") or {}).get(names.LABEL_NODE_RANK, 0))
     devices = gpu_share(machine.gpus, rank, gpu_limit(container))
     return Program(
-        words=translator.words(expand(word, variables.values) for word in words),
+        command=translator.command(expand(argument, variables.values) for argument in command),
         environment=environment.complete(pod, variables, translator, message, devices),
         directory=machine.directory / translator.text(container.get("workingDir") or "."),
         cpus=cpu_share(machine.available, rank, machine.nodes, cpu_limit(pod)),
@@ -276,11 +276,11 @@ def program_of(pod: Json, container: Json, machine: Machine, volumes: Volumes) -
 
 
 def message_file(machine: Machine, pod: str, container: str) -> Path:
-    """Where a container's termination message is, in place of its terminationMessagePath."""
+    """Return the file that replaces a container's terminationMessagePath."""
     return machine.folder.pod(pod) / f"{container}.termination-log"
 
 
 def _entrypoint(container: str) -> list[str]:
     if container == names.TRAINER_CONTAINER:
         return [ENTRYPOINT]
-    raise ConfigError(f"container {container} names no command, and images, which would, are not read on this machine")
+    raise ConfigError(f"container {container} has no command, and local mode does not read the entrypoint of images")

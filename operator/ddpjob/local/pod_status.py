@@ -1,4 +1,4 @@
-"""A pod's status as a kubelet reports it, from what is known of its containers. Pure.
+"""A pod's status as a kubelet reports it, computed from the states of its containers.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 """
@@ -14,26 +14,26 @@ from ddpjob.local.translate import LOOPBACK
 
 
 def waiting(reason: str, message: str = "") -> Json:
-    """The state of a container that does not run yet."""
+    """Return the state of a container that does not run yet."""
     return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
 
 
 def running(since: datetime) -> Json:
-    """The state of a container that runs."""
+    """Return the state of a running container."""
     return {"running": {"startedAt": timestamp(since)}}
 
 
 def terminated(code: int, reason: str, message: str, started: datetime | None, ended: datetime) -> Json:
-    """The state of a container that ended; ``started`` is None for one that never ran."""
+    """Return the state of a container that ended; ``started`` is None if it never ran."""
     state: Json = {"exitCode": code, "reason": reason, "finishedAt": timestamp(ended)}
     state["startedAt"] = timestamp(started) if started is not None else "1970-01-01T00:00:00Z"
     return {"terminated": state | ({"message": message} if message else {})}
 
 
 def pod_status(pod: Json, states: Mapping[str, Json], start: datetime, now: datetime) -> Json:
-    """The whole status.
+    """Return the complete status.
 
-    pod: with its last status. states: by container, init containers included. start: when the kubelet took it over.
+    pod: with its last status. states: by container, init containers included. start: when the kubelet accepted it.
     """
     spec = pod["spec"]
     inits, mains = spec.get("initContainers") or [], spec["containers"]
@@ -66,12 +66,12 @@ def pod_status(pod: Json, states: Mapping[str, Json], start: datetime, now: date
 
 
 def is_sidecar(container: Json) -> bool:
-    """Whether an init container goes on running beside the others."""
+    """Return whether an init container keeps running with the other containers."""
     return container.get("restartPolicy") == "Always"
 
 
 def exit_code(state: Json) -> int | None:
-    """Of a container that ended, else None."""
+    """Return the exit code of a container that ended, otherwise None."""
     code: int | None = (state.get("terminated") or {}).get("exitCode")
     return code
 
@@ -81,7 +81,10 @@ def _is_initialized(container: Json, state: Json) -> bool:
 
 
 def _phase(inits: Sequence[Json], mains: Sequence[Json], states: Mapping[str, Json]) -> str:
-    """https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase, for restartPolicy Never."""
+    """Return the phase for restartPolicy Never.
+
+    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase
+    """
     if any(exit_code(states[c["name"]]) not in (None, 0) for c in inits if not is_sidecar(c)):
         return "Failed"
     codes = [exit_code(states[container["name"]]) for container in mains]
@@ -95,13 +98,13 @@ def _why_unready(over: bool, phase: str) -> str:
 
 
 def _conditions(before: Sequence[Json], wanted: Mapping[str, tuple[bool, str]], now: str) -> list[Json]:
-    """Those of the kubelet, with the time of their last change, and the others (PodScheduled) as they were."""
+    """Return the kubelet's conditions with the time of their last change; others (PodScheduled) are unchanged."""
     known = {condition["type"]: condition for condition in before}
     out = [condition for condition in before if condition["type"] not in wanted]
     for kind, (holds, reason) in wanted.items():
-        word = "True" if holds else "False"
-        same = known.get(kind, {}).get("status") == word
-        condition: Json = {"type": kind, "status": word, "lastProbeTime": None}
+        value = "True" if holds else "False"
+        same = known.get(kind, {}).get("status") == value
+        condition: Json = {"type": kind, "status": value, "lastProbeTime": None}
         condition["lastTransitionTime"] = known[kind]["lastTransitionTime"] if same else now
         out.append(condition | ({"reason": reason} if reason else {}))
     return out
@@ -127,10 +130,13 @@ MAX_LOG_LINES = 80
 
 
 def termination_message(file: Path, log: Path, *, falls_back: bool) -> str:
-    """The end of the message file, or of the log where that is empty and ``falls_back``."""
-    said = _end_of(file, MAX_MESSAGE_BYTES)
-    if said or not falls_back:
-        return said
+    """Return the end of the message file; if that is empty and ``falls_back``, the end of the log.
+
+    https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
+    """
+    text = _end_of(file, MAX_MESSAGE_BYTES)
+    if text or not falls_back:
+        return text
     return "".join(_end_of(log, MAX_LOG_BYTES).splitlines(keepends=True)[-MAX_LOG_LINES:])
 
 

@@ -1,6 +1,6 @@
-"""Secrets and ConfigMaps that the user's file brings along: what ``valueFrom``, ``envFrom`` and volumes read.
+"""Values that a pod's spec refers to: Secrets, ConfigMaps, fields of the pod, resources, and ``$(VAR)``.
 
-They live in memory for the run alone; the state folder never holds them.
+Secrets and ConfigMaps come from the user's file and are kept in memory; they are never written to the state folder.
 """
 
 import base64
@@ -20,11 +20,11 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 class ConfigError(Exception):
-    """A container cannot be configured; ``str()`` is the message of CreateContainerConfigError."""
+    """A container cannot be configured. ``str()`` is the message of CreateContainerConfigError."""
 
 
-class Sources:
-    """By kind and name, in one namespace."""
+class References:
+    """The Secrets and ConfigMaps of one namespace."""
 
     def __init__(self, documents: Iterable[Json], namespace: str) -> None:
         self._data: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -36,7 +36,7 @@ class Sources:
                 self._data[kind, name] = _decoded(document, f"{kind} {name}")
 
     def data(self, kind: str, reference: Mapping[str, object]) -> dict[str, bytes]:
-        """Everything in the referenced object; nothing where it is optional and absent. Raises ``ConfigError``."""
+        """Return the data of the referenced object; {} if it is optional and absent. Raises ``ConfigError``."""
         name = str(reference.get("name") or reference.get("secretName"))
         found = self._data.get((kind, name))
         if found is None and not reference.get("optional"):
@@ -44,7 +44,7 @@ class Sources:
         return found or {}
 
     def value(self, kind: str, reference: Mapping[str, object]) -> str | None:
-        """The value of the referenced key; None where it is optional and absent. Raises ``ConfigError``."""
+        """Return the value of the referenced key; None if it is optional and absent. Raises ``ConfigError``."""
         key = str(reference["key"])
         found = self.data(kind, reference).get(key)
         if found is None and not reference.get("optional"):
@@ -65,8 +65,8 @@ def _decoded(document: Json, what: str) -> dict[str, bytes]:
     except (binascii.Error, TypeError, ValueError) as error:
         raise LocalError(
             f"{what}: data.{key} is not base64",
-            "values under data of a Secret are encoded",
-            "encode it (base64 -w0), or write it as it is under stringData",
+            "data of a Secret holds base64-encoded values",
+            "encode it (base64 -w0), or write it as plain text under stringData",
         ) from error
     for key, value in (document.get("stringData") or {}).items():
         data[key] = str(value).encode()
@@ -74,15 +74,15 @@ def _decoded(document: Json, what: str) -> dict[str, bytes]:
 
 
 def _check_keys(part: object, what: str) -> None:
-    """As an API server does: a key becomes the name of a file, so it must be one."""
+    """Raise ``LocalError`` for a key that an API server refuses, because it cannot be a file name."""
     if not isinstance(part, dict):
-        raise LocalError(f"{what} is no mapping", "it holds keys and their values", "write key: value")
+        raise LocalError(f"{what} is not a mapping", "it maps keys to values", "write key: value")
     for key in map(str, part):
         if not _KEY.fullmatch(key) or key.startswith("..") or key == ".":
             raise LocalError(
                 f'{what} has the key "{key}"',
-                "a key may hold letters, digits, -, _ and . only, and is neither . nor begins with ..",
-                "rename it; items in a volume give a file another path",
+                "a key consists of letters, digits, -, _ and ., is not . and does not begin with ..",
+                "rename the key; items of a volume can give the file another path",
             )
 
 
@@ -94,7 +94,7 @@ _PLAIN = re.compile(
 
 @cache
 def capacity() -> Mapping[str, Decimal]:
-    """What this machine has: the limit of a container that has none, as a node's allocatable is in a cluster."""
+    """Return CPUs and memory of this machine: the default of a missing limit, like a node's allocatable resources."""
     return {
         "cpu": Decimal(len(os.sched_getaffinity(0))),
         "memory": Decimal(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
@@ -102,7 +102,10 @@ def capacity() -> Mapping[str, Decimal]:
 
 
 def field_value(pod: Json, path: str) -> str:
-    """The value of a field of the pod. Raises ``ConfigError`` for one that cannot be referred to."""
+    """Return the value of a ``fieldRef``. Raises ``ConfigError`` for an unsupported field.
+
+    https://kubernetes.io/docs/concepts/workloads/pods/downward-api/
+    """
     if found := _SUBSCRIPT.fullmatch(path):
         return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
     if path in ("metadata.labels", "metadata.annotations"):
@@ -116,7 +119,7 @@ def field_value(pod: Json, path: str) -> str:
 
 
 def resource_value(pod: Json, container: Json, reference: Mapping[str, object]) -> str:
-    """A limit or request of a container, in units of the divisor and rounded up. Raises ``ConfigError``."""
+    """Return the value of a ``resourceFieldRef``: limit or request in units of the divisor, rounded up."""
     if name := reference.get("containerName"):
         containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())]
         found = next((c for c in containers if c["name"] == name), None)
@@ -133,7 +136,7 @@ def resource_value(pod: Json, container: Json, reference: Mapping[str, object]) 
 
 
 def _quoted(text: str) -> str:
-    """As Go's strconv.Quote does for ordinary text."""
+    """Return the text quoted as by Go's strconv.Quote."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
 
@@ -142,5 +145,8 @@ _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """References to what is in ``values`` replaced; others stay as they are, and ``$$`` is one dollar."""
+    """Return ``text`` with every ``$(VAR)`` in ``values`` replaced; other references stay, and ``$$`` becomes ``$``.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
+    """
     return _REFERENCE.sub(lambda found: "$" if found[1] else values.get(found[2], found[0]), text)

@@ -1,4 +1,4 @@
-"""Which CPUs the pods of one attempt get, so that their programs, which count CPUs, do not fight for the same ones."""
+"""CPUs, GPUs and TCP ports of this machine, shared among the pods of a job."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ from ddpjob.local.errors import LocalError
 
 
 def cpu_share(available: Sequence[int], rank: int, nodes: int, limit: int | None = None) -> list[int]:
-    """The CPUs of node ``rank``: an even slice, at least one and at most ``limit``.
+    """Return the CPUs of node ``rank``: an equal share, at least one and at most ``limit``.
 
-    With more nodes than CPUs they take turns.
+    Programs size their thread pools by it. With more nodes than CPUs, nodes share CPUs.
     """
     cpus = sorted(available)
     if nodes >= len(cpus):
@@ -26,7 +26,7 @@ def cpu_share(available: Sequence[int], rank: int, nodes: int, limit: int | None
 
 
 def cpu_limit(pod: Json) -> int | None:
-    """CPUs that the limits of the pod's containers add up to, rounded up; None if one of them has no limit."""
+    """Return the sum of the containers' CPU limits, rounded up; None if a container has no limit."""
     limits = [
         (container.get("resources") or {}).get("limits", {}).get("cpu") for container in pod["spec"]["containers"]
     ]
@@ -40,22 +40,25 @@ _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _GPU_DRIVER) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Written from the CUDA documentation; not yet run on a machine with several GPUs.
+    """
     given = environment.get(CUDA_VISIBLE_DEVICES)
     if given is not None:
-        return [word.strip() for word in given.split(",") if word.strip() not in ("", "-1")]
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
     return [str(index) for index, _ in enumerate(driver.glob("*"))]
 
 
 def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
-    """The GPUs of node ``rank``, each of which wants so many; with too few of them nodes take turns."""
+    """Return the GPUs of node ``rank`` if each node requests ``wanted``; with too few GPUs, nodes share them."""
     if not devices:
         return []
     return [devices[(rank * wanted + n) % len(devices)] for n in range(min(wanted, len(devices)))]
 
 
 def gpu_limit(container: Json) -> int:
-    """GPUs in a container's limits."""
+    """Return the number of GPUs in a container's limits."""
     limit = str((container.get("resources") or {}).get("limits", {}).get(_GPU_RESOURCE, 0))
     return int(limit) if limit.isdecimal() else 0
 
@@ -67,27 +70,26 @@ _TRIES = 1000
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that nobody listens on and that is not in ``taken``. Raises ``LocalError`` when there seems to be none.
+    """Return a port without a listener that is not in ``taken``. Raises ``LocalError`` if it finds none.
 
-    Outside the range that the kernel gives to outgoing connections: of those there are many here, any of them could
-    take the port before its owner has loaded its libraries, and a connection to an ephemeral port that has no
-    listener yet may even meet itself.
+    The port is outside the ephemeral range: an outgoing connection could take an ephemeral port before its owner
+    listens on it, and a connection to an ephemeral port without a listener can connect to itself.
     """
     first, last = _candidates()
     for _ in range(_TRIES):
-        port = random.randint(first, last)  # noqa: S311 - two runs at once shall not try the same ones in turn
+        port = random.randint(first, last)  # noqa: S311 - so that two runs at once try different ports
         if port not in taken and _is_free(port):
             return port
     raise LocalError(
         f"no TCP port between {first} and {last} is free",
-        "every node of a job needs one, and each attempt another",
-        "end what listens there: `ss -ltnp` tells who does",
+        "every node of a job needs one, and every attempt needs new ones",
+        "stop programs that listen there: `ss -ltnp` lists them",
     )
 
 
 def _candidates() -> tuple[int, int]:
     try:
-        low, high = (int(word) for word in _RANGE_FILE.read_text().split())
+        low, high = (int(text) for text in _RANGE_FILE.read_text().split())
     except (OSError, ValueError):
         low, high = _USUAL_EPHEMERAL
     if low > 2048:
@@ -96,7 +98,7 @@ def _candidates() -> tuple[int, int]:
 
 
 def _is_free(port: int) -> bool:
-    """On all addresses: torch's store listens on every one."""
+    """Return whether the port is free on all addresses: torch's store listens on all of them."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
         try:
             with socket.socket(family) as probe:
@@ -111,10 +113,10 @@ def _is_free(port: int) -> bool:
 
 
 class Ports:
-    """Which port stands for which, for one run of a job.
+    """The local ports that replace the fixed ports of the pods, for one run of a job.
 
-    rendezvous: the pods' fixed port for it, which stands for one port per attempt, that of the pod with rank 0.
-    progress: the pods' fixed port for it, which stands for one port per pod.
+    rendezvous: the pods' port for it; replaced by one local port per attempt, on which rank 0 listens.
+    progress: the pods' port for it; replaced by one local port per pod.
     """
 
     def __init__(self, *, rendezvous: int, progress: int) -> None:
@@ -122,7 +124,7 @@ class Ports:
         self._given: dict[tuple[str, int], int] = {}
 
     def of(self, pod: str, port: int) -> int:
-        """The port of this machine that stands for ``port`` of ``pod``, or ``port`` itself."""
+        """Return the local port for ``port`` of ``pod``; other ports are returned unchanged."""
         rendezvous, _ = self._fixed
         if port not in self._fixed:
             return port

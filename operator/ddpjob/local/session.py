@@ -1,7 +1,6 @@
-"""One ``ddpjob run``: from the user's document to the finished or suspended job.
+"""One ``ddpjob run``, from the admitted job to the finished or suspended one.
 
-The session plays the user (it creates the job, suspends and resumes it) and the supervisor of controller and
-kubelet; it judges nothing by itself. What it does at the start is in ``start``.
+The session does what a user does (it creates, suspends and resumes the job) and runs the controller and the kubelet.
 """
 
 import asyncio
@@ -16,34 +15,34 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Json, NotFound
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local import admission, resume
-from ddpjob.local.admission import render
+from ddpjob.local import resume
+from ddpjob.local.admission import AdmittedJob
 from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import Kubelet, Machine, is_over
-from ddpjob.local.references import Sources
+from ddpjob.local.references import References
 from ddpjob.local.resources import Ports, visible_gpus
 from ddpjob.local.resume import is_true
 from ddpjob.local.state import StateFolder
 from ddpjob.local.volumes import sweep_shared_memory
 
-__all__ = ["Options", "Session", "render"]
-
 _PAUSE_SECONDS = 0.1
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run.
+    """How to run the job.
 
-    fresh: forget the job's state, and empty the volume of its claimTemplate, first.
-    volumes: claim name -> existing directory of this machine, in place of the one in the state folder.
-    progress_seconds: time between two questions to rank 0.
+    fresh: first remove the job's record and empty the volume of its claimTemplate.
+    volumes: claim name to an existing directory of this machine that replaces the one in the state folder.
+    progress_seconds: time between two progress requests to rank 0.
     directory: where containers without a workingDir run; None is the current directory.
     """
 
@@ -56,17 +55,17 @@ class Options:
 class Session:
     """Runs one job.
 
-    job: the DDPJob as the user wrote it. others: Secrets and ConfigMaps that its pods may refer to.
+    others: Secrets and ConfigMaps that the pods may refer to.
     on_change: called with the DDPJob and its pods at the start and after every change, at most ten times a second.
-    say: one line for the user, without a line's end.
+    say: prints one line for the user; the line has no line feed.
 
     Raises:
-        LocalError: the spec is refused, or a Secret cannot be read.
+        LocalError: a Secret cannot be read.
     """
 
     def __init__(
         self,
-        job: Json,
+        admitted: AdmittedJob,
         others: Sequence[Json],
         folder: StateFolder,
         options: Options,
@@ -74,30 +73,28 @@ class Session:
         on_change: Callable[[Json, Sequence[Json]], None],
         say: Callable[[str], None],
     ) -> None:
-        self._admitted = admission.admitted(job)
-        meta = self._admitted["metadata"]
-        self._namespace, self._name = str(meta["namespace"]), str(meta["name"])
-        self._sources = Sources(others, self._namespace)
+        self._admitted = admitted
+        self._namespace, self._name = admitted.job.namespace, admitted.job.name
+        self._references = References(others, self._namespace)
         self._state = folder
         self._folder = folder.job(self._namespace, self._name)
         self._options = options
         self._on_change = on_change
         self._say = say
         self._cluster = MemoryCluster()
-        self._job = self._admitted
-        self._news = asyncio.Event()
-        self._dated: datetime | None = None
+        self._job = admitted.body
+        self._changed = asyncio.Event()
+        self._killed_at: datetime | None = None
 
     async def run(self, stop: asyncio.Event) -> Json:
-        """Run until the job is finished, or suspended because ``stop`` was set or its spec says so.
+        """Run until the job is finished, or suspended by ``stop`` or by its own spec. Return the DDPJob.
 
-        Returns the DDPJob as it then is. Cancelling the call kills what runs at once; the state stays resumable.
+        Cancelling the call kills all processes at once; the job can still be resumed.
 
         Raises:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
         _require_linux()
-        resume.check_volumes(self._admitted, self._options.volumes)
         try:
             with self._folder.locked(), _log_to_file(self._folder.path):
                 return await self._run(stop)
@@ -105,17 +102,17 @@ class Session:
             raise LocalError(
                 f"{error.filename or self._state.root}: {error.strerror or error}",
                 "local mode keeps its state and the job's volumes there",
-                "make room or get access, or name another folder with --state-dir or DDPJOB_STATE_DIR",
+                "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
             ) from error
 
     async def _run(self, stop: asyncio.Event) -> Json:
         sweep_shared_memory()
         if self._options.fresh:
-            resume.forget(self._folder, self._state, self._admitted, self._options.volumes, self._say)
-        begin = resume.prepare(self._cluster, self._folder, self._admitted, self._say)
-        self._dated = begin.dated
-        resume.explain(self._admitted, self._state, self._options.volumes, self._say)
-        spec, settings = admission.job_of(self._admitted).spec, EngineSettings(delete_finished=False)
+            resume.remove_state(self._folder, self._state, self._admitted, self._options.volumes, self._say)
+        begin = resume.start_or_resume(self._cluster, self._folder, self._admitted, self._say)
+        self._killed_at = begin.killed_at
+        resume.explain_differences(self._admitted, self._state, self._options.volumes, self._say)
+        spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False)
         ports = Ports(rendezvous=spec.rendezvous.port, progress=names.PROGRESS_PORT)
         controller = Controller(
             self._cluster,
@@ -124,16 +121,16 @@ class Session:
             metrics=Metrics(),
             now=self._now,
         )
-        kubelet = Kubelet(self._cluster, self._machine(ports, spec.num_nodes, settings), self._news.set)
+        kubelet = Kubelet(self._cluster, self._machine(ports, spec.num_nodes, settings), self._changed.set)
         try:
-            await _beside(
+            await _run_with_background(
                 self._follow(stop, begin.suspend, controller, kubelet),
-                # In this order they are ended: the controller must not judge pods that are being killed.
+                # Cancelled in this order: the controller must not judge pods that are being killed.
                 controller.serve(self._cluster.watch),
                 kubelet.run(),
                 self._watch(names.DDPJOBS),
                 self._watch(names.PODS),
-                self._heed(stop),
+                self._wake_on(stop),
             )
         finally:
             self._folder.save(self._cluster.dump())
@@ -143,7 +140,7 @@ class Session:
         return Machine(
             server=self._cluster.server,
             folder=self._folder,
-            sources=self._sources,
+            references=self._references,
             ports=ports,
             claim_directory=self._claim_directory,
             directory=(self._options.directory or Path.cwd()).absolute(),
@@ -158,32 +155,32 @@ class Session:
         return given.absolute() if given is not None else self._state.volume(self._namespace, claim)
 
     def _now(self) -> datetime:
-        """The time; the last sign of life of a run that was killed, while its end is being recorded."""
-        return self._dated or datetime.now(UTC)
+        """Return the time; while the end of a killed run is recorded, the last sign of life of that run."""
+        return self._killed_at or datetime.now(UTC)
 
     async def _follow(self, stop: asyncio.Event, suspend: bool, controller: Controller, kubelet: Kubelet) -> None:
-        """Show and save every change, and return when nothing more will happen."""
+        """Show and save every change; return when the job is finished or suspended and no process runs."""
         while True:
-            self._news.clear()
+            self._changed.clear()
             self._publish()
-            if self._dated is not None and (is_true(self._job, "Suspended") or is_true(self._job, "Finished")):
-                self._dated = None
+            if self._killed_at is not None and (is_true(self._job, "Suspended") or is_true(self._job, "Finished")):
+                self._killed_at = None
                 stays = suspend or stop.is_set()
                 self._suspend(stays)
                 if not stays and not is_true(self._job, "Finished"):
                     self._say(resume.resumed(self._job))
-            elif stop.is_set() and self._dated is None:
+            elif stop.is_set() and self._killed_at is None:
                 self._suspend(True)
             if self._is_at_rest() and not kubelet.is_busy:
                 await controller.flush()
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
-            await self._news.wait()
+            await self._changed.wait()
 
     def _publish(self) -> None:
-        """To the user and to the disk."""
+        """Write the objects to disk and report them to the user."""
         server = self._cluster.server
-        with contextlib.suppress(NotFound):  # should it ever be deleted, the last that was seen is what counts
+        with contextlib.suppress(NotFound):  # if it was deleted, the last state that was seen is the result
             self._job = server.get(names.DDPJOBS, self._namespace, self._name)
         self._folder.save(self._cluster.dump())
         self._on_change(self._job, server.list(names.PODS, self._namespace).items)
@@ -194,51 +191,39 @@ class Session:
             self._job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
 
     def _is_at_rest(self) -> bool:
-        """Finished or suspended, and no pod has anything left to do."""
-        suspended = self._dated is None and self._job["spec"].get("suspend") and is_true(self._job, "Suspended")
+        """Return whether the job is finished or suspended and all pods have ended."""
+        suspended = self._killed_at is None and self._job["spec"].get("suspend") and is_true(self._job, "Suspended")
         pods = self._cluster.store.all(names.PODS, self._namespace)
         return bool(suspended or is_true(self._job, "Finished")) and all(is_over(pod) for pod in pods)
 
     async def _watch(self, resource: names.Resource) -> None:
         async for _ in self._cluster.watch(resource):
-            self._news.set()
+            self._changed.set()
 
-    async def _heed(self, stop: asyncio.Event) -> None:
+    async def _wake_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._news.set()
-        await asyncio.Event().wait()  # the news is passed on; the end of this task would be the end of all
+        self._changed.set()
+        await asyncio.Event().wait()  # the end of this task would end the session
 
 
-async def _beside(main: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
-    """Run ``main`` to its end; whatever runs beside it must not end before, and is ended after it in its order."""
+async def _run_with_background(main: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` to its end, then cancel the background tasks one after another; raise if one of them ends first."""
     tasks = [asyncio.create_task(work) for work in (main, *background)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group  # the first has ended the others
+        raise group.exceptions[0] from group  # the first error cancelled the others
     finally:
         for task in tasks:
             task.cancel()
             await asyncio.wait([task])
 
 
-def _require_linux() -> None:
-    if sys.platform != "linux":
-        raise LocalError(
-            f"local mode runs on Linux only, this is {sys.platform}",
-            "it relies on the kernel to leave no process behind",
-            "run it in a Linux virtual machine or container, or use a cluster",
-        )
-
-
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
 @contextlib.contextmanager
 def _log_to_file(folder: Path) -> Iterator[None]:
-    """Write the log of package ``ddpjob`` to ``controller.log`` there, anew, and nowhere else meanwhile."""
+    """Write the log of package ``ddpjob`` to a new ``controller.log`` only: log lines would disturb a live table."""
     logger = logging.getLogger("ddpjob")
     before = logger.level, logger.propagate
     handler = logging.FileHandler(folder / "controller.log", "w")
@@ -253,3 +238,12 @@ def _log_to_file(folder: Path) -> Iterator[None]:
         handler.close()
         logger.setLevel(before[0])
         logger.propagate = before[1]
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise LocalError(
+            f"local mode runs on Linux only, this is {sys.platform}",
+            "it needs features of the Linux kernel to stop every process of a job",
+            "run it in a Linux virtual machine or container, or use a cluster",
+        )

@@ -1,17 +1,16 @@
-"""The parent of one container's main process: a program of its own, so that nothing of a container outlives the run.
+"""The parent process of one container's main process: it kills every process of the container when that ends.
 
-Run as ``python -I -S shim.py FD``; FD is one end of a socket pair, the other is the run's. First comes one line of
-JSON that says what to start, then ``{"signal": n}`` or ``{"kill": true}``; back go ``{"started": true}`` or
-``{"refused": {...}}``, and in the end ``{"status": wait status, "ended": Unix time}``.
+Run as ``python -I -S shim.py FD``; FD is one end of a socket pair, the run has the other. The run sends one line of
+JSON with the program to start, then ``{"signal": n}`` or ``{"kill": true}``. The shim answers ``{"started": true}`` or
+``{"refused": {...}}``, and at the end ``{"status": wait status, "ended": Unix time}``.
 
-A process group is not enough: torchrun and the trainer give their workers groups and sessions of their own, and a
-daemon leaves its parents altogether. So the shim is a *subreaper*, who becomes the parent of every orphan below it,
-and in the end kills descendants until it has no child left; then nobody is left at all. It does so when the main
-process ends, as the kernel does with a container, when it is told to, and when the socket ends: that is how it learns
-that the run is gone, whatever killed it. (The kernel's PR_SET_PDEATHSIG would fire when the run's *thread* ends, and
-leaves no time to tidy up; it guards the main process against the death of the shim itself.)
+A process group is not enough: torchrun and the trainer start their workers in new groups and sessions, and a daemon
+detaches from its parents. The shim is therefore a *subreaper*: orphans below it become its children, and at the end it
+kills descendants until it has no child. It does so when the main process ends, as the kernel does for a container, on
+``kill``, and when the socket closes because the run ended. (PR_SET_PDEATHSIG would fire when the run's *thread* ends,
+and leaves no time to clean up; here it only kills the main process if the shim itself is killed.)
 
-Standard library alone, and few modules of it: every container waits for these imports.
+Imports little of the standard library, because every container waits for these imports.
 """
 
 import ctypes
@@ -33,14 +32,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
-    # Only the run ends a container: a signal for everybody (shutdown, `kill 0`) is the main process's to answer.
+    # Only the run stops a container: the main process handles signals to all processes (shutdown, `kill 0`).
     for number in _KEPT:
         signal.signal(number, signal.SIG_IGN)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     commands = _Lines(link)
     program = commands.wait()
     if program is None:
-        return  # the run died before it said a word
+        return  # the run ended before it sent a program
     wakeup = _wakeup_on_child()
     child, refusal = _start(program)
     if refusal is not None:
@@ -61,14 +60,14 @@ class _Lines:
         self._buffer = b""
 
     def wait(self) -> dict[str, Any] | None:
-        """The next one, or None when the run is gone."""
+        """Return the next line, or None if the run has ended."""
         while b"\n" not in self._buffer:
             if not self.receive():
                 return None
         return self.take()[0]
 
     def receive(self) -> bool:
-        """Read what is there; False at the end."""
+        """Read available data; return False at the end of the stream."""
         try:
             data = self._link.recv(65536)
         except ConnectionError:
@@ -77,16 +76,16 @@ class _Lines:
         return bool(data)
 
     def take(self) -> list[dict[str, Any]]:
-        """The complete lines that were received."""
+        """Return the complete lines that were received."""
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
 
 def _say(link: socket.socket, what: dict[str, Any]) -> None:
-    try:  # noqa: SIM105 - contextlib takes its time to import
+    try:  # noqa: SIM105 - contextlib is slow to import
         link.sendall(json.dumps(what).encode() + b"\n")
     except OSError:
-        pass  # the run is gone; there is nobody to tell
+        pass  # the run has ended
 
 
 def _prctl(option: int, value: int) -> None:
@@ -96,7 +95,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _wakeup_on_child() -> int:
-    """A descriptor that becomes readable when a child has ended."""
+    """Return a descriptor that becomes readable when a child has ended."""
     read, write = os.pipe()
     for descriptor in (read, write):
         os.set_blocking(descriptor, False)
@@ -106,7 +105,7 @@ def _wakeup_on_child() -> int:
 
 
 def _start(program: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
-    """Fork and exec; the child's pid, and why it could not become the program."""
+    """Fork and exec. Return the child's pid, and the error if the program could not be started."""
     read, write = os.pipe()  # closed by a successful exec
     shim = os.getpid()
     child = os.fork()
@@ -115,23 +114,23 @@ def _start(program: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
         _become(program, shim, write)
     os.close(write)
     with os.fdopen(read, "rb") as reader:
-        words = reader.read()
-    if not words:
+        error = reader.read()
+    if not error:
         return child, None
     os.waitpid(child, 0)
-    refusal: dict[str, Any] = json.loads(words)
+    refusal: dict[str, Any] = json.loads(error)
     return 0, refusal
 
 
 def _become(program: dict[str, Any], shim: int, report: int) -> NoReturn:
-    """In the child. Never returns: what goes wrong goes into the pipe."""
+    """Run the program in the child process; write an error into the pipe. Never returns."""
     step = "start"
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != shim:
             os._exit(128 + signal.SIGKILL)
-        # Python ignores some signals and the shim more; a program must find them as a shell would leave them.
+        # Python and the shim ignore some signals; a program must start with default handlers, as from a shell.
         signal.set_wakeup_fd(-1)
         for number in (*_KEPT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -140,7 +139,7 @@ def _become(program: dict[str, Any], shim: int, report: int) -> NoReturn:
         step = "chdir"
         os.chdir(program["directory"])
         step = "exec"
-        _exec(program["words"], program["environment"])
+        _exec(program["command"], program["environment"])
     except BaseException as error:
         code = getattr(error, "errno", None)
         refusal = {"step": step, "errno": code, "error": os.strerror(code) if code else repr(error)}
@@ -149,19 +148,19 @@ def _become(program: dict[str, Any], shim: int, report: int) -> NoReturn:
         os._exit(128)
 
 
-def _exec(words: list[str], environment: dict[str, str]) -> NoReturn:
-    """As runc does it: through the container's own PATH, in which only executable files count."""
-    if "/" in words[0]:
-        os.execve(words[0], words, environment)  # noqa: S606
+def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Replace this process as runc does: search the container's own PATH for an executable file."""
+    if "/" in command[0]:
+        os.execve(command[0], command, environment)  # noqa: S606
     for folder in environment.get("PATH", os.defpath).split(":"):
-        path = os.path.join(folder or ".", words[0])  # noqa: PTH118 - pathlib takes its time to import
+        path = os.path.join(folder or ".", command[0])  # noqa: PTH118 - pathlib is slow to import
         if os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113
-            os.execve(path, words, environment)  # noqa: S606
+            os.execve(path, command, environment)  # noqa: S606
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def _supervise(child: int, commands: _Lines, link: socket.socket, wakeup: int) -> int:
-    """Obey the run and bury orphans until the main process has ended; its wait status."""
+    """Carry out the run's commands and reap orphans until the main process ends. Return its wait status."""
     poll = select.poll()
     for descriptor in (link.fileno(), wakeup):
         poll.register(descriptor, select.POLLIN)
@@ -183,7 +182,7 @@ def _supervise(child: int, commands: _Lines, link: socket.socket, wakeup: int) -
 
 
 def _reap(child: int) -> int | None:
-    """Collect whoever ended; the wait status of the main process if it did, and nobody after it."""
+    """Reap ended children up to the main process. Return its wait status, or None if it still runs."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -193,7 +192,10 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Until there is no child. Whoever is born between look and blow has a parent that died of it, and becomes ours."""
+    """Kill descendants until there is no child.
+
+    A child forked during the scan is reparented to this process and killed on the next pass.
+    """
     while True:
         for pid in _descendants(os.getpid()):
             try:
@@ -217,8 +219,8 @@ def _descendants(root: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 stat = file.read()
         except OSError:
-            continue  # it ended meanwhile
-        parent = int(stat.rpartition(b")")[2].split()[1])  # the program's name, in brackets, may hold anything
+            continue  # the process has ended
+        parent = int(stat.rpartition(b")")[2].split()[1])  # the program's name, in brackets, may contain any character
         children.setdefault(parent, []).append(int(name))
     found, todo = [], [root]
     while todo:

@@ -1,10 +1,10 @@
-"""What stays on disk of local jobs: readable from any shell while a job runs, and after.
+"""The state folder: files of local jobs, readable from any shell while a job runs and afterwards.
 
-jobs/<namespace>/<job>/lock            held by the one `ddpjob run` of this job, with its pid inside
-jobs/<namespace>/<job>/cluster.json    the objects, as ``MemoryCluster.dump`` gives them
-jobs/<namespace>/<job>/controller.log  what the controller logged in the last run
+jobs/<namespace>/<job>/lock            locked by the `ddpjob run` of this job; contains its pid
+jobs/<namespace>/<job>/cluster.json    the objects, as returned by ``MemoryCluster.dump``
+jobs/<namespace>/<job>/controller.log  the log of the controller in the last run
 jobs/<namespace>/<job>/pods/<pod>/     <container>.log, <container>.termination-log, emptydir-<volume>/ ...
-volumes/<namespace>/<claim>/           one directory per PersistentVolumeClaim; outlives the job, as a claim does
+volumes/<namespace>/<claim>/           one directory per PersistentVolumeClaim; kept when the job is deleted
 """
 
 import json
@@ -22,7 +22,7 @@ _PLURALS = frozenset(r.plural for r in (names.DDPJOBS, names.PODS, names.SERVICE
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$DDPJOB_STATE_DIR``, else ``$XDG_STATE_HOME/ddpjob``, else ``~/.local/state/ddpjob``."""
+    """Return ``$DDPJOB_STATE_DIR``, else ``$XDG_STATE_HOME/ddpjob``, else ``~/.local/state/ddpjob``."""
     if given := environment.get("DDPJOB_STATE_DIR"):
         return Path(given).expanduser()
     base = environment.get("XDG_STATE_HOME")
@@ -30,7 +30,7 @@ def default_root(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 class JobFolder:
-    """One job's part of the state folder. Nothing is made before something is written."""
+    """The folder of one job. It is created by the first write."""
 
     def __init__(self, path: Path, namespace: str, name: str) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class JobFolder:
         self.name = name
 
     def objects(self) -> Json | None:
-        """What ``cluster.json`` holds, or None where there is none. Raises ``LocalError`` for a damaged file."""
+        """Return the content of ``cluster.json``, or None. Raises ``LocalError`` for a damaged file."""
         path = self.path / "cluster.json"
         try:
             dumped = json.loads(path.read_bytes())
@@ -52,22 +52,22 @@ class JobFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise LocalError(
                 f"{path} is damaged: {error}",
-                "it was written by another program, or the disk lost it; checkpoints lie elsewhere and are not touched",
-                f"forget the job's state with `ddpjob delete {self.name}`, then run it again: it resumes",
+                "another program wrote it, or the disk failed; checkpoints are stored elsewhere and are not affected",
+                f"remove the record with `ddpjob delete {self.name}`, then run the job again: it resumes",
             ) from error
         objects: Json = dumped
         return objects
 
     def job(self) -> Json | None:
-        """The DDPJob as last recorded."""
+        """Return the recorded DDPJob."""
         return next((job for job in self._of(names.DDPJOBS) if job["metadata"]["name"] == self.name), None)
 
     def pods(self) -> list[Json]:
-        """Its pods as last recorded, those of earlier attempts included."""
+        """Return the recorded pods, those of earlier attempts included."""
         return self._of(names.PODS)
 
     def log(self, pod: str, container: str = names.TRAINER_CONTAINER) -> Path:
-        """Where stdout and stderr of a container are kept; also after its pod object is gone."""
+        """Return the log file of a container; it is kept when the pod is deleted."""
         return self.pod(pod) / f"{container}.log"
 
     def pod(self, pod: str) -> Path:
@@ -75,17 +75,17 @@ class JobFolder:
         return self.path / "pods" / pod
 
     def runner(self) -> int | None:
-        """Pid of the live ``ddpjob run`` of this job, else None."""
+        """Return the pid of the ``ddpjob run`` that runs this job, or None."""
         return lock_holder(self.path / "lock")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the one that runs (or deletes) this job. Raises ``LocalError`` that names the process that is."""
+        """Lock the job to run or delete it. Raises ``LocalError`` with the pid of the process that holds the lock."""
         with hold_lock(self.path / "lock", f"DDPJob {self.name}"):
             yield
 
     def save(self, dumped: Json) -> None:
-        """Replace ``cluster.json`` at once: a reader, or a kill, never meets half of it."""
+        """Replace ``cluster.json`` atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / "cluster.json.tmp"
         temporary.write_text(json.dumps(dumped, separators=(",", ":")))
@@ -97,50 +97,53 @@ class JobFolder:
 
 
 def _check(dumped: Json) -> None:
-    """Raises ``ValueError``, ``TypeError`` or ``KeyError`` for what ``MemoryCluster.load`` could not take."""
+    """Raise ``ValueError``, ``TypeError`` or ``KeyError`` for what ``MemoryCluster.load`` cannot read."""
     int(dumped["version"])
     list(dumped["namespaces"])
     for plural, obj in dumped["objects"]:
         if plural not in _PLURALS:
-            raise ValueError(f"{plural} is no kind that this version knows")
+            raise ValueError(f"{plural} is not a kind that this version knows")
         str(obj["metadata"]["namespace"] + obj["metadata"]["name"])
 
 
 class StateFolder:
-    """All jobs and volumes of one user. ``root``: None for the default place."""
+    """All jobs and volumes of one user. root: None for ``default_root()``."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root if root is not None else default_root()).absolute()
 
     def job(self, namespace: str, name: str) -> JobFolder:
-        """The folder of a job, whether it exists or not. The names must be Kubernetes names."""
+        """Return the folder of a job, whether it exists or not. The names must be Kubernetes names."""
         return JobFolder(self._inside("jobs", namespace, name), namespace, name)
 
     def jobs(self) -> list[JobFolder]:
-        """All jobs with a record, sorted by namespace and name."""
+        """Return all jobs with a record, sorted by namespace and name."""
         found = sorted((self.root / "jobs").glob("*/*/cluster.json"))
         return [JobFolder(path.parent, path.parent.parent.name, path.parent.name) for path in found]
 
     def volume(self, namespace: str, claim: str) -> Path:
-        """The directory of a PersistentVolumeClaim, whether it exists or not."""
+        """Return the directory of a PersistentVolumeClaim, whether it exists or not."""
         return self._inside("volumes", namespace, claim)
 
     def _inside(self, kind: str, namespace: str, name: str) -> Path:
         for part in (namespace, name):
             if part in ("", ".", "..") or "/" in part or "\0" in part:
                 raise LocalError(
-                    f"{part!r} is no name of a Kubernetes object", next_step="use lower case letters, digits and '-'"
+                    f"{part!r} is not a Kubernetes name", next_step="use lower case letters, digits and '-'"
                 )
         return self.root / kind / namespace / name
 
 
-_PROBE_SECONDS = 0.5  # whoever only asks for the holder has the lock, shared, for a moment
+_PROBE_SECONDS = 0.5  # ``lock_holder`` takes the lock, shared, for a moment
 _PAUSE = 0.02
 
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock at ``path``. Raises ``LocalError`` naming ``what`` and the pid when another process holds it."""
+    """Hold the lock at ``path``. Raises ``LocalError`` with ``what`` and the pid if another process holds it.
+
+    The kernel releases an flock when its holder ends in any way; a pid file alone would remain after SIGKILL.
+    """
     descriptor = _acquire(path, what)
     try:
         os.ftruncate(descriptor, 0)
@@ -153,7 +156,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Pid of the process that holds the lock at ``path``, else None."""
+    """Return the pid of the process that holds the lock at ``path``, or None."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -165,8 +168,8 @@ def lock_holder(path: Path) -> int | None:
             if text.isdigit():
                 return int(text)
             if time.monotonic() > deadline:
-                return None  # held, but by nobody who signs: another one that asks, over and over
-            time.sleep(_PAUSE)  # it was taken this very moment, its holder is about to sign
+                return None  # locked by another prober, not by a run
+            time.sleep(_PAUSE)  # the holder has just locked it and is about to write its pid
         return None
     finally:
         os.close(descriptor)
@@ -175,7 +178,7 @@ def lock_holder(path: Path) -> int | None:
 def _acquire(path: Path, what: str) -> int:
     deadline = time.monotonic() + _PROBE_SECONDS
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may hold what is private
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may be private
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if _try_lock(descriptor, shared=False):
             if _is_at(path, descriptor):
@@ -185,15 +188,15 @@ def _acquire(path: Path, what: str) -> int:
             os.close(descriptor)
             raise LocalError(
                 f"{what} is running already, in process {text or 'unknown'}",
-                "one `ddpjob run` at a time works on a job",
-                "follow it with `ddpjob get` and `ddpjob logs`, stop it with Ctrl-C there, or use another --name",
+                "only one `ddpjob run` at a time can run a job",
+                "watch it with `ddpjob get` and `ddpjob logs`, stop it with Ctrl-C there, or use another --name",
             )
         os.close(descriptor)
         time.sleep(_PAUSE)
 
 
 def _try_lock(descriptor: int, *, shared: bool) -> bool:
-    import fcntl  # noqa: PLC0415 - not on every system, and those that lack it shall get to read why they won't do
+    import fcntl  # noqa: PLC0415 - missing on some systems, which then get a proper error
 
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -203,7 +206,7 @@ def _try_lock(descriptor: int, *, shared: bool) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the locked file is still the one that others will open: a delete may have come between."""
+    """Return whether the locked file is still at ``path``: it may have been deleted before it was locked."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

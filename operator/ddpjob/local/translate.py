@@ -1,32 +1,32 @@
-"""From what a container is told of a cluster to what one machine has: names of peers, ports, mount paths.
+"""Translates peers' names, ports and mount paths of a cluster into those of this machine. Pure.
 
-Pure, and applied once to every final value, so that nothing that was put in is translated again. Only what cannot be
-otherwise here is changed; the pod object stays what the engine rendered.
+Every value is translated once, in its final form, so that replacements are not translated again. The pod object stays
+as the engine rendered it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 
 LOOPBACK = "127.0.0.1"
-# Around a port that comes from a variable of the operator's: a bare 29500 may be anybody's number of steps.
+# Enclose a port from one of the operator's variables: a plain 29500 could be, say, a number of steps.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _PATH_BEFORE = r"(?:(?<=file://)|(?<![\w./~)}\-*]))"
 _PATH_AFTER = r"(?![\w.\-])"
 
 PortOf = Callable[[str, int], int]
-"""Where (pod, port) is found on this machine; the port itself where it is none of ours."""
+"""Returns the local port for (pod, port); other ports are returned unchanged."""
 
 
 def marked_port(port: str) -> str:
-    """A port as a variable of the operator's gives it, recognisable wherever ``$(VAR)`` carries it."""
+    """Return a port marked as one of the operator's, so that it is recognised where ``$(VAR)`` inserts it."""
     return f"{_OPEN}{port}{_CLOSE}"
 
 
 class Translator:
     """Translates the values of one pod's containers.
 
-    pod, service: names of the pod and of the headless Service that its peers' names are under.
-    port_of: see ``PortOf``. paths: mount path -> directory of this machine.
+    pod, service: names of the pod and of its headless Service, which is the subdomain of the peers.
+    port_of: see ``PortOf``. paths: mount path to directory of this machine.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Translator:
         self._pattern = re.compile("|".join(_alternatives(service, namespace, domain, self._paths)))
 
     def text(self, value: str) -> str:
-        """One value, or one word of a command."""
+        """Return one value, translated."""
         return self._pattern.sub(self._replacement, value)
 
-    def words(self, words: Iterable[str]) -> list[str]:
-        """A command with its arguments."""
+    def command(self, arguments: Iterable[str]) -> list[str]:
+        """Return a command with its arguments, translated."""
         out: list[str] = []
         before = ""
-        for word in words:
-            is_port = before in ("--master-port", "--master_port") and word.isdecimal()
-            out.append(str(self._port_of(self._pod, int(word))) if is_port else self.text(word))
-            before = word
+        for argument in arguments:
+            is_port = before in ("--master-port", "--master_port") and argument.isdecimal()
+            out.append(str(self._port_of(self._pod, int(argument))) if is_port else self.text(argument))
+            before = argument
         return out
 
     def _replacement(self, found: re.Match[str]) -> str:
@@ -65,10 +65,10 @@ class Translator:
 
 
 def _alternatives(service: str, namespace: str, domain: str, paths: Iterable[str]) -> Iterable[str]:
-    """Of the pattern, the most telling first."""
+    """Yield the alternatives of the pattern, the most specific first."""
     scope = rf"{re.escape(service)}(?:\.{re.escape(namespace)}(?:\.svc(?:\.{re.escape(domain)}\.?)?)?)?"
     port = rf"(?::(?:(?P<peerport>\d+)|{_OPEN}(?P<peermarked>\d+){_CLOSE}))?"
-    # A pod's name is <service>-<attempt>-<rank>; alone it is no name in the DNS, and an identity that must stay.
+    # <service>-<attempt>-<rank> alone is the pod's identity, not a DNS name, and is not translated.
     yield rf"(?<![\w.\-])(?P<peer>{re.escape(service)}-\d+-\d+)\.{scope}(?![\w\-]|\.\w){port}"
     yield r"(?<![\w.\-])(?P<own>localhost|127\.0\.0\.1):(?P<ownport>\d+)(?!\d)"
     yield r"(?P<flag>--master[\-_]port[= ])(?P<flagport>\d+)(?!\d)"

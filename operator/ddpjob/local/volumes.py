@@ -1,6 +1,6 @@
-"""The volumes of one pod as directories of this machine, and where each container finds its mounts.
+"""The volumes of one pod as directories of this machine.
 
-Nothing is mounted: containers are told the directories instead (``translate``), so that no privilege is needed.
+Nothing is mounted, so no privilege is needed: ``translate`` replaces mount paths by these directories.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ddpjob.cluster.base import Json
-from ddpjob.local.references import ConfigError, Sources, expand, field_value, resource_value
+from ddpjob.local.references import ConfigError, References, expand, field_value, resource_value
 
 SHARED_MEMORY = Path("/dev/shm")
 _FILES = ("configMap", "secret", "downwardAPI", "projected")
@@ -17,29 +17,32 @@ _EMPTY, _FILLED = "emptydir-", "volume-"
 
 
 class Volumes:
-    """Directories of one pod's volumes. ``folder``: the pod's own; ``claim_directory``: of a claim by name."""
+    """The directories of one pod's volumes.
 
-    def __init__(self, pod: Json, folder: Path, sources: Sources, claim_directory: Callable[[str], Path]) -> None:
+    folder: the pod's own folder. claim_directory: returns the directory of a claim.
+    """
+
+    def __init__(self, pod: Json, folder: Path, references: References, claim_directory: Callable[[str], Path]) -> None:
         self._pod = pod
         self._folder = folder
-        self._sources = sources
+        self._references = references
         self._claim_directory = claim_directory
-        self._places: dict[str, Path] = {}
+        self._directories: dict[str, Path] = {}
         self._own: list[Path] = []
 
     def prepare(self) -> None:
-        """Make and fill what is not there yet. Raises ``ConfigError`` for what this machine cannot offer."""
+        """Create and fill the directories. Raises ``ConfigError`` for a volume that needs a cluster."""
         for volume in self._pod["spec"].get("volumes") or ():
             if self._is_needed(volume["name"]):
-                self._places[volume["name"]] = self._place(volume)
+                self._directories[volume["name"]] = self._directory(volume)
 
     def clean_up(self) -> None:
-        """Remove what belongs to the pod alone; what lies on claims and host paths stays."""
+        """Remove the volumes that belong to the pod alone; claims and host paths stay."""
         for path in self._own:
             shutil.rmtree(path, ignore_errors=True)
 
     def paths(self, container: Json, values: Mapping[str, str]) -> dict[str, str]:
-        """Mount paths of a container and what they stand for. Raises ``ConfigError`` for a subPath that leads out."""
+        """Return mount path to directory. Raises ``ConfigError`` for a subPath that leads out of its volume."""
         found: dict[str, str] = {}
         for mount in container.get("volumeMounts") or ():
             if Path(mount["mountPath"]) != SHARED_MEMORY:
@@ -47,43 +50,46 @@ class Volumes:
         return found
 
     def _is_needed(self, name: str) -> bool:
-        """Shared memory is the machine's own: a volume that is mounted there and nowhere else needs no place."""
+        """Return whether a volume is mounted anywhere but at /dev/shm, for which the machine's own is used."""
         containers = [*self._pod["spec"]["containers"], *self._pod["spec"].get("initContainers", ())]
         mounts = [m for c in containers for m in c.get("volumeMounts") or () if m["name"] == name]
         return any(Path(mount["mountPath"]) != SHARED_MEMORY for mount in mounts)
 
     def _mounted(self, mount: Json, values: Mapping[str, str]) -> Path:
-        place = self._places.get(mount["name"])
-        if place is None:
+        directory = self._directories.get(mount["name"])
+        if directory is None:
             raise ConfigError(f'volume mount "{mount["name"]}": the pod has no volume of that name')
         below = mount.get("subPath") or expand(mount.get("subPathExpr") or "", values)
         if not below:
-            return place
-        path = place / below
-        if below.startswith("/") or ".." in below.split("/") or not path.resolve().is_relative_to(place.resolve()):
-            raise ConfigError(f'failed to prepare subPath "{below}" of volume "{mount["name"]}": it leads out of it')
+            return directory
+        path = directory / below
+        is_inside = path.resolve().is_relative_to(directory.resolve())
+        if below.startswith("/") or ".." in below.split("/") or not is_inside:
+            raise ConfigError(
+                f'failed to prepare subPath "{below}" of volume "{mount["name"]}": it leads out of the volume'
+            )
         if not path.exists():
             path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _place(self, volume: Json) -> Path:
+    def _directory(self, volume: Json) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
-            return self._made(self._claim_directory(claim["claimName"]), volume)
+            return self._created(self._claim_directory(claim["claimName"]), volume)
         if "emptyDir" in volume:
             return self._empty_directory(volume)
         if host := volume.get("hostPath"):
             path = Path(host["path"])
-            return self._made(path, volume) if host.get("type") == "DirectoryOrCreate" else path
+            return self._created(path, volume) if host.get("type") == "DirectoryOrCreate" else path
         if kind := next((kind for kind in _FILES if kind in volume), None):
             return self._files(volume, kind)
         kinds = ", ".join(key for key in volume if key != "name")
-        raise ConfigError(f'volume "{volume["name"]}": {kinds} cannot be had on one machine: use a claim or hostPath')
+        raise ConfigError(f'volume "{volume["name"]}": {kinds} is not supported in local mode: use a claim or hostPath')
 
-    def _made(self, path: Path, volume: Json) -> Path:
+    def _created(self, path: Path, volume: Json) -> Path:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            reason = f"{path} cannot be made: {error.strerror}"
+            reason = f"{path} cannot be created: {error.strerror}"
             raise ConfigError(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {reason}') from error
         return path
 
@@ -116,7 +122,7 @@ class Volumes:
         return path
 
     def _contents(self, part: Json) -> Iterator[tuple[str, bytes, int | None]]:
-        """Name, content and mode of every file of one source."""
+        """Yield name, content and mode of every file of one source."""
         ((kind, source),) = part.items()
         if kind == "downwardAPI":
             for item in source.get("items") or ():
@@ -124,7 +130,7 @@ class Volumes:
             return
         if kind not in ("configMap", "secret"):
             raise ConfigError(f"{kind} needs a cluster")
-        data = self._sources.data("Secret" if kind == "secret" else "ConfigMap", source)
+        data = self._references.data("Secret" if kind == "secret" else "ConfigMap", source)
         if "items" not in source:
             yield from ((key, value, None) for key, value in data.items())
             return
@@ -141,19 +147,22 @@ class Volumes:
 
 
 def memory_prefix() -> str:
-    """Of our directories in memory, with the PID namespace: a container that shares /dev/shm counts its own pids."""
+    """Return the prefix of local mode's directories in /dev/shm.
+
+    It names the PID namespace, because a container that shares /dev/shm has its own pids.
+    """
     return f"ddpjob-{Path('/proc/self/ns/pid').stat().st_ino}-"
 
 
-def remove_own(folder: Path) -> None:
-    """The volumes that a pod had for itself, secrets among them, after a run that could not clean up."""
+def remove_private_volumes(folder: Path) -> None:
+    """Remove a pod's own volumes, secrets among them, after a run that was killed."""
     for prefix in (_EMPTY, _FILLED):
         for path in folder.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_shared_memory() -> None:
-    """Remove what runs that were killed left in memory; directories of other users stay where they are."""
+    """Remove the directories that killed runs left in /dev/shm; those of other users cannot be removed and stay."""
     prefix = memory_prefix()
     for path in SHARED_MEMORY.glob(f"{prefix}*-*"):
         pid = path.name.removeprefix(prefix).partition("-")[0]
