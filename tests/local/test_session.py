@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddpjob.cluster.memory.api import ApiServer
 
 from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.wire import Json
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import prepare
+from ddpjob.cluster.memory.server import ApiServer
 from ddpjob.controller.controller import Controller
 from ddpjob.engine import desired
 from ddpjob.local.admission import EXAMPLE_UID, admit
