@@ -1,15 +1,6 @@
-"""What the processor and the C library need to be told: how many threads there is a CPU for, which of them may spin.
+"""CPUs, memory and GPUs of this process: threads per rank, settings of the C library, control groups, GPU count.
 
-``cli`` and ``launcher`` call ``set_torch_defaults`` before torch is imported; ``worker`` calls the rest. A
-rank with more threads than CPUs spends its time waiting for its own threads: several times slower, measured.
-
-What the container grants and whom it killed: the control groups of this process, in either version.
-
-``cpus`` asks for the quota before threads are counted; ``launch`` asks for the kills, before and after its ranks lived.
-
-Whether this node has a GPU for each of its ranks, told without torch and before anything slow is imported.
-
-``cli`` asks before it launches, or becomes, a rank. Which of the GPUs a rank takes is for ``device`` to say, later.
+Everything here works without torch and before it is imported.
 """
 
 from __future__ import annotations
@@ -28,13 +19,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def available_cpus(root: Path = Path("/")) -> float:
-    """CPUs by affinity and by the tightest cgroup quota (v2 and v1) above this process."""
-    cpus = float(len(os.sched_getaffinity(0)))
-    return min([cpus, *cpu_quotas(root)])
+    """Return the CPUs of this process: its affinity, or the lowest cgroup quota (v2 and v1) above it."""
+    return min([float(len(os.sched_getaffinity(0))), *cpu_quotas(root)])
 
 
 def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> int:
-    """Threads for one of ``local_ranks`` on this node; OMP_NUM_THREADS, where the user set it, has the last word."""
+    """Return the threads for each of ``local_ranks`` ranks: OMP_NUM_THREADS, else an equal share of the CPUs.
+
+    A rank with more threads than CPUs waits for its own threads: several times slower, measured.
+    """
     given = env.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
@@ -42,34 +35,30 @@ def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> i
 
 
 def set_torch_defaults(env: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Before torch is imported: keep idle threads from burning the peers' quota, and C++ traces out of the log.
+    """Set, before torch is imported, the environment variables that the user has not set.
 
-    OpenMP's threads spin at every barrier by default. Where another process wants the core, each barrier then costs a
+    OpenMP's threads spin at every barrier by default. If another process wants the core, each barrier then costs a
     scheduler tick: a training step took 520 ms instead of 105 ms on two busy cores.
     """
     env.setdefault("GOMP_SPINCOUNT", "1000")
-    env.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # NumPy computes nothing here; its thread pool would only be forked around
-    env.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a lost peer otherwise prints thirty lines of stack before its one of meaning
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy computes nothing here, and forks would inherit its threads
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer prints thirty lines of C++ stack otherwise
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of one training step for the next, instead of returning it to the kernel.
+    """Make the C library keep the memory of one training step for the next, instead of returning it to the kernel.
 
-    Activations of a few megabytes are otherwise mapped anew at every step, and each time the kernel clears every
-    page of them: a third of a step's CPU time, measured with glibc.
+    Otherwise activations of a few megabytes are mapped again at every step, and the kernel clears each of their pages:
+    a third of a step's CPU time, measured with glibc.
     """
-    with contextlib.suppress(AttributeError, OSError):  # another C library has no mallopt, and no need of it
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
-    """CPUs that this process's cgroup and each of those above it grant; none of those that set no limit."""
+    """Yield the CPU limit of this process's cgroup and of each one above it, without those that set none."""
     for directory in _directories("cpu", root):
         try:
             quota, period = (directory / "cpu.max").read_text().split()
@@ -84,9 +73,9 @@ def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes killed so far for the limits of this process's cgroup and those above it; 0 where nobody counts.
+    """Return how many processes the kernel has killed for the memory limits of this process's cgroups; 0 if unknown.
 
-    SIGKILL alone does not tell who sent it; this counter does.
+    An exit by SIGKILL alone does not show whether the out-of-memory killer sent it.
     """
     total = 0
     for directory in _directories("memory", root):
@@ -98,7 +87,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _directories(controller: str, root: Path) -> Iterator[Path]:
-    """This process's cgroup (v2 and v1) and all above it: a pod's limit may stand at the container or at the pod."""
+    """Yield this process's cgroup (v2 and v1) and all above it: the container or the pod may hold the limit."""
     base = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -115,14 +104,14 @@ def _directories(controller: str, root: Path) -> Iterator[Path]:
 
 
 def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str, str] = os.environ) -> None:
-    """Refuse NCCL with more local ranks than GPUs, by counting device files: no CUDA context, no torch.
+    """Check that NCCL or CUDA has a GPU for each local rank by counting device files, without a CUDA context.
 
     Raises:
-        RanksError: NCCL or CUDA was asked for by name and the GPUs seen are too few.
+        RanksError: NCCL or CUDA was requested by name and there are too few GPUs.
     """
     if backend != "nccl" and device != "cuda":
         return
-    if Path("/dev/dxg").exists():  # WSL shows no per-card files; torch will count
+    if Path("/dev/dxg").exists():  # WSL has no files per card; torch counts later
         return
     present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
     visible = env.get("CUDA_VISIBLE_DEVICES")
@@ -130,7 +119,7 @@ def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str,
         present = min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
     if nproc_per_node > present:
         raise RanksError(
-            f"{nproc_per_node} rank(s) on this node want a GPU each, but {present} GPU(s) are here",
+            f"{nproc_per_node} rank(s) on this node need a GPU each, but it has {present} GPU(s)",
             hint="NCCL allows one rank per GPU",
             next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu --backend gloo",
         )

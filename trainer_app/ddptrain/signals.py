@@ -1,9 +1,8 @@
-"""SIGTERM, SIGINT and SIGHUP become a flag; who acts on it depends on the phase.
+"""SIGTERM, SIGINT and SIGHUP set a flag; the phase decides when the process acts on it.
 
-Installed by ``cli`` before anything slow: as PID 1 of a container a process has no default action for SIGTERM, and
-would sleep through it. Before training a rank may leave alone (``raise_if_requested``, ``interruptible``). In training
-the flag rides in the metrics vector of ``sync``, so that all ranks leave after the same step: one that left alone would
-strand the others in a collective.
+Installed before anything slow: PID 1 of a container has no default action for SIGTERM and would ignore it. Before
+training a rank may exit by itself. In training the flag is part of the small all-reduce of each step, so that all ranks
+exit after the same step: a rank that exited alone would leave the others waiting in a collective.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _libc = ctypes.CDLL(None)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that tell this process to stop; a terminal that closes does not where ``nohup`` saw to that."""
+    """Return the signals that stop this process: all STOP_SIGNALS, without SIGHUP under ``nohup``."""
     return [n for n in sorted(STOP_SIGNALS) if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 class StopFlag:
-    """Set by a signal; a second SIGINT leaves at once, as a person at a terminal expects."""
+    """Set by a signal; a second SIGINT exits at once, as users at a terminal expect."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -37,12 +36,12 @@ class StopFlag:
         self._phase: str | None = None
 
     def install(self) -> None:
-        """Take over the signals; only the main thread may."""
+        """Install the handlers; only the main thread may call it."""
         for number in stop_signals():
             signal.signal(number, self._on_signal)
 
     def raise_if_requested(self, phase: str) -> None:
-        """Raise if a signal came, in a phase where nothing needs saving.
+        """Raise if a signal came; for phases in which there is nothing to save.
 
         Raises:
             Stopped: with ``saved`` False.
@@ -52,7 +51,7 @@ class StopFlag:
 
     @contextlib.contextmanager
     def interruptible(self, phase: str) -> Iterator[None]:
-        """Inside, a signal raises where it finds the program, be it in the middle of a slow download.
+        """Within this context a signal raises at once, for example in the middle of a slow download.
 
         Raises:
             Stopped: with ``saved`` False.
@@ -71,7 +70,7 @@ class StopFlag:
             if self._interrupts > 1:
                 os._exit(exit_codes.SIGNAL_BASE + signal.SIGINT)
         if self._phase is not None:
-            phase, self._phase = self._phase, None  # once: what cleans up after it must not be interrupted too
+            phase, self._phase = self._phase, None  # once: the cleanup must not be interrupted too
             self.raise_if_requested(phase)
 
 

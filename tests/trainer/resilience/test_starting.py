@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_is_named(ddptrain: ForkServer, idx: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"), [("mpi", "this PyTorch build has no mpi"), ("nccl", "want a GPU each, but 0 GPU(s) are here")]
+    ("backend", "said"), [("mpi", "this PyTorch build has no mpi"), ("nccl", "need a GPU each, but it has 0 GPU(s)")]
 )
 def test_a_backend_that_the_build_or_machine_lacks_is_refused_honestly(
     ddptrain: ForkServer, idx: Path, backend: str, said: str

@@ -1,7 +1,7 @@
 """Check every collective's result and measure its bandwidth, for ``preflight``.
 
-The figures are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``algbw`` is bytes over time, ``busbw`` is
-corrected by what each algorithm must send at least, so that it compares with the speed of the wire.
+The figures are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``algbw`` is bytes over time. ``busbw`` is
+``algbw`` times the share of the data that each rank must send, which compares with the speed of the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single",
 
 
 def failed_collectives(group: Group) -> list[str]:
-    """Names of the collectives whose answer on this rank is not the one that arithmetic demands; collective."""
+    """Return the names of the collectives with a wrong result on this rank. Collective: every rank must call it."""
     rank, world = group.rank, group.world_size
     total = world * (world + 1) / 2
     tests: dict[str, Callable[[], bool]] = {
@@ -45,7 +45,7 @@ def failed_collectives(group: Group) -> list[str]:
 
 
 def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
-    """One row per collective and size: seconds of the slowest rank, algbw and busbw in GB/s; collective."""
+    """Return one row per collective and size: seconds of the slowest rank, algbw and busbw in GB/s. Collective."""
     world, rows = group.world_size, []
     for size in SIZES:
         whole = torch.ones(size // 4 // world * world, device=group.device)
@@ -75,7 +75,7 @@ def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
 
 
 def _seconds(move: Callable[[], object], group: Group) -> float:
-    """Seconds per call on the slowest rank."""
+    """Return the seconds per call on the slowest rank."""
     for _ in range(_WARM):
         move()
     _finish(group.device)

@@ -1,7 +1,4 @@
-"""Which device a rank computes on, its own GPU where there are any; and which backend its collectives go through.
-
-``worker`` asks before the ranks meet, ``inspect_checkpoint`` for a process alone.
-"""
+"""The device that a rank computes on, the backend of its collectives, and the facts that decide its last bits."""
 
 from __future__ import annotations
 
@@ -19,25 +16,25 @@ from ddptrain.errors import ConfigMismatch, RanksError
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:
-    """The rank's device; one GPU per local rank.
+    """Return the rank's device: one GPU per local rank, or the CPU.
 
     Raises:
-        RanksError: CUDA asked for and absent, fewer GPUs than local ranks, or nobody said which of them is this rank's.
+        RanksError: CUDA is requested and absent, there are fewer GPUs than local ranks, or LOCAL_RANK is not set.
     """
     if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         if config.device == "cuda" or config.backend == "nccl":
             raise RanksError(
-                "CUDA was asked for, but PyTorch sees no GPU",
-                hint="the build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
+                "CUDA was requested, but PyTorch finds no GPU",
+                hint="this PyTorch build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
                 next_step="use --device cpu, or run on a GPU node",
             )
         return torch.device("cpu")
     if ranks.local_rank is None:
         raise RanksError(
-            f"rank {ranks.rank} of {ranks.world_size} cannot tell which GPU is its own: LOCAL_RANK is not set",
-            hint="ranks of one node would all take its first GPU",
+            f"rank {ranks.rank} of {ranks.world_size} has no GPU assigned: LOCAL_RANK is not set",
+            hint="without it all ranks of one node would take its first GPU",
             next_step="set LOCAL_RANK, counting from 0 on each node, or use torchrun or `ddptrain launch`",
         )
     local_rank, gpus = ranks.local_rank, torch.cuda.device_count()
@@ -52,10 +49,10 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
-    """``auto`` made concrete, and an honest refusal of what this build or machine lacks.
+    """Return the backend, with ``auto`` resolved to nccl on CUDA devices and gloo on others.
 
     Raises:
-        RanksError: the backend is missing, or does not fit the device.
+        RanksError: this build of PyTorch lacks the backend, or it does not support the device.
     """
     chosen: Any = backend if backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if chosen == "nccl" and device.type != "cuda":
@@ -69,7 +66,7 @@ def resolve_backend(backend: str, device: torch.device) -> str:
 
 
 def numerics() -> dict[str, Any]:
-    """Threads, instruction set, processor and torch of this process, and its GPU where it uses one."""
+    """Return threads, instruction set, processor and torch version of this process, and its GPU if it uses one."""
     facts = {
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
@@ -80,7 +77,7 @@ def numerics() -> dict[str, Any]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Vendor, family and model: MKL chooses its kernels by them, not by the instruction set alone."""
+    """Return vendor, family and model: MKL chooses its kernels by them, not by the instruction set alone."""
     facts: dict[str, str] = {}
     try:
         for line in cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines():
@@ -93,7 +90,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """What of it differs from the manifest's; a manifest older than one of the facts says nothing about it."""
+    """Return the facts that differ from the manifest's; an older manifest may lack some of them."""
     return [
         f"{key} was {manifest[key]}, is {facts[key]}"
         for key in numerics()
@@ -102,9 +99,9 @@ def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
 
 
 def bitwise_mismatch(changed: list[str]) -> ConfigMismatch:
-    """The refusal to go on with ``--sync bitwise`` where its promise would not hold."""
+    """Return the error for a ``--sync bitwise`` run that would continue with other last bits."""
     return ConfigMismatch(
-        f"--sync bitwise cannot go on here with the same bits: {', '.join(changed)}",
+        f"--sync bitwise cannot continue here with the same bits: {', '.join(changed)}",
         hint="the last bits of a sum depend on the number of threads, the kind of processor and the version of torch",
-        next_step="go on where it began, give the --threads of before, or begin anew in another --checkpoint-dir",
+        next_step="continue where the run began, use its --threads, or start in another --checkpoint-dir",
     )

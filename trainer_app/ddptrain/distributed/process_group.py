@@ -1,6 +1,7 @@
-"""One rank's membership among all: the process group, rank 0 going first, and all agreeing before they go on.
+"""One rank's membership in the process group: joining it, agreement between the ranks, and leaving it together.
 
-``worker`` joins, ``train`` and what it calls use it. Ranks reach each other by ``store`` and meet by ``rendezvous``.
+``worker`` joins; the training, preflight and infer exchange data through ``Group``. The store through which the ranks
+find each other is in ``rendezvous``.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from ddptrain.distributed.rendezvous import LEFT, connect, job_key, meet, wait_for_key
+from ddptrain.distributed.rendezvous import EXIT_KEY, connect_store, key_prefix, wait_for_all_ranks, wait_for_key
 from ddptrain.distributed.topology import Ranks, route_interface
 from ddptrain.errors import Hang, PeerLost, RendezvousError
 from ddptrain.heartbeat import Heartbeat
 from ddptrain.signals import StopFlag
 
 T = TypeVar("T")
-_LAST_WORDS = 0.3  # seconds that a failing rank 0 keeps the store up, for the others to read why
-_ANNOUNCING = 2.0  # seconds
+_STORE_LINGER = 0.3  # seconds that a failing rank 0 keeps the store up, so that the others can read why
+_ANNOUNCE_TIMEOUT = 2.0  # seconds
 _PAUSE_HEARTBEAT = 0.1  # seconds
 
 
 class Group:
-    """One rank's membership. Alone (world size 1) it needs no network and every exchange is the identity."""
+    """One rank's membership. With one rank there is no network, and every exchange returns its input."""
 
     def __init__(
         self,
@@ -46,10 +47,10 @@ class Group:
         self.rank, self.world_size = ranks.rank, ranks.world_size
 
     def run_on_all_ranks(self, name: str, work: Callable[[], T], timeout: float) -> T:
-        """Every rank does ``work`` of its own; if it fails on one, all leave, the others saying whose fault it was.
+        """Run ``work`` on every rank and return this rank's result once all have succeeded.
 
         Raises:
-            PeerLost: another rank's work failed; its message is quoted.
+            PeerLost: another rank's work failed; the message quotes its error.
         """
         if self._store is None:
             return work()
@@ -60,19 +61,18 @@ class Group:
             raise
         self._store.set(f"{name}/{self.rank}", "{}")
         for rank in range(self.world_size):
-            verdict = json.loads(self._wait(f"{name}/{rank}", timeout, f"{name} on rank {rank}", self._stop))
-            if "error" in verdict:
-                raise PeerLost(f"rank {rank} failed in phase {name}: {verdict['error']}")
+            key, what, failure = f"{name}/{rank}", f"{name} on rank {rank}", f"rank {rank} failed in phase {name}"
+            self._outcome(key, timeout, what, failure, self._stop)
         return result
 
     def run_on_rank_zero(self, name: str, work: Callable[[], T], timeout: float, *, ending: bool = False) -> T:
-        """Rank 0 does ``work``; every rank gets its JSON-able result, or learns that rank 0 failed.
+        """Run ``work`` on rank 0 and return its JSON-able result on every rank.
 
         Args:
-            ending: the ranks are about to leave together, so a signal changes nothing any more.
+            ending: the ranks are about to exit together, so a stop signal changes nothing any more.
 
         Raises:
-            PeerLost: on the other ranks, when rank 0's work failed.
+            PeerLost: on the other ranks, if rank 0's work failed.
         """
         if self._store is None:
             return work()
@@ -84,13 +84,12 @@ class Group:
                 raise
             self._store.set(name, json.dumps({"result": result}))
             return result
-        verdict = json.loads(self._wait(name, timeout, f"rank 0's {name}", None if ending else self._stop))
-        if "error" in verdict:
-            raise PeerLost(f"rank 0 failed in phase {name}: {verdict['error']}")
-        return verdict["result"]  # type: ignore[no-any-return]
+        stop = None if ending else self._stop
+        outcome = self._outcome(name, timeout, f"rank 0's {name}", f"rank 0 failed in phase {name}", stop)
+        return outcome["result"]  # type: ignore[no-any-return]
 
     def broadcast_bytes(self, data: bytes, size: int) -> bytes:
-        """Rank 0's ``data`` of ``size`` bytes on every rank: the others need not see the volume."""
+        """Return rank 0's ``data`` of ``size`` bytes on every rank, so that the others need not see the volume."""
         if self.world_size == 1:
             return data
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -101,7 +100,7 @@ class Group:
         return buffer.cpu().numpy().tobytes()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over the ranks, in place."""
+        """Sum ``values`` over the ranks in place, element by element, and return them."""
         if self.world_size > 1:
             with self.heartbeat.waiting_in("all_reduce"):
                 dist.all_reduce(values)
@@ -115,18 +114,17 @@ class Group:
             self.heartbeat.touch()
 
     def announce_exit(self, reason: str) -> None:
-        """Tell ranks that may be waiting in the store that this one is not coming. Never raises."""
+        """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
         if self._store is not None:
-            teller = threading.Thread(target=self._announce, args=(self._store, reason), daemon=True)
-            teller.start()
-            teller.join(_ANNOUNCING)  # the store's host may be stopped, and would never answer
+            thread = threading.Thread(target=self._announce, args=(self._store, reason), daemon=True)
+            thread.start()
+            thread.join(_ANNOUNCE_TIMEOUT)  # the store's host may be stopped and never answer
 
     def _announce(self, store: Store, reason: str) -> None:
-        # A store that died with rank 0 needs no telling: the others notice that themselves.
-        with contextlib.suppress(RuntimeError):
-            store.set(LEFT, json.dumps({"rank": self.rank, "reason": reason[:500]}))
+        with contextlib.suppress(RuntimeError):  # a store that ended with rank 0: the others notice that themselves
+            store.set(EXIT_KEY, json.dumps({"rank": self.rank, "reason": reason[:500]}))
             if self.rank == 0:
-                time.sleep(_LAST_WORDS)
+                time.sleep(_STORE_LINGER)
 
     def close(self) -> None:
         """Destroy the process group on all ranks together: rank 0 hosts the store and must not exit before the others.
@@ -141,17 +139,25 @@ class Group:
                 dist.destroy_process_group()
             self._store = None
 
-    def _wait(self, key: str, timeout: float, what: str, stop: StopFlag | None) -> bytes:
+    def _outcome(self, key: str, timeout: float, what: str, failure: str, stop: StopFlag | None) -> dict[str, Any]:
+        """Return another rank's outcome as soon as the store has it.
+
+        Raises:
+            PeerLost: the outcome is an error. Hang: there is none in time, and the rank did not announce its exit.
+        """
         assert self._store is not None
+        deadline = time.monotonic() + timeout
         try:
             with self.heartbeat.waiting_in(f"store: {key}", counted=False):
-                return wait_for_key(
-                    self._store, key, time.monotonic() + timeout, what, stop=stop, heartbeat=self.heartbeat
-                )
-        except RendezvousError as error:  # all had met; that one of them does not go on is a hang, and not ours
+                value = wait_for_key(self._store, key, deadline, what, stop=stop, heartbeat=self.heartbeat)
+        except RendezvousError as error:  # all ranks had joined, so one of them hangs, and not this one
             hang = Hang(str(error), hint="that rank is stopped, or its volume does not answer")
             hang.cause = "peer"
             raise hang from error
+        outcome: dict[str, Any] = json.loads(value)
+        if "error" in outcome:
+            raise PeerLost(f"{failure}: {outcome['error']}")
+        return outcome
 
 
 def join_group(
@@ -165,33 +171,29 @@ def join_group(
     heartbeat: Heartbeat,
     env: Mapping[str, str] = os.environ,
 ) -> Group:
-    """Meet the other ranks and form the process group.
+    """Wait for the other ranks and initialize the process group.
 
     Raises:
-        RendezvousError: not everybody came within ``rendezvous_timeout`` seconds; the message names who is missing.
-        RanksError: two processes claim one rank, or ranks disagree about the world size.
+        RendezvousError: a rank is missing after ``rendezvous_timeout`` seconds; the message names it.
+        RanksError: two processes claim one rank, or ranks have different world sizes.
     """
     if ranks.world_size == 1:
         return Group(ranks, device, None, stop, heartbeat)
     deadline = time.monotonic() + rendezvous_timeout
-    store = PrefixStore(job_key(env), connect(ranks, deadline, stop, heartbeat, env))
-    meet(store, ranks, deadline, stop, heartbeat)
+    store = PrefixStore(key_prefix(env), connect_store(ranks, deadline, stop, heartbeat, env))
+    wait_for_all_ranks(store, ranks, deadline, stop, heartbeat)
     interface = None if ranks.init_file else route_interface(ranks.master_addr)
     if interface and "GLOO_SOCKET_IFNAME" not in env:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in env:
         os.environ["NCCL_SOCKET_IFNAME"] = interface
     with heartbeat.waiting_in("init_process_group"):
-        _init(ranks, device, backend, store, collective_timeout)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+            store=PrefixStore("group", store),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timedelta(seconds=collective_timeout),
+            device_id=device if backend == "nccl" else None,
+        )
     return Group(ranks, device, store, stop, heartbeat)
-
-
-def _init(ranks: Ranks, device: torch.device, backend: str, store: Store, collective_timeout: float) -> None:
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
-        store=PrefixStore("group", store),
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        timeout=timedelta(seconds=collective_timeout),
-        device_id=device if backend == "nccl" else None,
-    )

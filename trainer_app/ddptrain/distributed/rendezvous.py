@@ -1,12 +1,7 @@
-"""Where the ranks meet before a training: each signs in at the store, and rank 0 says who is missing.
+"""Rendezvous: the store through which the ranks find each other, and the wait until all of them are present.
 
-``group`` calls ``meet`` with the store in hand; how the ranks reach it is ``store``. ``worker`` and ``infer`` ask here
-how long to wait for the others.
-
-The store through which ranks reach each other: hosted by rank 0 at MASTER_ADDR:MASTER_PORT, or a file.
-
-``rendezvous`` has the ranks meet in it, ``group`` exchanges data and last words over it, and ``launch`` speaks there
-for a rank that was killed. Whatever may wait long waits by polling, so that SIGTERM and a peer's death are noticed.
+Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT, or all ranks share a file. ``process_group`` joins here and exchanges
+small values; the launcher announces killed ranks. Every wait polls, so that a SIGTERM and a peer's exit are noticed.
 """
 
 from __future__ import annotations
@@ -22,12 +17,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    FileStore,
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
@@ -35,49 +25,72 @@ from ddptrain.heartbeat import Heartbeat
 from ddptrain.signals import StopFlag
 
 DEFAULT_TIMEOUT = 600.0  # seconds
-_READING = 5.0  # seconds
+EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this key
+_REPLY_TIMEOUT = 2.0  # seconds for a store to answer a new connection
+_VERDICT_READ = 5.0  # seconds that rank 0 keeps the store up for the others to read why it fails
 
 
-def meet(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
-    """Each rank signs in; rank 0 waits for all and tells the verdict to everybody."""
-    presence = json.dumps({"world": ranks.world_size, "host": socket.gethostname()})
+def parse_rendezvous_timeout(rdzv_conf: str) -> float:
+    """Return the seconds in torchrun's ``--rdzv-conf`` (``key=value,timeout=N``); 600 if it has none."""
+    for part in rdzv_conf.split(","):
+        key, _, value = part.partition("=")
+        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdecimal():
+            return float(value)
+    return DEFAULT_TIMEOUT
+
+
+def key_prefix(env: Mapping[str, str]) -> str:
+    """Return a prefix that separates the keys of two jobs on one port, and those of two attempts of one job."""
+    names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return "ddptrain/" + "/".join(env.get(name, "") for name in names)
+
+
+def wait_for_all_ranks(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
+    """Register this rank and wait until rank 0 has seen all of them.
+
+    Raises:
+        RendezvousError: a rank is missing at ``deadline`` (of time.monotonic).
+        RanksError: two processes claim one rank, or the ranks have different world sizes.
+        PeerLost: rank 0 failed before all ranks were present.
+    """
     if store.add(f"claims/{ranks.rank}", 1) > 1:
         raise RanksError(
             f"two processes claim rank {ranks.rank}",
-            hint=f"{ranks.init_file} is left from an earlier run, or two were given one number"
+            hint=f"{ranks.init_file} is left from an earlier run, or two processes got the same rank"
             if ranks.init_file
             else "two nodes have the same NODE_RANK, or an earlier run still holds the port",
-            next_step="name a fresh file" if ranks.init_file else "give every node its own NODE_RANK",
+            next_step="name a new file" if ranks.init_file else "give every node its own NODE_RANK",
         )
-    store.set(f"present/{ranks.rank}", presence)
+    presence = {"world": ranks.world_size, "host": socket.gethostname()}
+    store.set(f"present/{ranks.rank}", json.dumps(presence))
     if ranks.is_zero:
         try:
-            _await_all(store, ranks, deadline, stop, heartbeat)
+            _check_presence(store, ranks, deadline, stop, heartbeat)
         except TrainerError as error:
             store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
-            _await_readers(store, ranks)
+            _wait_for_readers(store, ranks)
             raise
         store.set("verdict", "{}")
         return
-    # Rank 0 decides at its own deadline; a little patience lets its verdict, with the names, arrive.
+    # Rank 0 decides at its own deadline; the margin lets its verdict, with the missing ranks, arrive.
     what = "rank 0's verdict on who is here"
     verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, what, stop=stop, heartbeat=heartbeat))
     if verdict:
         store.add("readers", 1)
         if verdict["missing"]:
-            raise RendezvousError(verdict["message"], hint="rank 0 gave up waiting")
-        raise PeerLost(f"rank 0 left before all had met: {verdict['message']}")
+            raise RendezvousError(verdict["message"], hint="rank 0 stopped waiting")
+        raise PeerLost(f"rank 0 left before all ranks were present: {verdict['message']}")
 
 
-def _await_readers(store: Store, ranks: Ranks) -> None:
-    """Keep the store up until all who signed in have read the verdict: without it they only see rank 0 vanish."""
+def _wait_for_readers(store: Store, ranks: Ranks) -> None:
+    """Keep the store up until all present ranks have read the verdict; without it they only see a lost connection."""
     present = sum(store.check([f"present/{rank}"]) for rank in range(1, ranks.world_size))
-    end = time.monotonic() + _READING
+    end = time.monotonic() + _VERDICT_READ
     while store.add("readers", 0) < present and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
+def _check_presence(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
     waiting = set(range(ranks.world_size))
     while waiting:
         for rank in sorted(waiting):
@@ -86,13 +99,13 @@ def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, hear
                 theirs = json.loads(store.get(f"present/{rank}"))
                 if theirs["world"] != ranks.world_size:
                     raise RanksError(
-                        f"rank {rank} on {theirs['host']} counts {theirs['world']} ranks, rank 0 {ranks.world_size}",
+                        f"rank {rank} on {theirs['host']} has {theirs['world']} ranks, rank 0 has {ranks.world_size}",
                         next_step="give every node the same NNODES and NPROC_PER_NODE",
                     )
         if waiting and time.monotonic() > deadline:
             raise RendezvousError(
-                f"missing {_named(sorted(waiting), ranks)} of {ranks.world_size} ranks",
-                hint="their pods have not started, cannot reach rank 0, or failed before they could sign in",
+                f"missing {_names(sorted(waiting), ranks)} of {ranks.world_size} ranks",
+                hint="their pods have not started, cannot reach rank 0, or failed before the rendezvous",
                 next_step="look at the log of the first missing node",
             )
         if waiting:
@@ -101,39 +114,54 @@ def _await_all(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, hear
             time.sleep(0.02)
 
 
-def _named(missing: Iterable[int], ranks: Ranks) -> str:
-    """``rank 2 (node 1), rank 3 (node 1)``, cut after eight."""
+def _names(missing: Iterable[int], ranks: Ranks) -> str:
+    """Return ``rank 2 (node 1), rank 3 (node 1)``, cut after eight ranks."""
     missing = list(missing)
     names = [f"rank {r} (node {ranks.node_of(r)})" for r in missing[:8]]
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return ", ".join(names) + more
 
 
-def parse_rendezvous_timeout(rendezvous_conf: str) -> float:
-    """Seconds out of torchrun's ``--rdzv-conf`` spelling, ``key=value,timeout=N``; 600 where it says nothing."""
-    for part in rendezvous_conf.split(","):
-        key, _, value = part.partition("=")
-        if key.strip() == "timeout" and value.strip().replace(".", "", 1).isdecimal():
-            return float(value)
-    return DEFAULT_TIMEOUT
+def wait_for_key(
+    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, heartbeat: Heartbeat
+) -> bytes:
+    """Return the key's value as soon as it is set.
+
+    Args:
+        what: what the key stands for, for error messages.
+        stop: end the wait on a signal; None at the end of a run, when all ranks exit together anyway.
+
+    Raises:
+        PeerLost: a rank announced that it exits, or the store's host is gone.
+        RendezvousError: ``deadline`` (of time.monotonic) passed.
+        Stopped: a signal came.
+    """
+    pause = 0.002
+    while not store.check([key]):
+        heartbeat.touch()
+        if store.check([EXIT_KEY]):
+            exited = json.loads(store.get(EXIT_KEY))
+            raise PeerLost(f"rank {exited['rank']} left: {exited['reason']}")
+        if time.monotonic() > deadline:
+            raise RendezvousError(f"timed out waiting for {what}", hint="that rank is stopped, slow or gone")
+        if stop is not None:
+            stop.raise_if_requested(f"waiting for {what}")
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    value: bytes = store.get(key)
+    return value
 
 
-LEFT = "left"  # key under which a failing rank says that it is not coming
-_TELLING = 2.0  # seconds
-
-
-def connect(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, env: Mapping[str, str]) -> Store:
-    """The store: hosted by rank 0 (by torchrun's agent under torchrun), joined by the others."""
+def connect_store(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, env: Mapping[str, str]) -> Store:
+    """Return the store. Rank 0 hosts it, under torchrun its agent does; the other ranks connect."""
     if ranks.init_file:
         return _file_store(ranks)
-    hosts = ranks.is_zero and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not hosts:
-        _await_port(ranks, deadline, stop, heartbeat)
-        return _joined(ranks, deadline, stop, heartbeat)
+    if not ranks.is_zero or env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _wait_for_port(ranks, deadline, stop, heartbeat)
+        return _connected(ranks, deadline, stop, heartbeat)
     try:
         return TCPStore(
-            # The host listens on every address; its own DNS name may be the last to resolve.
-            "localhost",
+            "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
             ranks.master_port,
             is_master=True,
             wait_for_workers=False,
@@ -142,47 +170,79 @@ def connect(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat,
     except RuntimeError as error:
         raise RendezvousError(
             f"rank 0 cannot listen on port {ranks.master_port}: {_reason(error)}",
-            hint="another process has the port, perhaps an earlier run that still ends",
+            hint="another process has the port, perhaps an earlier run that has not ended yet",
             next_step="choose another MASTER_PORT",
         ) from error
 
 
-def _joined(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
-    """A client of the store whose port accepts connections."""
-    told = _dial(ranks, _until(deadline))
+def _file_store(ranks: Ranks) -> Store:
+    """Return a store in a file, on one machine or on a shared volume that supports locks."""
+    try:
+        Path(ranks.init_file).touch()  # FileStore would wait silently for a missing directory
+    except OSError as error:
+        raise RendezvousError(
+            f"cannot use file://{ranks.init_file} for the rendezvous: {error.strerror}",
+            next_step="name a file that every rank can write, a new one for every start",
+        ) from error
+    return FileStore(ranks.init_file, ranks.world_size)
+
+
+def _wait_for_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
+    """Wait until the store accepts connections. Its name may not resolve yet: a pod's appears with its address."""
+    pause = 0.05
+    while True:
+        stop.raise_if_requested("rendezvous")
+        heartbeat.touch()
+        try:
+            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer ({error})",
+                    hint="the node of rank 0 has not started, or a network policy or firewall blocks the connection",
+                    next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
+                ) from error
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)
+
+
+def _connected(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
+    """Return a client of the store, whose port accepts connections."""
+    replies = _connect_in_thread(ranks, _until(deadline))
     while True:
         try:
-            found = told.get(timeout=0.1)
+            reply = replies.get(timeout=0.1)
         except queue.Empty:
             stop.raise_if_requested("rendezvous")
             heartbeat.touch()
-            if time.monotonic() <= deadline + _TELLING:
+            if time.monotonic() <= deadline + _REPLY_TIMEOUT:
                 continue
-            found = RuntimeError("it accepts connections, but does not answer as a store does")
-        if isinstance(found, Store):
-            return found
+            reply = RuntimeError("it accepts connections, but does not answer as a store does")
+        if isinstance(reply, Store):
+            return reply
         raise RendezvousError(
-            f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(found)}",
-            hint="another program has that port there, or a proxy answers in the place of a host that is gone",
+            f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(reply)}",
+            hint="another program has that port there, or a proxy answers for a host that is gone",
             next_step="check MASTER_ADDR; choose another MASTER_PORT",
-        ) from found
+        ) from reply
 
 
-def _dial(ranks: Ranks, patience: timedelta) -> queue.SimpleQueue[Store | RuntimeError]:
-    """The client, or why there is none, as soon as that is known: where another program has the port, perhaps never.
+def _connect_in_thread(ranks: Ranks, timeout: timedelta) -> queue.SimpleQueue[Store | RuntimeError]:
+    """Return a queue that receives the client or its error, or nothing if another program has the port.
 
-    PyTorch waits for the first answer of the store without any limit, so that the wait must be somebody else's.
+    PyTorch waits for the store's first answer without a limit, so the wait must be in another thread.
     """
-    told: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
 
-    def dial() -> None:
+    def connect() -> None:
         try:
-            told.put(TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=patience))
+            replies.put(TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=timeout))
         except RuntimeError as error:
-            told.put(error)
+            replies.put(error)
 
-    threading.Thread(target=dial, name="dial", daemon=True).start()
-    return told
+    threading.Thread(target=connect, name="connect-store", daemon=True).start()
+    return replies
 
 
 def _until(deadline: float) -> timedelta:
@@ -193,84 +253,14 @@ def _reason(error: RuntimeError) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def _file_store(ranks: Ranks) -> Store:
-    """A file as meeting place: on one machine, or on a volume that all share and that knows locks."""
-    try:
-        Path(ranks.init_file).touch()  # the store itself would wait, without a word, for a directory that is not there
-    except OSError as error:
-        raise RendezvousError(
-            f"cannot meet at file://{ranks.init_file}: {error.strerror}",
-            next_step="name a file that every rank can write, fresh for every start",
-        ) from error
-    return FileStore(ranks.init_file, ranks.world_size)
-
-
-def _await_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
-    """Until the store's host accepts connections. Its name may not resolve yet: a pod's appears with its address."""
-    pause, last = 0.05, "nothing tried"
-    while True:
-        stop.raise_if_requested("rendezvous")
-        heartbeat.touch()
-        try:
-            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
-                return
-        except OSError as error:
-            last = str(error)
-        if time.monotonic() > deadline:
-            raise RendezvousError(
-                f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer ({last})",
-                hint="the node of rank 0 has not started, or a network policy or firewall is between",
-                next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
-            )
-        time.sleep(pause)
-        pause = min(0.5, pause * 1.5)
-
-
-def job_key(env: Mapping[str, str]) -> str:
-    """Keeps two jobs that meet at one port, or two lives of one job, from reading each other's keys."""
-    parts = (
-        env.get(k, "") for k in ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    )
-    return "ddptrain/" + "/".join(parts)
-
-
-def wait_for_key(
-    store: Store, key: str, deadline: float, what: str, *, stop: StopFlag | None, heartbeat: Heartbeat
-) -> bytes:
-    """The key's value as soon as it is set.
-
-    Args:
-        stop: leave on a signal; None at the end of a run, where all ranks leave together anyway.
-
-    Raises:
-        PeerLost: a rank announced that it leaves, or the store's host is gone.
-        RendezvousError: ``deadline`` (of time.monotonic) passed.
-        Stopped: a signal came.
-    """
-    pause = 0.002
-    while not store.check([key]):
-        heartbeat.touch()
-        if store.check([LEFT]):
-            left = json.loads(store.get(LEFT))
-            raise PeerLost(f"rank {left['rank']} left: {left['reason']}")
-        if time.monotonic() > deadline:
-            raise RendezvousError(f"waited in vain for {what}", hint="that rank is stopped, slow or gone")
-        if stop is not None:
-            stop.raise_if_requested(f"waiting for {what}")
-        time.sleep(pause)
-        pause = min(0.05, pause * 1.5)
-    value: bytes = store.get(key)
-    return value
-
-
 def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str] = os.environ) -> None:
-    """For the launcher: say of a rank that was killed what it cannot say itself. Never raises.
+    """Announce in the store, for the launcher, that ``rank`` was killed. Never raises.
 
-    Ranks of other nodes that poll the store, waiting for its data or its word, have no connection that breaks.
+    Ranks of other nodes that poll the store have no connection to the killed rank that could break.
     """
     with contextlib.suppress(OSError, RuntimeError, queue.Empty):
-        # The store itself would retry for its whole timeout where rank 0 is gone, and hold up the restart.
-        socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_TELLING).close()
-        found = _dial(ranks, timedelta(seconds=_TELLING)).get(timeout=2 * _TELLING)
-        if isinstance(found, Store):
-            PrefixStore(job_key(env), found).set(LEFT, json.dumps({"rank": rank, "reason": reason[:500]}))
+        # Without this check the store would retry for its whole timeout if rank 0 is gone, and delay the restart.
+        socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_REPLY_TIMEOUT).close()
+        store = _connect_in_thread(ranks, timedelta(seconds=_REPLY_TIMEOUT)).get(timeout=2 * _REPLY_TIMEOUT)
+        if isinstance(store, Store):
+            PrefixStore(key_prefix(env), store).set(EXIT_KEY, json.dumps({"rank": rank, "reason": reason[:500]}))

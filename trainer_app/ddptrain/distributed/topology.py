@@ -1,12 +1,7 @@
-"""Which rank this process is, out of the environment; checked before anything slow is imported.
+"""The place of a process among all ranks, read from flags and environment, and the network that leads to its peers.
 
-Read by ``cli`` to choose between training alone, as one rank of a group, and launching a node's ranks.
-Words as in torchrun: node_rank × nproc_per_node + local_rank = rank.
-
-Ports and interfaces of this machine: which interface leads to the master, and which port nobody has.
-
-``group`` asks for the interface before gloo starts, which otherwise guesses by hostname and is wrong on many machines;
-``launch`` asks for a free port where a node trains alone and needs to agree with nobody.
+``cli`` reads it before anything slow is imported, to choose between training alone, as one rank of a group, and
+launching a node's ranks. The terms are those of torchrun: node_rank * nproc_per_node + local_rank = rank.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ MAX_RANKS = 4096 * 64
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process's place among all. ``local_rank`` is None for the launcher, and where nobody set it."""
+    """One process's place among all ranks. ``local_rank`` is None for the launcher, and if LOCAL_RANK is not set."""
 
     nnodes: int = 1
     node_rank: int = 0
@@ -37,7 +32,7 @@ class Ranks:
     world_size: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_PORT
-    init_file: str = ""  # where ranks meet that were started with --init file://
+    init_file: str = ""  # the file of --init file:///PATH
 
     @property
     def is_zero(self) -> bool:
@@ -45,32 +40,32 @@ class Ranks:
         return self.rank == 0
 
     def node_of(self, rank: int) -> int:
-        """The node a rank lives on, ranks being dealt out node by node."""
+        """Return the node of ``rank``; ranks are numbered node by node."""
         return rank // self.nproc_per_node
 
     @property
     def local_ranks(self) -> range:
-        """The ranks of this node."""
+        """Return the ranks of this node."""
         first = self.node_rank * self.nproc_per_node
         return range(first, first + self.nproc_per_node)
 
     def of_local_rank(self, local_rank: int) -> Ranks:
-        """The place of this node's ``local_rank``-th process."""
+        """Return the place of this node's process ``local_rank``."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
 
 
 def needs_launch(env: Mapping[str, str]) -> bool:
-    """True in a pod of several ranks that nobody split yet: each pod would otherwise train alone, as rank 0."""
+    """Return True if the environment describes a node of several ranks that have not been started yet."""
     return "RANK" not in env and "WORLD_SIZE" not in env and from_node_environment(env).world_size > 1
 
 
 def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> Ranks:
-    """The node's place out of NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT.
+    """Return the node's place from NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         given: values from flags, named like the fields; None means not given.
     Raises:
-        UsageError: an impossible value, naming the variable.
+        UsageError: a value is impossible; the message names the variable.
     """
 
     def number(field: str, default: int, low: int, high: int) -> int:
@@ -78,7 +73,7 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
         return (
             _integer(env, field.upper(), default, low, high)
             if flag is None
-            else _within("--" + field.replace("_", "-"), flag, low, high)
+            else _in_range("--" + field.replace("_", "-"), flag, low, high)
         )
 
     nnodes = number("nnodes", 1, 1, 4096)
@@ -93,8 +88,8 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
     addr = str(given.get("master_addr") or env.get("MASTER_ADDR") or "").strip("[]")  # as in a URL: [::1]
     if nnodes > 1 and not addr:
         raise UsageError(
-            f"{nnodes} nodes, but no MASTER_ADDR to meet at",
-            hint="it is the name or address of the node whose NODE_RANK is 0",
+            f"{nnodes} nodes, but no MASTER_ADDR",
+            hint="it is the name or address of the node with NODE_RANK 0, where the ranks meet",
             next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
         )
     return Ranks(
@@ -108,20 +103,20 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
 
 
 def from_flags(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
-    """The place of a rank that a person starts: ``--init``, ``--rank`` and ``--world-size`` over the environment.
+    """Return the place of a rank started by hand: ``--init``, ``--rank`` and ``--world-size`` before the environment.
 
     Args:
-        init: ``env``, ``tcp://HOST:PORT`` or ``file:///PATH``; where the ranks meet.
+        init: the rendezvous: ``env``, ``tcp://HOST:PORT`` or ``file:///PATH``.
         given: rank, world_size and local_rank from flags.
     Raises:
-        UsageError: an impossible value, or a rank without a world size.
+        UsageError: a value is impossible, or there is a rank without a world size.
     """
     merged = {**env, **{name.upper(): value for name, value in given.items() if value is not None}}
     kind, _, place = (init or "env").partition("://")
     if init and not merged.get("RANK"):
         raise UsageError(
             f"--init {init} without --rank and --world-size",
-            hint="each process must be told which of how many it is",
+            hint="each process needs its rank and the number of ranks",
             next_step="add --rank N --world-size M, N from 0 to M-1",
         )
     host, _, port = place.rpartition(":")
@@ -132,25 +127,25 @@ def from_flags(env: Mapping[str, str], *, init: str | None = None, **given: str 
     elif init not in (None, "env"):
         raise UsageError(
             f"--init {init} is none of env, tcp://HOST:PORT, file:///PATH",
-            hint="a file's path is absolute, so three slashes follow file:",
+            hint="a file's path is absolute, so file: has three slashes",
             next_step="for example --init tcp://127.0.0.1:29500",
         )
     return from_rank_environment(merged)
 
 
 def from_rank_environment(env: Mapping[str, str]) -> Ranks:
-    """One rank's place out of RANK and WORLD_SIZE, as torchrun or a person sets them; alone without them.
+    """Return one rank's place from RANK and WORLD_SIZE, as torchrun sets them; the only rank without them.
 
     Raises:
-        UsageError: only one of the two, or an impossible value.
+        UsageError: only one of the two is set, or a value is impossible.
     """
     if "RANK" not in env and "WORLD_SIZE" not in env:
         return Ranks(local_rank=0)
     if ("RANK" in env) != ("WORLD_SIZE" in env):
         missing = "WORLD_SIZE" if "RANK" in env else "RANK"
         raise UsageError(
-            f"{missing} is not set, though its twin is",
-            hint="a rank needs both: its own number and how many there are",
+            f"{missing} is not set, but {'RANK' if missing == 'WORLD_SIZE' else 'WORLD_SIZE'} is",
+            hint="a rank needs both: its own number and the number of ranks",
             next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
         )
     world = _integer(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
@@ -176,10 +171,10 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
 
 def _integer(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = env.get(name)
-    return default if text is None or text == "" else _within(name, text, low, high)
+    return default if text is None or text == "" else _in_range(name, text, low, high)
 
 
-def _within(name: str, value: int | str, low: int, high: int) -> int:
+def _in_range(name: str, value: int | str, low: int, high: int) -> int:
     try:
         number = int(value)
     except ValueError:
@@ -197,11 +192,14 @@ _SIOCGIFADDR = 0x8915
 
 
 def route_interface(host: str) -> str | None:
-    """Name of the interface whose address this machine would use towards ``host``; None where it cannot be told."""
+    """Return the name of the network interface that routes to ``host``; None if it is unknown.
+
+    gloo would otherwise choose the interface by the hostname, which is wrong on many machines.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # a datagram socket sends nothing here, it only asks the routing table
+            probe.connect(address)  # sends nothing; it only looks up the route
             local = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
     except OSError:
         return None
@@ -212,7 +210,7 @@ def route_interface(host: str) -> str | None:
 
 
 def free_port() -> int:
-    """A TCP port free on loopback at this moment, for a node that trains alone."""
+    """Return a TCP port that is free on loopback at this moment, for a node that trains alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
