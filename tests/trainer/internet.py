@@ -1,8 +1,8 @@
-"""An internet with nothing but MNIST's mirrors, for one command.
+"""Runs one command in a network that contains only MNIST's mirrors.
 
-Started as ``unshare --net --mount python -m tests.trainer.internet MNIST FOLDER COMMAND…``. In these namespaces the
-mirrors' names lead to a server on loopback that speaks TLS under a certificate made for them. The command runs in
-FOLDER and meets them by its own addresses, unchanged.
+Start it with ``unshare --net --mount python -m tests.trainer.internet MNIST FOLDER COMMAND…``. In these namespaces the
+mirrors' names resolve to a server on loopback, which uses TLS with a certificate made for them. The command runs in
+FOLDER and connects to the mirrors' unchanged addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMEOUT = 240  # seconds
 
 
 def serve(mnist: Path, certificate: Path, key: Path) -> None:
-    """Answer for every mirror, from a daemon thread."""
+    """Serve the files of every mirror from a daemon thread."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -43,7 +43,7 @@ def serve(mnist: Path, certificate: Path, key: Path) -> None:
 
 
 def main(mnist: Path, folder: Path, command: list[str]) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     names = [str(urlsplit(mirror).hostname) for mirror in MIRRORS]
     with tempfile.TemporaryDirectory() as temporary:
         here = Path(temporary)

@@ -1,6 +1,6 @@
-"""Mistakes that data-parallel programs make, each put into the program by hand, to see the proofs notice.
+"""Common errors of data-parallel programs, injected into the trainer to check that the tests detect them.
 
-The fork server applies one by name before the command starts; whatever the command forks inherits it.
+The fork server applies one by name before the command starts; processes forked by the command inherit it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddptrain.training import gradient_sync as sync
 
 
 def weighting_dropped() -> None:
-    """Every rank takes the mean of its own share, and these means are averaged."""
+    """Average the mean losses of the ranks' shares, without weighting them."""
     counted: dict[int, int] = {}
     original = sync.GradientSync._loss_sum
 
@@ -38,7 +38,7 @@ def weighting_dropped() -> None:
 
 
 def divided_twice() -> None:
-    """The gradients, already averaged, are divided by the number of ranks once more."""
+    """Divide the averaged gradients by the number of ranks again."""
 
     def backward(self: sync.GradientSync, loss: torch.Tensor, global_count: int) -> None:
         (loss / global_count).backward()  # type: ignore[no-untyped-call]
@@ -47,13 +47,13 @@ def divided_twice() -> None:
 
 
 def same_order_every_epoch() -> None:
-    """What a DistributedSampler does without set_epoch."""
+    """Use the order of epoch 0 in every epoch, as a DistributedSampler without set_epoch."""
     original = order.epoch_order
     batches.epoch_order = lambda samples, seed, _epoch: original(samples, seed, 0)
 
 
 def padding_counted_in_training() -> None:
-    """What a DistributedSampler does with a batch that the ranks do not divide: repeat samples until they do."""
+    """Repeat samples until the batch is divisible by the ranks, as a DistributedSampler does."""
     original = order.micro_shards
 
     def padded(count: int, rank: int, world_size: int, accum: int) -> list[slice]:
@@ -65,7 +65,7 @@ def padding_counted_in_training() -> None:
 
 
 def padding_counted_in_evaluation() -> None:
-    """The last chunk is judged once more, so that all ranks have as many chunks."""
+    """Evaluate the last chunk again, so that all ranks have the same number of chunks."""
     original = evaluate.chunks_of
 
     def padded(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
@@ -78,7 +78,7 @@ def padding_counted_in_evaluation() -> None:
 
 
 def rank_1_draws_other_weights() -> None:
-    """As a node with another image would."""
+    """Draw other weights on rank 1, as a node with another image might."""
     original = models.build
 
     def build(config: Config, device: torch.device) -> torch.nn.Module:
@@ -89,7 +89,7 @@ def rank_1_draws_other_weights() -> None:
 
 
 def broadcast_garbled_on_rank_1() -> None:
-    """A network, or a driver, that changes what it carries."""
+    """Change what rank 1 receives in a broadcast, as a defective network or driver would."""
     original = dist.broadcast
 
     def garbled(tensor: torch.Tensor, src: int) -> None:

@@ -1,4 +1,4 @@
-"""A seeded writer of small IDX datasets: ten noisy patterns, so that a few steps of training learn something."""
+"""Writes small seeded IDX data sets: ten noisy patterns, which a few training steps can learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_idx(folder: Path, *, train: int = 300, test: int = 70, seed: int = 0, 
     """Write the four files below ``folder`` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
-    patterns = np.kron(random.integers(0, 256, (10, 7, 7)), np.ones((4, 4)))  # coarse: a shift leaves them alike
+    patterns = np.kron(random.integers(0, 256, (10, 7, 7)), np.ones((4, 4)))  # coarse, so that a shift changes little
     for split, count in (("train", train), ("test", test)):
         labels = random.integers(0, 10, count)
         noise = random.integers(0, 256, (count, 28, 28))
@@ -30,7 +30,7 @@ def write_idx(folder: Path, *, train: int = 300, test: int = 70, seed: int = 0, 
 
 
 def file_of(part: str) -> IdxFile:
-    """The entry of MNIST_FILES for ``train_images`` and the like."""
+    """Return the entry of MNIST_FILES for a part such as ``train_images``."""
     return next(file for file in MNIST_FILES if file.part == part)
 
 

@@ -1,4 +1,4 @@
-"""``bench`` measures what it says, of commands as users start them."""
+"""``bench`` measures whole commands as users start them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx
 
 
-def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkServer) -> None:
+def test_accuracy_speed_and_cpu_time_of_whole_commands_are_measured(ddptrain: ForkServer) -> None:
     argv = ("bench", "--data", "digits", "--seeds", 1, "--worlds", "1,2", "--json", "--parts", "accuracy")
     run = ddptrain.start(*argv)
     wait_until(lambda: run.ended, "the benchmark", 4 * PATIENCE)
@@ -25,7 +25,7 @@ def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkSe
         assert row["seeds"] == 1
         assert 0.8 < row["worst"] <= row["mean"] <= row["best"]
         assert 0 < row["warmSeconds"]["fastest"] <= row["warmSeconds"]["median"]
-        assert row["coldSeconds"] > 1, "a fresh interpreter has torch to import"
+        assert row["coldSeconds"] > 1, "a new interpreter imports torch"
         assert row["cpuSeconds"]["median"] > 0
         assert row["samplesPerSecondPerRank"] * row["worldSize"] == row["samplesPerSecond"] > 0
     shown = tables(results)
@@ -33,9 +33,7 @@ def test_accuracy_speed_and_cost_are_measured_of_whole_commands(ddptrain: ForkSe
     assert f"{results['accuracy'][0]['mean']:.2%}" in shown
 
 
-def test_what_is_measured_may_come_from_a_file_and_the_environment(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_bench_reads_settings_from_a_file_and_the_environment(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     (tmp_path / "bench.yaml").write_text("data: idx\nbatch-size: 50\n")
     env = {"DDPJOB_DATA_DIR": idx, "DDPTRAIN_BATCH_SIZE": 37}
     argv = ("bench", "--config", tmp_path / "bench.yaml", "--seeds", 1, "--worlds", 1, "--parts", "accuracy", "--json")
@@ -43,27 +41,27 @@ def test_what_is_measured_may_come_from_a_file_and_the_environment(
     assert results["of"] == {"data": "idx", "globalBatch": 37}
 
 
-def test_a_cold_run_that_fails_is_told_with_the_end_of_its_output(
+def test_failed_cold_run_is_reported_with_the_end_of_its_output(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
-    broken = tmp_path / "ddptrain"  # what is forked has imported the package already
+    broken = tmp_path / "ddptrain"  # forked commands have imported the package already
     broken.mkdir()
     (broken / "__init__.py").write_text("raise SystemExit('no interpreter starts this')")
     argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--parts", "accuracy")
-    told = ddptrain.run(*argv, env={"PYTHONPATH": tmp_path}, code=1).output()
-    assert "error: `ddptrain train --data idx" in told
-    assert "ended with 1, not 0:\nno interpreter starts this\n" in told
-    assert "Traceback" not in told
+    output = ddptrain.run(*argv, env={"PYTHONPATH": tmp_path}, code=1).output()
+    assert "error: `ddptrain train --data idx" in output
+    assert "ended with 1, not 0:\nno interpreter starts this\n" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_the_plain_loop_is_timed_for_either_model(tmp_path: Path, model: str) -> None:
+def test_dataloader_loop_is_timed_for_both_models(tmp_path: Path, model: str) -> None:
     dataset = load("idx", str(write_idx(tmp_path)))
     timed = baselines.dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1, shift=1)
     assert timed["samplesPerSecond"] > 0
 
 
-def test_the_tutorials_trainer_is_timed_until_it_reaches_the_target(tmp_path: Path) -> None:
+def test_tutorial_trainer_is_timed_until_it_reaches_the_target(tmp_path: Path) -> None:
     dataset = load("idx", str(write_idx(tmp_path, train=1500)))
     reached = baselines.tutorial(dataset, target=0.5, most_epochs=20, threads=1)
     assert reached["reached"]

@@ -1,4 +1,4 @@
-"""``compare`` finds every way and every number of ranks equal, and finds the classic mistakes."""
+"""``compare`` finds all methods and numbers of ranks equal, and detects common errors of data-parallel training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 def compare(
     ddptrain: ForkServer, idx: Path, *flags: object, code: int = 0, mutant: str = ""
 ) -> dict[str, list[dict[str, Any]]]:
-    """What is compared to the proofs about it."""
+    """Run the comparison and return its proofs by what they compare."""
     argv = ("compare", "--data", "idx", "--data-dir", idx, "--json", *flags)
     run = ddptrain.start(*argv, mutant=mutant)
     wait_until(lambda: run.ended, "the comparison", 4 * PATIENCE)
@@ -31,9 +31,7 @@ def compare(
     return found
 
 
-def test_a_hundred_steps_in_double_precision_equal_one_process_in_every_way_with_every_optimizer(
-    ddptrain: ForkServer, idx: Path
-) -> None:
+def test_losses_of_100_steps_in_float64_equal_one_process_with_every_method(ddptrain: ForkServer, idx: Path) -> None:
     ways = ("ddp", "manual", "bucketed", "accum", "zero")
     for worlds, chosen in (((2,), ways), ((3,), ("ddp",))):
         flags = ("--worlds", ",".join(map(str, worlds)), "--ways", ",".join(chosen))
@@ -45,16 +43,14 @@ def test_a_hundred_steps_in_double_precision_equal_one_process_in_every_way_with
         assert len(found["samples used, as recorded by the ranks"]) == len(subjects) + 2
 
 
-def test_bitwise_is_one_hash_at_1_2_3_and_4_ranks_and_for_a_run_that_changes_their_number(
-    ddptrain: ForkServer, idx: Path
-) -> None:
+def test_bitwise_gives_one_digest_at_1_to_4_ranks_and_for_a_changing_number(ddptrain: ForkServer, idx: Path) -> None:
     found = compare(ddptrain, idx, "--worlds", "1,2,3,4", "--checks", "bits")
     proofs = found["weights' SHA-256, bitwise"]
     assert [p["subject"] for p in proofs] == ["2 ranks", "3 ranks", "4 ranks", "4→3→2→1→4"]
     assert len({p["measured"] for p in proofs}) == 1
 
 
-def test_first_gradients_and_resumed_runs_are_equal_in_every_way(ddptrain: ForkServer, idx: Path) -> None:
+def test_first_gradients_and_resumed_runs_are_equal_with_every_method(ddptrain: ForkServer, idx: Path) -> None:
     found = compare(ddptrain, idx, "--worlds", "1,2", "--checks", "gradients,resume", "--steps", 18)
     assert len(found["first gradient, float32"]) == 6
     assert len(found["weights' SHA-256, resumed"]) == 5
@@ -69,7 +65,7 @@ def test_first_gradients_and_resumed_runs_are_equal_in_every_way(ddptrain: ForkS
         ("same_order_every_epoch", "ddp", "samples"),
     ],
 )
-def test_a_mistake_in_the_training_makes_the_comparison_fail(
+def test_error_injected_into_the_training_makes_the_comparison_fail(
     ddptrain: ForkServer, idx: Path, mutant: str, ways: str, noticed: str
 ) -> None:
     flags = ("--worlds", "1,2", "--checks", "losses", "--steps", 27, "--ways", ways)
@@ -78,18 +74,18 @@ def test_a_mistake_in_the_training_makes_the_comparison_fail(
     assert any(what.startswith(noticed) for what in failed), found
 
 
-def test_a_sample_judged_twice_stops_the_run(ddptrain: ForkServer, idx: Path) -> None:
+def test_test_sample_evaluated_twice_fails_the_run(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx)
     run = ddptrain.run(*argv, code=1, mutant="padding_counted_in_evaluation")
     assert "70 of 70 samples were not evaluated exactly once" in run.output()
 
 
-def test_what_is_compared_may_come_from_a_file_and_the_environment_and_is_the_digits_otherwise(
+def test_compare_reads_settings_from_file_and_environment_and_defaults_to_digits(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "compare.yaml").write_text("data: idx\nmodel: cnn\n")
     env = {"DDPJOB_DATA_DIR": idx, "DDPTRAIN_MODEL": "mlp"}
-    for folder, flags, data in (("told", ("--config", tmp_path / "compare.yaml"), "idx"), ("untold", (), "digits")):
+    for folder, flags, data in (("file", ("--config", tmp_path / "compare.yaml"), "idx"), ("default", (), "digits")):
         kept = tmp_path / folder
         ddptrain.run("compare", "--worlds", 1, "--checks", "gradients", "--keep", kept, *flags, env=env)
         found = newest_valid(kept / "gradients-1" / "checkpoints", lambda path, reason: None)
@@ -98,23 +94,21 @@ def test_what_is_compared_may_come_from_a_file_and_the_environment_and_is_the_di
 
 
 @pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000", "²"])
-def test_a_list_of_worlds_that_is_none_is_refused(text: str) -> None:
+def test_malformed_list_of_worlds_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--worlds"):
         worlds_of(text)
 
 
-def test_a_directory_to_keep_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keep_directory_that_cannot_be_created_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["compare", "--keep", str(tmp_path / "file")]) == 2
     assert "cannot be made: File exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [("compare", "--worlds", "1,2"), ("bench", "--data", "digits", "--parts", "accuracy")])
-def test_a_comparison_that_is_stopped_leaves_neither_files_nor_processes(
-    ddptrain: ForkServer, verb: tuple[str, ...]
-) -> None:
+def test_stopped_comparison_leaves_no_files_and_no_processes(ddptrain: ForkServer, verb: tuple[str, ...]) -> None:
     run = ddptrain.start(*verb)
-    folders = f"ddptrain-{verb[0]}-*"  # where all runs of this session have their temporary files
+    folders = f"ddptrain-{verb[0]}-*"  # in the directory for temporary files of all runs of this session
     wait_until(lambda: list(run.log.parent.glob(f"{folders}/*/*")), "the first trial")
     trials = run.ranks().values()
     run.stop()

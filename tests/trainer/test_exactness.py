@@ -1,4 +1,4 @@
-"""The number of ranks changes the speed, not the training."""
+"""The result of a training does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddptrain.data.sampling import read_audit
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 
-# 37 divides nothing, and the last batch of each epoch has four samples: some ranks get none of it.
+# 37 is not divisible by any number of ranks; the last batch of an epoch has four samples, so some ranks have none.
 UNEVEN = ("--data", "idx", "--batch-size", 37, "--epochs", 2, "--keep", 99)
 
 
@@ -25,14 +25,14 @@ def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: ob
 
 
 def first_gradients(root: Path) -> torch.Tensor:
-    """SGD's momentum after the first step is the first gradient."""
+    """Return the first gradient, which is SGD's momentum after the first step."""
     found = newest_valid(root, lambda path, reason: None, step=1)
     assert found is not None
     state = torch.load(io.BytesIO(found[1]), weights_only=True)["optimizer"]["state"]
     return torch.cat([state[key]["momentum_buffer"].flatten() for key in sorted(state)])
 
 
-def test_in_single_precision_the_first_gradients_equal_one_process_to_1e6(
+def test_first_gradients_in_single_precision_equal_one_process_to_1e6(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     for world_size in (1, 4):
@@ -45,19 +45,19 @@ def test_in_single_precision_the_first_gradients_equal_one_process_to_1e6(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_checkpoint_evaluated_alone_has_the_accuracy_that_its_ranks_recorded(
+def test_eval_in_one_process_gives_the_accuracy_that_the_ranks_recorded(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int
 ) -> None:
     message = train(ddptrain, world_size, idx, tmp_path)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    judged = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", idx)
-    verdict = json.loads(judged.output().splitlines()[-1])
+    evaluated = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", idx)
+    verdict = json.loads(evaluated.output().splitlines()[-1])
     assert verdict["accuracy"] == round(message["accuracy"], 8)
     assert verdict["checkpoint"] == message["checkpoint"]
     assert before == sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")), "eval only reads"
 
 
-def test_a_run_may_go_on_with_another_number_of_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_run_resumes_with_another_number_of_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     train(ddptrain, 1, idx, tmp_path / "alone", "--dtype", "float64")
     alone = dict(losses(tmp_path / "alone"))
     changing = tmp_path / "changing"
@@ -74,19 +74,17 @@ def test_a_run_may_go_on_with_another_number_of_ranks(ddptrain: ForkServer, idx:
         assert loss == pytest.approx(alone[step], rel=1e-10)
 
 
-def test_state_spread_over_the_ranks_gives_the_same_weights_and_its_checkpoints_are_whole(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_zero_gives_the_same_weights_and_ordinary_checkpoints(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     plain, spread = tmp_path / "plain", tmp_path / "spread"
     train(ddptrain, 3, idx, plain)
     verb = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", spread)
     ddptrain.run(*verb, "--zero", "--stop-after", 7, code=75)
-    train(ddptrain, 3, idx, spread)  # goes on without --zero: the checkpoint is an ordinary one
+    train(ddptrain, 3, idx, spread)  # resumes without --zero, because the checkpoint is an ordinary one
     whole, resumed = final_weights(plain), final_weights(spread)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_every_test_sample_is_judged_once_at_1_2_3_and_7_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+def test_every_test_sample_is_evaluated_once_at_1_2_3_and_7_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
     data = write_idx(tmp_path / "idx", train=64, test=10_000, zipped=False)
     results = set()
     for world_size in (1, 2, 3, 7):
@@ -95,21 +93,21 @@ def test_every_test_sample_is_judged_once_at_1_2_3_and_7_ranks(ddptrain: ForkSer
             "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
             "--epochs", 1, "--audit", out, "--sync", "bitwise",
         ).message()  # fmt: skip
-        judged = read_audit(out)["eval"]
-        assert len(judged) == 1
-        assert sorted(next(iter(judged.values()))) == list(range(10_000))
+        evaluated = read_audit(out)["eval"]
+        assert len(evaluated) == 1
+        assert sorted(next(iter(evaluated.values()))) == list(range(10_000))
         assert len(list(out.iterdir())) == world_size
         results.add((message["accuracy"], message["loss"]))
-    assert len(results) == 1, "the same weights, so the same sums to the last bit"
+    assert len(results) == 1, "the same weights give the same sums to the last bit"
 
 
-def test_nothing_warns_of_its_own_future(ddptrain: ForkServer, idx: Path) -> None:
+def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
     for sync in ("ddp", "manual", "bucketed", "bitwise"):
         argv = ("--nproc-per-node", 2, *UNEVEN, "--data-dir", idx, "--epochs", 1, "--sync", sync)
         assert "Warning" not in ddptrain.run("launch", *argv).output()
 
 
-def test_bitwise_is_not_gone_on_with_where_its_bits_would_change(
+def test_bitwise_refuses_to_resume_with_another_number_of_threads(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     train(ddptrain, 2, idx, tmp_path / "whole", "--sync", "bitwise")
@@ -122,7 +120,7 @@ def test_bitwise_is_not_gone_on_with_where_its_bits_would_change(
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "state_dict"])
-def test_a_run_may_begin_with_given_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path, form: str) -> None:
+def test_init_from_starts_with_the_given_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path, form: str) -> None:
     message = train(ddptrain, 1, idx, tmp_path / "first")
     place = message["checkpoint"]
     source = tmp_path / "first" / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
@@ -132,14 +130,14 @@ def test_a_run_may_begin_with_given_weights(ddptrain: ForkServer, idx: Path, tmp
     elif form == "directory":
         source = tmp_path / "first"
     out = tmp_path / "second"
-    # A rate of nothing: the second run ends where it began, on the ranks that did not read the file as well.
+    # With learning rate 0 the second run ends with the weights it started with, on all ranks.
     frozen = ("--init-from", source, "--optimizer", "sgd", "--lr", 0, "--epochs", 1)
     train(ddptrain, 2, idx, out, *frozen)
     given, kept = final_weights(tmp_path / "first"), final_weights(out)
     assert all(torch.equal(given[name], kept[name]) for name in given)
 
 
-def test_weights_of_another_model_or_none_at_all_are_refused_and_named(
+def test_init_from_refuses_other_models_and_files_without_weights(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     torch.save({"1.weight": torch.zeros(3)}, tmp_path / "other.pt")
@@ -153,18 +151,18 @@ def test_weights_of_another_model_or_none_at_all_are_refused_and_named(
 
 
 @pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed", "bitwise"])
-def test_a_rank_that_begins_with_other_weights_is_named(ddptrain: ForkServer, idx: Path, sync: str) -> None:
+def test_rank_with_different_initial_weights_is_named(ddptrain: ForkServer, idx: Path, sync: str) -> None:
     command = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--sync", sync)
     run = ddptrain.run(*command, code=78, mutant="rank_1_draws_other_weights")
     assert "rank(s) 1 begin with other weights than rank 0" in run.message()["message"]
 
 
-def test_accumulation_is_refused_where_it_means_nothing(ddptrain: ForkServer, idx: Path) -> None:
+def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
     assert "--accum has no meaning with --sync bitwise" in run.output()
 
 
-def test_what_only_a_gpu_can_do_is_refused_without_one(ddptrain: ForkServer, idx: Path) -> None:
+def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: Path) -> None:
     for flag in ("--cuda-graph", "--bf16"):
         run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", flag, code=71)
         assert f"{flag} needs CUDA" in run.output()

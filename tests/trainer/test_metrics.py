@@ -1,4 +1,4 @@
-"""The history reads as if no run had been interrupted."""
+"""metrics.jsonl: effective rows are those of a training that was never interrupted."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def origins(path: Path) -> list[tuple[int, int]]:
     return [(row["run"], row["step"]) for row in effective_rows(path, "train")]
 
 
-def test_a_resumed_run_supersedes_the_rows_beyond_its_start(tmp_path: Path) -> None:
+def test_resumed_run_replaces_the_rows_after_its_first_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 8))
     write(path, 2, 4, range(5, 10))
     assert origins(path) == [(1, step) for step in range(1, 5)] + [(2, step) for step in range(5, 10)]
 
 
-def test_rows_beyond_the_resume_do_not_come_back_when_the_resumed_run_dies_early(tmp_path: Path) -> None:
+def test_replaced_rows_stay_dropped_if_the_resumed_run_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 8))
     write(path, 2, 4, range(5, 6))
     assert origins(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5)]
 
 
-def test_a_run_from_zero_supersedes_everything(tmp_path: Path) -> None:
+def test_run_from_step_zero_replaces_all_rows(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 8))
     write(path, 2, None, range(1, 3))
     assert origins(path) == [(2, 1), (2, 2)]
 
 
-def test_a_leftover_that_still_appends_is_not_heard(tmp_path: Path) -> None:
+def test_rows_appended_late_by_an_older_run_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     old = opened(path, 1)
     old.log("train", 1, loss=1.0)
@@ -67,15 +67,15 @@ def test_a_leftover_that_still_appends_is_not_heard(tmp_path: Path) -> None:
     assert origins(path) == [(1, 1), (2, 2), (2, 3)]
 
 
-def test_a_run_that_nobody_resumed_from_does_not_count(tmp_path: Path) -> None:
+def test_run_from_which_no_run_resumed_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 8))
-    write(path, 2, 2, range(3, 5))  # saved nothing; meanwhile the first, not yet dead, saved step 6
+    write(path, 2, 2, range(3, 5))  # saved nothing, while run 1 was still alive and saved step 6
     write(path, 3, 6, range(7, 9), origin=1)
     assert origins(path) == [(1, step) for step in range(1, 7)] + [(3, 7), (3, 8)]
 
 
-def test_a_line_torn_by_a_kill_is_skipped_and_the_next_run_starts_a_new_one(tmp_path: Path) -> None:
+def test_incomplete_line_is_skipped_and_the_next_run_starts_a_new_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 4))
     with path.open("a") as stream:
@@ -85,7 +85,7 @@ def test_a_line_torn_by_a_kill_is_skipped_and_the_next_run_starts_a_new_one(tmp_
     assert origins(path) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
 
 
-def test_an_evaluation_follows_the_step_it_was_made_after(tmp_path: Path) -> None:
+def test_evaluation_row_follows_the_row_of_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, None, range(1, 5), evals=(2, 4))
     assert [(row["event"], row["step"]) for row in effective_rows(path)] == [
@@ -93,7 +93,7 @@ def test_an_evaluation_follows_the_step_it_was_made_after(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_what_is_not_a_number_becomes_null_and_every_row_stays_json(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = opened(path, 1)
     log.log("train", 1, loss=float("nan"), lr=float("inf"))
@@ -105,7 +105,7 @@ def test_what_is_not_a_number_becomes_null_and_every_row_stays_json(tmp_path: Pa
 
 
 @pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
-def test_where_nothing_is_saved_the_metrics_are_and_it_is_said_where(
+def test_metrics_go_to_a_printed_temporary_path_without_a_checkpoint_dir(
     ddptrain: ForkServer, idx: Path, verb: tuple[object, ...]
 ) -> None:
     argv = (*verb, "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)

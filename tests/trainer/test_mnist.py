@@ -1,4 +1,4 @@
-"""Data is what its content says, not what its file name or its gzip header says."""
+"""Reading the data set: files are identified by their content, not by their name or gzip header."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_idx_files_are_read_gzipped_or_raw_with_one_digest(tmp_path: Path, zippe
     assert data.digest != load("idx", str(write_idx(tmp_path / "c", seed=1))).digest
 
 
-def test_other_idx_files_are_not_taken_for_mnist(idx: Path) -> None:
+def test_other_idx_files_are_refused_as_mnist(idx: Path) -> None:
     with pytest.raises(DataError, match="is not MNIST's") as caught:
         load("mnist", str(idx))
     assert caught.value.code == 66
@@ -46,7 +46,7 @@ def test_other_idx_files_are_not_taken_for_mnist(idx: Path) -> None:
         ("test_labels", struct.pack(">2I", 2049, 70) + bytes([10] * 70), "go up to 10"),
     ],
 )
-def test_a_malformed_file_is_refused_and_named(
+def test_malformed_file_is_refused_with_its_name(
     idx: Path, tmp_path: Path, part: str, content: bytes, reason: str
 ) -> None:
     folder = shutil.copytree(idx, tmp_path / "data")
@@ -55,7 +55,7 @@ def test_a_malformed_file_is_refused_and_named(
         load("idx", str(folder))
 
 
-def test_a_truncated_gzip_file_is_refused(idx: Path, tmp_path: Path) -> None:
+def test_truncated_gzip_file_is_refused(idx: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(idx, tmp_path / "data")
     path = folder / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
@@ -63,7 +63,7 @@ def test_a_truncated_gzip_file_is_refused(idx: Path, tmp_path: Path) -> None:
         load("idx", str(folder))
 
 
-def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> None:
+def test_error_for_an_absent_file_lists_the_directory(tmp_path: Path) -> None:
     (tmp_path / "lost+found").touch()
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\[.gz\] is not in .*lost\+found"):
         load("mnist", str(tmp_path))
@@ -74,12 +74,12 @@ def test_an_absent_file_is_named_with_what_is_there_instead(tmp_path: Path) -> N
         load("mnist", str(tmp_path / "nowhere"))
 
 
-def test_without_a_directory_the_data_is_never_swapped_for_the_digits() -> None:
+def test_mnist_without_a_directory_is_refused_instead_of_using_the_digits() -> None:
     with pytest.raises(UsageError, match="needs --data-dir"):
         load("mnist", "")
 
 
-def test_the_digits_are_read_without_importing_scikit_learn() -> None:
+def test_digits_are_read_without_importing_scikit_learn() -> None:
     code = "import sys; from ddptrain.data.mnist import load; load('digits', ''); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
@@ -90,7 +90,7 @@ def test_the_digits_are_read_without_importing_scikit_learn() -> None:
     assert (data.test_images[:, 3:26:3, 3:26:3] == (images[test].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)).all()
 
 
-def test_the_digits_have_mnists_shape_and_a_test_set_of_their_own() -> None:
+def test_digits_have_the_shape_of_mnist_and_a_separate_test_set() -> None:
     data = load("digits", "")
     assert data.train_images.shape == (1438, 28, 28)
     assert data.test_images.shape == (359, 28, 28)
@@ -111,10 +111,10 @@ def test_verify_prints_a_verdict_per_file(idx: Path, tmp_path: Path, capsys: pyt
 
 
 @needs_mnist
-def test_the_real_files_are_mnist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_files_are_verified_as_mnist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "verify", "--data-dir", str(REAL)]) == 0
     assert capsys.readouterr().out.count(" ok\n") == 4
 
 
-def test_the_known_digests_are_sha256() -> None:
+def test_known_digests_have_the_length_of_sha256() -> None:
     assert {len(file.sha256) for file in MNIST_FILES} == {len(hashlib.sha256().hexdigest())}

@@ -1,4 +1,4 @@
-"""What decides the last bits of a sum, and what of it may have changed between two starts."""
+"""Facts that decide the last bits of a sum, and their changes between two starts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_cha
 CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"
 
 
-def test_a_processor_is_known_by_vendor_family_and_model(tmp_path: Path) -> None:
+def test_processor_is_identified_by_vendor_family_and_model(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(CPUINFO)
     assert processor(tmp_path / "cpuinfo") == "GenuineIntel 6 143"
 
 
-def test_where_the_kernel_tells_nothing_the_architecture_must_do(tmp_path: Path) -> None:
+def test_processor_falls_back_to_the_architecture(tmp_path: Path) -> None:
     assert processor(tmp_path / "absent")
     (tmp_path / "cpuinfo").write_text("Processor : ARM\n")
     assert processor(tmp_path / "cpuinfo") == processor(tmp_path / "absent")
 
 
-def test_changes_are_told_with_both_values_and_an_older_manifest_says_nothing_of_what_it_lacks() -> None:
+def test_changes_have_both_values_and_ignore_fields_absent_from_old_manifests() -> None:
     facts = numerics()
     assert numerics_changes(facts, facts) == []
     older = {key: value for key, value in facts.items() if key != "cpu"}

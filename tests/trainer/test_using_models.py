@@ -1,4 +1,4 @@
-"""A trained model put to use: the same answers from any number of ranks, and from an exported program."""
+"""Use of a trained model: the same predictions from any number of ranks and from an exported program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trainer.synthetic import write_idx
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """2,100 test samples: nine chunks, the last one shorter."""
+    """Return a data set with 2,100 test samples: nine chunks, the last one shorter."""
     return write_idx(tmp_path_factory.mktemp("using"), train=200, test=2100)
 
 
@@ -35,7 +35,7 @@ def checkpoints(ddptrain: ForkServer, data: Path, tmp_path: Path) -> Path:
 
 
 def infer(ddptrain: ForkServer, world_size: int, data: Path, checkpoints: Path, out: Path, *, code: int = 0) -> Run:
-    """Every rank a process of its own, told who it is as torchrun would; only rank 0 sees the checkpoints."""
+    """Run each rank as a process with torchrun's variables; only rank 0 sees the checkpoints."""
     port = free_port()
     runs = []
     for rank in range(world_size):
@@ -47,7 +47,7 @@ def infer(ddptrain: ForkServer, world_size: int, data: Path, checkpoints: Path, 
     return runs[0]
 
 
-def test_answers_are_merged_in_index_order_and_the_same_from_1_2_3_and_7_ranks(
+def test_infer_writes_the_same_file_in_index_order_with_1_2_3_and_7_ranks(
     ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
     files = {}
@@ -60,18 +60,18 @@ def test_answers_are_merged_in_index_order_and_the_same_from_1_2_3_and_7_ranks(
     assert [int(row["index"]) for row in rows] == list(range(2100))
     labels = mnist.load("idx", str(data)).test_labels
     assert [int(row["label"]) for row in rows] == labels.tolist()
-    judged = json.loads(
+    evaluated = json.loads(
         ddptrain.run("eval", "--checkpoint-dir", checkpoints, "--data-dir", data).output().splitlines()[-1]
     )
-    assert sum(row["label"] == row["predicted"] for row in rows) == judged["correct"] > 1500
+    assert sum(row["label"] == row["predicted"] for row in rows) == evaluated["correct"] > 1500
 
 
 @pytest.mark.parametrize(("action", "code"), [("kill", -9), ("crash", 1)])
-def test_a_rank_that_is_lost_while_they_infer_is_blamed_by_the_other(
+def test_infer_reports_a_rank_lost_during_inference(
     ddptrain: ForkServer, data: Path, checkpoints: Path, action: str, code: int
 ) -> None:
     port, runs = free_port(), []
-    out = checkpoints / "answers.csv"
+    out = checkpoints / "predictions.csv"
     for rank in (0, 1):
         env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
         argv = ("infer", "--data-dir", data, "--checkpoint-dir", checkpoints, "--out", out)
@@ -83,23 +83,21 @@ def test_a_rank_that_is_lost_while_they_infer_is_blamed_by_the_other(
     assert not out.exists()
 
 
-def test_where_the_answers_cannot_be_written_every_rank_leaves(
-    ddptrain: ForkServer, data: Path, checkpoints: Path
-) -> None:
-    run = infer(ddptrain, 2, data, checkpoints, Path("/dev/null/answers.csv"), code=73)
-    assert "cannot write /dev/null/answers.csv" in run.output()
+def test_every_rank_exits_if_infer_cannot_write_its_output(ddptrain: ForkServer, data: Path, checkpoints: Path) -> None:
+    run = infer(ddptrain, 2, data, checkpoints, Path("/dev/null/predictions.csv"), code=73)
+    assert "cannot write /dev/null/predictions.csv" in run.output()
 
 
-def test_several_pods_that_would_all_infer_everything_are_refused(ddptrain: ForkServer, tmp_path: Path) -> None:
+def test_infer_in_several_pods_without_torchrun_is_refused(ddptrain: ForkServer, tmp_path: Path) -> None:
     env: dict[str, object] = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
     run = ddptrain.run("infer", "--out", tmp_path / "x.csv", env=env, code=2)
     assert "torchrun" in run.output()
 
 
-def test_an_exported_program_answers_as_the_checkpoint_for_any_number_of_images(
+def test_exported_program_predicts_like_the_checkpoint_for_any_batch_size(
     ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
-    program, answers = tmp_path / "model.pt2", tmp_path / "answers.csv"
+    program, answers = tmp_path / "model.pt2", tmp_path / "predictions.csv"
     ddptrain.run("export", "--checkpoint-dir", checkpoints, "--format", "program", "--out", program)
     infer(ddptrain, 1, data, checkpoints, answers)
     predicted = [int(row["predicted"]) for row in csv.DictReader(answers.read_text().splitlines())]
@@ -109,9 +107,7 @@ def test_an_exported_program_answers_as_the_checkpoint_for_any_number_of_images(
         assert module(images[:count]).argmax(1).tolist() == predicted[:count]
 
 
-def test_an_exported_state_dict_is_one_that_any_program_loads(
-    ddptrain: ForkServer, checkpoints: Path, tmp_path: Path
-) -> None:
+def test_exported_state_dict_loads_with_torch_load(ddptrain: ForkServer, checkpoints: Path, tmp_path: Path) -> None:
     ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
     state = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 5, 5)
@@ -129,19 +125,19 @@ def saved_by_torch(content: object) -> bytes:
     [b"", b"root:x:0:0:root:/root:/bin/bash\n", saved_by_torch({"a": torch.zeros(2)})[:700], saved_by_torch([1]),
      saved_by_torch({1: torch.zeros(2)})],
 )  # fmt: skip
-def test_a_file_that_holds_no_weights_is_refused_whatever_is_in_it(content: bytes) -> None:
+def test_file_without_weights_is_refused(content: bytes) -> None:
     with pytest.raises(DataError, match="weights"):
         weights.parse(content)
 
 
-def test_a_result_replaces_neither_a_pipe_nor_a_link_by_a_file(tmp_path: Path) -> None:
+def test_result_written_to_a_pipe_or_link_does_not_replace_it(tmp_path: Path) -> None:
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_result(pipe, b"answers")
-    assert os.read(reader, 99) == b"answers"
+    write_result(pipe, b"result")
+    assert os.read(reader, 99) == b"result"
     os.close(reader)
     assert pipe.is_fifo()
     link.symlink_to(target)
-    write_result(link, b"answers")
-    assert (link.is_symlink(), target.read_bytes()) == (True, b"answers")
+    write_result(link, b"result")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"result")

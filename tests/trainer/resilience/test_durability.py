@@ -1,4 +1,4 @@
-"""What the checkpoints promise: a power cut at any moment, a flipped bit anywhere, a full or read-only disk."""
+"""Checkpoints after a power cut at any moment, a flipped bit anywhere, and on a full or read-only disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start(root: Path, *, keep: int = 2) -> Checkpoints:
     return writer
 
 
-def test_a_power_cut_after_any_file_operation_leaves_the_last_finished_save_or_a_newer_one(
+def test_power_cut_after_any_file_operation_keeps_the_last_finished_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"
@@ -59,7 +59,7 @@ def test_a_power_cut_after_any_file_operation_leaves_the_last_finished_save_or_a
         shutil.rmtree(tmp_path / "left")
 
 
-def test_of_a_thousand_flips_and_truncations_none_goes_unnoticed(tmp_path: Path) -> None:
+def test_each_of_a_thousand_bit_flips_and_truncations_is_detected(tmp_path: Path) -> None:
     writer = start(tmp_path)
     writer.save(7, random.Random(0).randbytes(3000), {"cursor": {"epoch": 0, "position": 259}})
     manifest = tmp_path / "run-000001" / "step-000000007.json"
@@ -73,9 +73,9 @@ def test_of_a_thousand_flips_and_truncations_none_goes_unnoticed(tmp_path: Path)
         else:
             damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
         if victim == manifest and _parsed(damaged) == meaning:
-            continue  # it hit the indentation: nothing is damaged
+            continue  # only the indentation changed
         victim.write_bytes(damaged)
-        assert fault(manifest)[0], f"{victim.name} damaged unnoticed in round {caught}"
+        assert fault(manifest)[0], f"{victim.name} damage not detected in round {caught}"
         victim.write_bytes(whole[victim])
         caught += 1
     assert not fault(manifest)[0]
@@ -89,7 +89,7 @@ def _parsed(content: bytes) -> object:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 6 MB: four checkpoints of the small network."""
+    """Mount a file system of 6 MB, which holds four checkpoints of the small network."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -104,14 +104,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, *, leave: int) -> Path:
-    """Take all but about ``leave`` bytes of the file system."""
+    """Fill the file system except for about ``leave`` bytes."""
     filler = folder / "filler"
     status = os.statvfs(folder)
     filler.write_bytes(b"\0" * max(0, status.f_bavail * status.f_frsize - leave))
     return filler
 
 
-def test_a_full_volume_keeps_what_is_there_and_no_half_file(small_disk: Path) -> None:
+def test_failed_save_on_a_full_volume_keeps_older_checkpoints_and_no_partial_file(small_disk: Path) -> None:
     writer = start(small_disk, keep=5)
     writer.save(1, b"x" * 300_000, {})
     filler = fill(small_disk, leave=200_000)
@@ -125,7 +125,7 @@ def test_a_full_volume_keeps_what_is_there_and_no_half_file(small_disk: Path) ->
     assert writer.save(3, b"z" * 300_000, {}).step == 3
 
 
-def test_a_save_that_fails_between_content_and_manifest_leaves_neither(small_disk: Path) -> None:
+def test_save_that_fails_between_content_and_manifest_leaves_neither(small_disk: Path) -> None:
     writer = start(small_disk, keep=5)
     writer.save(1, b"x", {})
     page = os.statvfs(small_disk).f_frsize
@@ -136,17 +136,17 @@ def test_a_save_that_fails_between_content_and_manifest_leaves_neither(small_dis
     assert names == ["owner.json", "step-000000001.json", "step-000000001.pt"]
 
 
-def test_the_last_save_of_a_run_takes_the_room_of_older_checkpoints(small_disk: Path) -> None:
+def test_last_save_on_a_full_volume_replaces_older_checkpoints(small_disk: Path) -> None:
     writer = start(small_disk, keep=5)
     for step in (1, 2):
         writer.save(step, b"x" * 300_000, {"evaluation": {"accuracy": 1 / step}})
     fill(small_disk, leave=100_000)
     assert writer.save(3, b"y" * 300_000, {}, last=True).step == 3
     kept = sorted(path.name for path in (small_disk / "run-000001").glob("*.pt"))
-    assert kept == ["step-000000002.pt", "step-000000003.pt"], "the best went, the newest stayed"
+    assert kept == ["step-000000002.pt", "step-000000003.pt"], "the best was deleted, the newest kept"
 
 
-def test_a_volume_that_fills_up_in_mid_run_costs_checkpoints_but_not_the_run(
+def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     ddptrain: ForkServer, idx: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     run = ddptrain.start(*command(2, idx, small_disk, "--model", "mlp", "--keep", 1, "--step-delay", 0.1))
@@ -168,7 +168,7 @@ def test_a_volume_that_fills_up_in_mid_run_costs_checkpoints_but_not_the_run(
     assert [row["event"] for row in rows].count("refused") == 1
 
 
-def test_a_volume_that_stays_full_ends_with_73_only_when_the_trained_model_cannot_be_saved(
+def test_volume_that_stays_full_exits_with_73_only_at_the_last_save(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     run = ddptrain.run(*command(1, idx, tmp_path, "--model", "mlp", "--chaos", "diskfull:0:6"), code=73)
@@ -179,7 +179,7 @@ def test_a_volume_that_stays_full_ends_with_73_only_when_the_trained_model_canno
 
 @pytest.fixture
 def breaking_disk(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 of its own that can be made to fail as a sick disk does: it turns read-only under its users."""
+    """Mount an ext4 file system that can be made to fail as with a disk error: it becomes read-only while in use."""
     image, folder = tmp_path / "image", tmp_path / "disk"
     image.write_bytes(b"")
     os.truncate(image, 32 * 2**20)
@@ -194,7 +194,7 @@ def breaking_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_volume_that_turns_read_only_in_mid_run_is_survived_and_said(
+def test_run_continues_and_warns_when_its_volume_becomes_read_only(
     ddptrain: ForkServer, idx: Path, breaking_disk: Path
 ) -> None:
     run = ddptrain.start(*command(2, idx, breaking_disk, "--model", "mlp", "--step-delay", 0.1))
@@ -208,9 +208,7 @@ def test_a_volume_that_turns_read_only_in_mid_run_is_survived_and_said(
     assert "not saved: the volume refused" in message["message"]
 
 
-def test_a_damaged_checkpoint_on_a_read_only_volume_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_checkpoint_on_a_read_only_volume_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = start(tmp_path)
     for step in (1, 2):
         writer.save(step, content_of(1, step), {})
@@ -219,15 +217,15 @@ def test_a_damaged_checkpoint_on_a_read_only_volume_is_passed_over(
     def refuse(path: Path, target: Path) -> Path:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(Path, "rename", refuse)  # root writes anywhere, so a read-only directory would not do
-    said: list[str] = []
-    found = Checkpoints(tmp_path, keep=2).resume(said.append)
+    monkeypatch.setattr(Path, "rename", refuse)  # root can write in a read-only directory
+    printed: list[str] = []
+    found = Checkpoints(tmp_path, keep=2).resume(printed.append)
     assert found is not None
     assert found[0].step == 1
-    assert "left there: Read-only file system" in said[0]
+    assert "left there: Read-only file system" in printed[0]
 
 
-def test_the_best_checkpoint_survives_besides_the_newest(tmp_path: Path) -> None:
+def test_best_checkpoint_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
     writer = start(tmp_path, keep=2)
     for step, accuracy in enumerate((0.8, 0.95, 0.9, None, 0.93)):
         writer.save(step, b"x", {"evaluation": {"accuracy": accuracy} if accuracy else None})

@@ -1,6 +1,6 @@
-"""SIGKILL of any rank at any step: the run that resumes ends with the weights of the undisturbed one, bit for bit.
+"""SIGKILL of any rank at any step: the resumed run ends with the weights of an uninterrupted one, bit for bit.
 
-A sample by default; ``DDPTRAIN_TEST_KILLS=20`` kills every rank of 2, 3 and 4 at twenty random steps each.
+Kills a sample by default; ``DDPTRAIN_TEST_KILLS=20`` kills every rank of 2, 3 and 4 at twenty random steps each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACES = ("batch", "step", "all_reduce of gradients", "evaluate", "save")
 
 
 def plans() -> list[tuple[int, int, int, str]]:
-    """(world size, rank, step, place) of every kill."""
+    """Return (world size, rank, step, place) of every kill."""
     dice, chosen = random.Random(6), []
     for world_size in (2, 3, 4):
         for rank in range(world_size):
@@ -31,9 +31,9 @@ def plans() -> list[tuple[int, int, int, str]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Checkpoint directory of a whole run, by world size."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Return the checkpoint directory of an uninterrupted run, by world size."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     for world_size in (2, 3, 4):
         _server.run(*command(world_size, idx, folder / str(world_size)))
     return {world_size: folder / str(world_size) for world_size in (2, 3, 4)}
@@ -41,18 +41,20 @@ def undisturbed(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_killed_runs_resume_to_the_undisturbed_weights(
-    ddptrain: ForkServer, idx: Path, undisturbed: dict[int, Path], tmp_path: Path, world_size: int
+def test_killed_runs_resume_to_the_weights_of_an_uninterrupted_run(
+    ddptrain: ForkServer, idx: Path, uninterrupted: dict[int, Path], tmp_path: Path, world_size: int
 ) -> None:
     for number, (_, rank, step, place) in enumerate(plan for plan in plans() if plan[0] == world_size):
         cut = tmp_path / str(number)
         killed = ddptrain.start(*command(world_size, idx, cut, "--chaos", f"kill:{rank}:{step}:{place}"))
         code = killed.wait()
-        told = f"rank {rank} of {world_size} at {place} of step {step}"
-        assert code == 137, f"{told}: {killed.output()}"
+        case = f"rank {rank} of {world_size} at {place} of step {step}"
+        assert code == 137, f"{case}: {killed.output()}"
         message = killed.message()
-        assert (message["rank"], message["signal"], message["cause"]) == (rank, 9, "own"), told
+        assert (message["rank"], message["signal"], message["cause"]) == (rank, 9, "own"), case
         if step > 4 and place != "save":
-            assert message["checkpoint"]["run"] == 1, f"{told}: the last checkpoint is told even where rank 0 is gone"
+            assert message["checkpoint"]["run"] == 1, (
+                f"{case}: the report has the last checkpoint even if rank 0 was killed"
+            )
         ddptrain.run(*command(world_size, idx, cut))
-        assert_same_end(undisturbed[world_size], cut)
+        assert_same_end(uninterrupted[world_size], cut)

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed is the run that was not: same weights, bit for bit, same losses."""
+"""A run that is killed and resumed ends like one that was never interrupted: same weights, bit for bit, same losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.trainer.synthetic import write_idx
 
 
 @pytest.mark.parametrize("killed", [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")])
-def test_run_killed_in_mid_training_and_started_again_ends_like_the_undisturbed_one(
+def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, killed: tuple[int, int, int, str]
 ) -> None:
     world_size, victim, step, model = killed
@@ -41,14 +41,14 @@ def test_run_killed_in_mid_training_and_started_again_ends_like_the_undisturbed_
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_sigterm_saves_leaves_with_75_and_costs_nothing(
+def test_sigterm_saves_and_exits_with_75_and_the_resumed_run_loses_no_step(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     ddptrain.run(*command(world_size, idx, whole, "--checkpoint-every", 0))
     stopped = ddptrain.start(*command(world_size, idx, cut, "--checkpoint-every", 0, "--step-delay", 0.1))
     stopped.at_step(3)
-    # One rank alone is told, as when one node is drained: all must leave at the same step.
+    # Only one rank gets the signal, as when one node is drained; all must leave after the same step.
     os.kill(stopped.ranks()[1] if world_size > 1 else stopped.pid, signal.SIGTERM)
     assert stopped.wait() == 75
     message = stopped.message()
@@ -61,7 +61,7 @@ def test_sigterm_saves_leaves_with_75_and_costs_nothing(
     assert_same_end(whole, cut)
 
 
-def test_launcher_told_to_stop_passes_it_on(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_launcher_forwards_sigterm_to_its_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.1))
     run.at_step(2)
     os.kill(run.pid, signal.SIGTERM)
@@ -69,7 +69,7 @@ def test_launcher_told_to_stop_passes_it_on(ddptrain: ForkServer, idx: Path, tmp
     assert run.message()["saved"] is True
 
 
-def test_sigterm_without_a_checkpoint_directory_still_leaves_with_75(ddptrain: ForkServer, idx: Path) -> None:
+def test_sigterm_without_a_checkpoint_directory_exits_with_75_unsaved(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start("train", *RESUMED, "--data-dir", idx, "--step-delay", 0.1)
     run.at_step(2)
     os.kill(run.pid, signal.SIGTERM)
@@ -77,22 +77,22 @@ def test_sigterm_without_a_checkpoint_directory_still_leaves_with_75(ddptrain: F
     assert run.message()["saved"] is False
 
 
-def test_finished_job_started_again_says_so_and_touches_nothing(
+def test_finished_training_started_again_reports_so_and_writes_nothing(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     first = ddptrain.run(*command(2, idx, tmp_path)).message()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
     again = ddptrain.run(*command(1, idx, tmp_path))
     assert "already finished" in again.output()
-    assert "resuming" not in again.output(), "on another number of ranks, but there is nothing to go on with"
+    assert "resuming" not in again.output(), "there is nothing to resume, also with another number of ranks"
     message = again.message()
     assert (message["outcome"], message["code"]) == ("already finished", 0)
     assert (message["accuracy"], message["checkpoint"]) == (first["accuracy"], first["checkpoint"])
     after = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
-    assert before == after, "the volume may be read-only by now: not even a probe is written"
+    assert before == after, "not even a probe is written, because the volume may be read-only"
 
 
-def test_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
+def test_damaged_checkpoint_is_quarantined_and_the_previous_one_resumed(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -113,7 +113,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_it_taken(
     assert_same_end(whole, cut)
 
 
-def test_writer_that_sees_a_newer_run_leaves_with_80(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_run_superseded_by_a_newer_one_exits_with_80(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     old = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.2))
     old.at_step(2)
     new = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.01))
@@ -125,21 +125,21 @@ def test_writer_that_sees_a_newer_run_leaves_with_80(ddptrain: ForkServer, idx: 
     assert final_weights(tmp_path)
 
 
-def test_another_configuration_is_refused_with_78_and_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_resume_with_another_configuration_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     ddptrain.run(*command(1, idx, tmp_path))
     run = ddptrain.run(*command(1, idx, tmp_path, "--lr", 0.5), code=78)
     assert "lr 0.006 → 0.5" in run.message()["message"]
     assert run_numbers(tmp_path) == [1]
 
 
-def test_other_data_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_resume_with_other_data_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     ddptrain.run(*command(1, idx, tmp_path / "checkpoints"))
     other = write_idx(tmp_path / "other", seed=1)
     run = ddptrain.run(*command(1, other, tmp_path / "checkpoints"), code=78)
     assert "other data" in run.message()["message"]
 
 
-def test_metrics_tell_where_each_run_came_from(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_start_rows_record_where_each_run_resumed(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     job = {"DDPJOB_UID": "u-1", "DDPJOB_ATTEMPT": 4}
     run = ddptrain.start(*command(1, idx, tmp_path, "--step-delay", 0.1), env=job)
     run.at_step(5)

@@ -1,4 +1,4 @@
-"""A volume whose every operation is logged, and what a power cut after any of them may leave of it.
+"""A volume that logs every operation, and the states in which a power cut after any of them may leave it.
 
 The model is POSIX's, not one file system's: what a file holds survives its own fsync and nothing else; a name (created,
 renamed or removed) survives the fsync of its directory. What is not synced may survive or not, each thing by itself.
@@ -18,7 +18,7 @@ import pytest
 
 @dataclass
 class Node:
-    """A file or directory: as the process sees it, and as it is known to be on the disk."""
+    """A file or directory, as the process sees it and as it is synced to the disk."""
 
     is_directory: bool
     data: bytes = b""
@@ -28,7 +28,7 @@ class Node:
 
 
 class LoggedVolume:
-    """Logs the operations below ``root``, which the code under test performs for real."""
+    """Logs the real operations of the code under test below ``root``."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root, self._patch = root, monkeypatch
@@ -100,7 +100,7 @@ class LoggedVolume:
 
 
 def crashes(log: list[tuple[Any, ...]], dice: random.Random, *, each: int = 3) -> Iterator[tuple[int, str, Node]]:
-    """(operations done, kind of crash, what is left) for a power cut after every prefix of ``log``.
+    """Yield (operations done, kind of crash, what is left) for a power cut after every prefix of ``log``.
 
     Args:
         each: random survivals per prefix, besides the two extremes: nothing unsynced survives; all names do, no data.
@@ -145,7 +145,7 @@ def _folder(disk: Node, path: str) -> tuple[Node, str]:
 
 
 def _left(node: Node, survives: Any) -> Node:
-    """What is left of ``node``, ``survives()`` being asked for each name that was not synced."""
+    """Return what is left of ``node``; ``survives()`` decides for each name that was not synced."""
     if not node.is_directory:
         return Node(is_directory=False, data=node.synced_data)
     entries = {}
@@ -158,7 +158,7 @@ def _left(node: Node, survives: Any) -> Node:
 
 
 def put(node: Node, path: Path) -> None:
-    """Make ``path`` on the real disk what ``node`` describes."""
+    """Create at ``path`` what ``node`` describes."""
     if node.is_directory:
         path.mkdir()
         for name, inner in node.entries.items():

@@ -1,4 +1,4 @@
-"""What the ways of synchronising leave behind."""
+"""Gradient synchronization: resources that it must release."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_ddp_lets_go_of_the_process_group_before_it_is_destroyed() -> None:
+def test_close_destroys_ddp_before_the_process_group() -> None:
     group = alone(torch.device("cpu"))
     ddp = Ddp(models.build(Config(), group.device), group, accum=1, bf16=False)
     [wrapped] = [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
     ddp.close()
-    assert wrapped() is None, "its destructor, run later, may wait for ever"
+    assert wrapped() is None, "its destructor, run later, could hang"

@@ -1,4 +1,4 @@
-"""Fetching from mirrors that fail in every way a mirror can, over loopback."""
+"""Downloads over loopback from mirrors that fail in various ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = Callable[[http.server.BaseHTTPRequestHandler, str], None]
 
 @contextmanager
 def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """An HTTP server on loopback; yields its base URL and the list of names asked for."""
+    """Run an HTTP server on loopback; yields its base URL and the list of requested names."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ def deliver(content: bytes, length: int | None = None) -> Answer:
 
 @pytest.fixture
 def files(idx: Path) -> tuple[IdxFile, ...]:
-    """The four files with the digests of the synthetic set, so that fetching it can succeed."""
+    """Return the four files with the digests of the synthetic set, so that its download can succeed."""
     return tuple(
         replace(file, sha256=hashlib.sha256(gzip.decompress((idx / f"{file.name}.gz").read_bytes())).hexdigest())
         for file in MNIST_FILES
@@ -94,20 +94,18 @@ def files(idx: Path) -> tuple[IdxFile, ...]:
         (deliver(b""), 3),
     ],
 )
-def test_a_mirror_that_fails_is_left_for_the_next(
+def test_next_mirror_is_used_after_one_fails(
     idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], bad: Answer, tries: int
 ) -> None:
-    said: list[str] = []
+    printed: list[str] = []
     with mirror(bad) as (broken, asked), mirror(good(idx)) as (working, _):
-        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, say=said.append, pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, say=printed.append, pause=0.01)
     assert asked == [f"{file.name}.gz" for file in files for _ in range(tries)]
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_files_that_are_whole_are_not_fetched_again_and_a_damaged_one_is(
-    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
-) -> None:
+def test_only_absent_and_damaged_files_are_downloaded(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
     with mirror(good(idx)) as (url, asked):
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files, pause=0.01)
@@ -118,28 +116,26 @@ def test_files_that_are_whole_are_not_fetched_again_and_a_damaged_one_is(
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
 
 
-def test_what_a_killed_download_has_left_is_cleared_by_the_next(
+def test_leftovers_of_a_killed_download_are_deleted_by_the_next(
     idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
 ) -> None:
     leftovers = [tmp_path / f".{file.name}.gz.host.17.0badcafe.tmp" for file in files]
     for leftover in leftovers:
         leftover.write_bytes(b"half")
-    (tmp_path / ".of-somebody-else.tmp").touch()
+    (tmp_path / ".other.tmp").touch()
     with mirror(good(idx)) as (url, _):
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files)
-    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".of-somebody-else.tmp"]
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".other.tmp"]
 
 
-def test_a_download_that_moves_shows_signs_of_life(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
+def test_download_reports_progress(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
     alive: list[None] = []
     with mirror(good(idx)) as (url, _):
         fetch.fetch(str(tmp_path), mirrors=(url,), files=files, alive=lambda: alive.append(None))
     assert len(alive) >= 4
 
 
-def test_who_waits_for_anothers_download_shows_signs_of_life(
-    idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]
-) -> None:
+def test_waiting_for_another_download_reports_progress(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
     other = (tmp_path / ".fetch.lock").open("w")
     fcntl.flock(other, fcntl.LOCK_EX)
     signs: list[None] = []
@@ -154,7 +150,7 @@ def test_who_waits_for_anothers_download_shows_signs_of_life(
     assert len(asked) == 4
 
 
-def test_a_lock_that_is_never_given_back_is_an_error_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_never_released_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "_LOCKED", 0.3)
     with (tmp_path / ".fetch.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -162,14 +158,14 @@ def test_a_lock_that_is_never_given_back_is_an_error_at_last(tmp_path: Path, mon
             fetch.fetch(str(tmp_path), mirrors=())
 
 
-def test_every_try_at_a_mirror_that_does_not_answer_shows_a_sign_of_life(tmp_path: Path) -> None:
+def test_every_attempt_at_an_unreachable_mirror_reports_progress(tmp_path: Path) -> None:
     signs: list[None] = []
     with pytest.raises(DataError):
         fetch.fetch(str(tmp_path), mirrors=("nowhere",), tries=3, pause=0.01, alive=lambda: signs.append(None))
     assert len(signs) == 3
 
 
-def test_when_every_mirror_fails_each_ones_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_error_after_all_mirrors_failed_has_each_reason_and_leaves_no_file(tmp_path: Path) -> None:
     with (
         mirror(refuse(404)) as (one, _),
         mirror(refuse(410)) as (two, _),
@@ -180,12 +176,12 @@ def test_when_every_mirror_fails_each_ones_reason_is_told_and_nothing_is_left(tm
     assert [path.name for path in tmp_path.iterdir()] == [".fetch.lock"]
 
 
-def test_a_url_that_is_no_web_address_is_not_opened(tmp_path: Path, idx: Path) -> None:
+def test_url_that_is_not_http_is_not_opened(tmp_path: Path, idx: Path) -> None:
     with pytest.raises(DataError, match="not an http"):
         fetch.fetch(str(tmp_path), mirrors=(f"file://{idx}/",), pause=0.01)
 
 
-def test_of_many_that_fetch_at_once_one_downloads(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
+def test_one_of_several_concurrent_fetches_downloads(idx: Path, tmp_path: Path, files: tuple[IdxFile, ...]) -> None:
     with mirror(good(idx)) as (url, asked):
         threads = [
             threading.Thread(target=fetch.fetch, args=(str(tmp_path),), kwargs={"mirrors": (url,), "files": files})
@@ -198,27 +194,25 @@ def test_of_many_that_fetch_at_once_one_downloads(idx: Path, tmp_path: Path, fil
     assert len(asked) == 4
 
 
-def test_a_volume_without_locks_is_fetched_to_nevertheless(
+def test_download_works_on_a_volume_without_locks(
     idx: Path, tmp_path: Path, files: tuple[IdxFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(lock: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fetch.fcntl, "flock", refuse)  # some network volumes do this, and none can be had here
+    monkeypatch.setattr(fetch.fcntl, "flock", refuse)  # as on some network volumes
     with mirror(good(idx)) as (url, _):
         fetch.fetch(str(tmp_path / "new"), mirrors=(url,), files=files)
     assert load("idx", str(tmp_path / "new")).digest == load("idx", str(idx)).digest
 
 
-def test_a_directory_that_holds_everything_is_only_read(tmp_path: Path, idx: Path, files: tuple[IdxFile, ...]) -> None:
+def test_complete_directory_is_not_written(tmp_path: Path, idx: Path, files: tuple[IdxFile, ...]) -> None:
     before = idx.stat().st_mtime_ns
     fetch.fetch(str(idx), mirrors=(), files=files)
     assert idx.stat().st_mtime_ns == before
 
 
-def test_the_verb_fetches_and_ends_with_66_when_the_content_is_not_mnists(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_data_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     with mirror(good(idx)) as (url, _):
         run = ddptrain.run("data", "fetch", "--data-dir", tmp_path, "--url", url, code=66)
     assert "wrong content" in run.output()
