@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddptrain import checkpoint as checkpoint_writer
-from ddptrain.checkpoint import Checkpoints, fault, manifests, newest_valid, run_numbers, seal
+from ddptrain.checkpoint import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
 from ddptrain.errors import Mismatch, Superseded, VolumeError
 from ddptrain.files import write_atomically
 
@@ -170,7 +170,7 @@ def test_a_manifest_under_another_ones_name_is_a_fault(tmp_path: Path) -> None:
     folder = tmp_path / "run-000001"
     for suffix in (".json", ".pt"):
         (folder / f"step-000000009{suffix}").write_bytes((folder / f"step-000000001{suffix}").read_bytes())
-    assert fault(folder / "step-000000009.json")[0] == "manifest is that of run 1, step 1"
+    assert verify(folder / "step-000000009.json")[0] == "manifest is that of run 1, step 1"
     assert newest(tmp_path) == (1, 1, b"good")
 
 
@@ -215,7 +215,7 @@ def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: P
     with pytest.raises(VolumeError, match="cannot write") as caught:
         Checkpoints(tmp_path / "file" / "checkpoints", keep=1).prepare()
     assert caught.value.code == 73
-    assert "look at every part of that path" in caught.value.next_step
+    assert "check every part of that path" in caught.value.next_step
 
 
 def test_files_can_be_written_by_the_group_whatever_the_umask(tmp_path: Path) -> None:

@@ -1,13 +1,9 @@
-"""Checkpoints on a shared volume that prove their own integrity, read: which there are, and which is the newest valid.
+"""Checkpoints on a shared volume: claim a run, save, find the newest valid checkpoint, verify, and delete old ones.
 
-Layout: ``run-000003/step-000000250.pt`` with its manifest ``step-000000250.json``. Every start claims a new run by an
-exclusive mkdir, so two writers never share a directory, and a writer that sees a higher run knows that it is a ghost.
-``checkpoint_writer`` writes them; whoever only reads, such as the verbs ``eval`` and ``ckpt``, comes here.
-
-Rank 0's side of the checkpoints: claim a run, save so that any kill is survived, retire what is no longer needed.
-
-The order of a save: content to a temporary file, fsync, rename, fsync of the folder; then its manifest in the same
-way. A checkpoint exists once its manifest does. Whatever is deleted is deleted after something newer is durable.
+Layout: ``run-000003/step-000000250.pt`` with its manifest ``step-000000250.json``. Each start claims a new run by an
+exclusive mkdir, so two writers never share a directory, and a writer that finds a higher run knows that it is
+superseded. A save writes a temporary file, syncs it, renames it and syncs the directory; then the manifest in the same
+way. A checkpoint exists once its manifest does. Files are deleted only after something newer is durable. No torch.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import errno
 import hashlib
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, volume_error
-from ddptrain.files import dumps, share, sync_directory, unique, write_atomically
+from ddptrain.files import Json, dumps_json, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
@@ -33,50 +30,59 @@ _MANIFEST = re.compile(r"step-(\d{9,})\.json$")
 
 @dataclass(frozen=True)
 class Saved:
-    """One valid checkpoint: where it is, and what its manifest says."""
+    """One valid checkpoint, with the content of its manifest."""
 
     run: int
     step: int
     path: Path
-    manifest: dict[str, Any]
+    manifest: Json
 
     @property
     def place(self) -> dict[str, int]:
-        """``{"run": …, "step": …}`` as progress, metrics and the termination message spell it."""
+        """The run and step as in progress, metrics and the termination report."""
         return {"run": self.run, "step": self.step}
 
 
+def run_folder(root: Path, run: int) -> Path:
+    """Return the directory of a run."""
+    return root / f"run-{run:06d}"
+
+
+def checkpoint_file(root: Path, run: int, step: int) -> Path:
+    """Return the path of a checkpoint; its manifest is beside it, with the suffix ``.json``."""
+    return run_folder(root, run) / f"step-{step:09d}.pt"
+
+
 def run_numbers(root: Path) -> list[int]:
-    """Numbers of all runs, highest first."""
+    """Return the numbers of all runs, highest first."""
     found = [int(m[1]) for path in root.iterdir() if (m := _RUN.match(path.name))]
     return sorted(found, reverse=True)
 
 
 def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
-    """(step, manifest path) of one run, highest step first."""
-    folder = root / f"run-{run:06d}"
+    """Return (step, manifest path) of each checkpoint of a run, highest step first."""
     try:
-        found = [(int(m[1]), path) for path in folder.iterdir() if (m := _MANIFEST.match(path.name))]
+        found = [(int(m[1]), path) for path in run_folder(root, run).iterdir() if (m := _MANIFEST.match(path.name))]
     except (FileNotFoundError, NotADirectoryError):
-        return []  # a start that could not claim it has taken it back; a file of that name holds nothing
+        return []  # a start that failed removed its run, or a file has the name of a run
     return sorted(found, reverse=True)
 
 
 @contextlib.contextmanager
 def reading(root: Path) -> Iterator[None]:
-    """For who only looks: inside, a volume that cannot be read is a DataError."""
+    """Raise DataMissing for an OSError, for verbs that only read."""
     try:
         yield
     except OSError as error:
         raise DataMissing(
             f"cannot read {error.filename or root}: {error.strerror or error}",
             hint="it belongs to another user, or the volume fails",
-            next_step="check owner and mode of the directory and of all in it",
+            next_step="check owner and mode of the directory and of everything in it",
         ) from error
 
 
 def newest_place(root: Path) -> dict[str, int] | None:
-    """Run and step of the newest checkpoint by its name alone: for reports, which do not need its content."""
+    """Return run and step of the newest checkpoint by its name; reports do not need its content."""
     with contextlib.suppress(OSError):
         for run in run_numbers(root):
             for step, _ in manifests(root, run):
@@ -85,18 +91,18 @@ def newest_place(root: Path) -> dict[str, int] | None:
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 over the manifest without its own seal: a flipped cursor is as bad as a flipped weight."""
+    """Return the SHA-256 of the manifest without its seal: a wrong sample cursor is as bad as a wrong weight."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
-    return hashlib.sha256(dumps(body, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(dumps_json(body, sort_keys=True).encode()).hexdigest()
 
 
-def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
-    """(what is wrong or "", manifest, content of the checkpoint file).
+def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
+    """Return (what is wrong or "", manifest, content of the checkpoint file).
 
     Raises:
-        FileNotFoundError: another process has deleted the checkpoint, which is no fault of its own.
-        OSError: the volume failed to read, which says nothing about the checkpoint; one file absent is a fault.
-        Mismatch: the manifest is intact and of a format this version does not know.
+        FileNotFoundError: another process deleted the checkpoint.
+        OSError: the volume failed to read, which says nothing about the checkpoint.
+        ConfigMismatch: the manifest is intact and of a format that this version does not know.
     """
     try:
         manifest = json.loads(manifest_path.read_bytes())
@@ -106,11 +112,12 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
         return "manifest is not readable", {}, b""
     if manifest["format"] != FORMAT:
         raise ConfigMismatch(
-            f"{manifest_path} has format {manifest['format']}, this version reads {FORMAT}",
+            f"{manifest_path} has format {manifest['format']}, but this version reads only format {FORMAT}",
             next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
         )
     run, step = manifest.get("run", 0), manifest.get("step", 0)
-    if (manifest_path.parent.name, manifest_path.name) != (f"run-{run:06d}", f"step-{step:09d}.json"):
+    expected = checkpoint_file(manifest_path.parent.parent, run, step).with_suffix(".json")
+    if manifest_path != expected:
         return f"manifest is that of run {run}, step {step}", {}, b""
     try:
         content = manifest_path.with_suffix(".pt").read_bytes()
@@ -125,16 +132,16 @@ def fault(manifest_path: Path) -> tuple[str, dict[str, Any], bytes]:
 
 def newest_valid(
     root: Path,
-    on_fault: Callable[[Path, str], None],
+    on_invalid: Callable[[Path, str], None],
     *,
     run: int | None = None,
     step: int | None = None,
 ) -> tuple[Saved, bytes] | None:
-    """The checkpoint of the highest run, then the highest step, that proves intact, with its content.
+    """Return the valid checkpoint of the highest run, then of the highest step, and its content.
 
     Args:
-        on_fault: told of each bad one (manifest path, reason); it may quarantine it.
-        run, step: look only at these.
+        on_invalid: called for each invalid one with (manifest path, reason); it may quarantine it.
+        run, step: consider only these.
     """
     for number in run_numbers(root) if root.is_dir() else []:
         if run is not None and number != run:
@@ -143,17 +150,37 @@ def newest_valid(
             if step is not None and at != step:
                 continue
             try:
-                reason, manifest, content = fault(path)
+                reason, manifest, content = verify(path)
             except FileNotFoundError:
-                continue  # its writer has retired it since the folder was listed
+                continue  # its writer deleted it since the directory was listed
             if not reason:
                 return Saved(number, at, path.with_suffix(".pt"), manifest), content
-            on_fault(path, reason)
+            on_invalid(path, reason)
     return None
 
 
+def read_newest(root: Path, *, run: int | None = None, step: int | None = None) -> tuple[Saved, bytes]:
+    """Return the newest valid checkpoint and its content, for verbs that only read; print a warning for invalid ones.
+
+    Raises:
+        DataMissing: there is none.
+    """
+    with reading(root):
+        found = newest_valid(
+            root, lambda path, reason: print(f"warning: {path}: {reason}", file=sys.stderr), run=run, step=step
+        )
+    if found is None:
+        which = ", ".join(f"{name} {n}" for name, n in (("run", run), ("step", step)) if n is not None)
+        raise DataMissing(
+            f"no valid checkpoint{which and ' of ' + which} in {root}",
+            hint="a checkpoint directory holds run-000001, run-000002 and so on",
+            next_step=f"`ddptrain ckpt verify --checkpoint-dir {root}` lists its checkpoints",
+        )
+    return found
+
+
 def set_aside(manifest_path: Path, suffix: str) -> None:
-    """Rename manifest and file to ``*.suffix``, so that no later start looks at them and a person still can.
+    """Rename manifest and file to ``*.suffix``, so that later starts ignore them and a person can still examine them.
 
     Raises:
         OSError: the volume refused.
@@ -164,18 +191,18 @@ def set_aside(manifest_path: Path, suffix: str) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_PROBING = 60.0  # seconds; no start takes as long to prove that it can write
+_PROBING = 60.0  # seconds; a probe file that is older belongs to a dead process
 
 
 class Checkpoints:
-    """Rank 0's writer: one claimed run in ``root``.
+    """Rank 0's writer of one claimed run in ``root``.
 
     Args:
         keep: how many of the newest valid checkpoints, over all runs, survive a save.
-        keep_best: besides them, the one of the highest test accuracy does.
+        keep_best: the checkpoint of the highest test accuracy also survives.
 
     Attributes:
-        quarantined: how many bad ones ``resume`` has set aside.
+        quarantined: how many invalid checkpoints ``resume`` has set aside.
     """
 
     def __init__(self, root: Path, *, keep: int, keep_best: bool = False) -> None:
@@ -185,10 +212,10 @@ class Checkpoints:
         self.last: Saved | None = None
 
     def prepare(self) -> None:
-        """Make the directory and prove that it can be written, before an hour of training finds out.
+        """Make the directory and write a probe file, so that a bad volume is found before the training.
 
         Raises:
-            VolumeError: it cannot.
+            VolumeError: it cannot be written.
         """
         with self._writing():
             if not self.root.is_dir():
@@ -200,38 +227,38 @@ class Checkpoints:
             probe.unlink(missing_ok=True)
 
     def resume(self, say: Callable[[str], None]) -> tuple[Saved, bytes] | None:
-        """The checkpoint to go on from; bad ones are quarantined, and said."""
+        """Return the newest valid checkpoint; quarantine the invalid ones and report each."""
 
-        def bad(path: Path, reason: str) -> None:
+        def quarantine(path: Path, reason: str) -> None:
             self.quarantined += 1
             try:
                 set_aside(path, "corrupt")
                 done = "set aside as *.corrupt"
-            except OSError as error:  # a finished run may lie on a volume that can only be read
-                done = f"left there: {error.strerror}"
+            except OSError as error:  # a finished run may be on a read-only volume
+                done = f"cannot be renamed: {error.strerror}"
             say(f"checkpoint {path} is unusable: {reason}; {done}")
 
         with self._writing():
-            found = newest_valid(self.root, bad)
+            found = newest_valid(self.root, quarantine)
         self.last = found[0] if found else None
         return found
 
     def claim(self, owner: Mapping[str, Any]) -> int:
-        """Take the next run number by an exclusive mkdir, and write ``owner.json`` into it."""
+        """Claim the next run number by an exclusive mkdir, and write ``owner.json`` into it. Return the number."""
         with self._writing():
             while True:
                 number = max(run_numbers(self.root), default=0) + 1
-                folder = self.root / f"run-{number:06d}"
+                folder = run_folder(self.root, number)
                 try:
                     folder.mkdir()
                 except FileExistsError:
                     continue  # another start was faster
                 share(folder, 0o2775)
                 self.run = number
-                self._clear_leftovers()  # first: a full volume may thereby have room for what follows
+                self._clear_leftovers()  # first, because it may make room on a full volume
                 parent = self.last.run if self.last else None
                 try:
-                    write_atomically(folder / "owner.json", dumps({**owner, "parentRun": parent}).encode())
+                    write_atomically(folder / "owner.json", dumps_json({**owner, "parentRun": parent}).encode())
                     sync_directory(self.root)
                 except BaseException:
                     with contextlib.suppress(OSError):
@@ -240,19 +267,19 @@ class Checkpoints:
                 return number
 
     def save(self, step: int, content: bytes, facts: Mapping[str, Any], *, last: bool = False) -> Saved:
-        """Write ``content`` and its manifest; returns once both are durable.
+        """Write ``content`` and its manifest; return once both are durable.
 
         Args:
-            last: nothing comes after it, so on a full volume all but the newest older ones make room for it.
+            last: it is the last save, so on a full volume all older checkpoints but the newest are deleted for it.
         Raises:
             Superseded: a newer start has claimed a higher run.
-            VolumeError: the volume refused. What was saved before is untouched, no temporary file is left.
+            VolumeError: it cannot be written. Earlier checkpoints are untouched, and no temporary file is left.
         """
         self.check_superseded()
         try:
             return self._save(step, content, facts)
         except OSError as error:
-            self.check_superseded()  # a newer run may have cleared away what we were writing
+            self.check_superseded()  # a newer run may have deleted the file being written
             with self._writing():
                 self._clear_own_leftovers(step)
                 if not (last and error.errno in _FULL):
@@ -265,16 +292,16 @@ class Checkpoints:
                     raise
 
     def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
-        path = self.root / f"run-{self.run:06d}" / f"step-{step:09d}.pt"
+        path = checkpoint_file(self.root, self.run, step)
         digest = hashlib.sha256(content).hexdigest()
         manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
         manifest["seal"] = seal(manifest)
         write_atomically(path, content)
-        write_atomically(path.with_suffix(".json"), dumps(manifest, indent=1).encode())
-        ours_is_first = self.last is None or self.last.run != self.run
-        # Until our own first save has been read back, the parent's checkpoint is the only one to trust.
-        if ours_is_first and (reason := fault(path.with_suffix(".json"))[0]):
-            raise OSError(errno.EIO, f"the checkpoint just written reads back damaged: {reason}", str(path))
+        write_atomically(path.with_suffix(".json"), dumps_json(manifest, indent=1).encode())
+        first = self.last is None or self.last.run != self.run
+        # The parent's checkpoint is kept until the first save of this run has been read back.
+        if first and (reason := verify(path.with_suffix(".json"))[0]):
+            raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
         self.last = Saved(self.run, step, path, manifest)
         self._retire(self._keep, keep_best=self._keep_best)
         return self.last
@@ -286,38 +313,38 @@ class Checkpoints:
         if highest > self.run:
             raise Superseded(
                 f"run {highest} has claimed {self.root}; this is run {self.run}",
-                hint="a newer attempt of the job is training; this process is a leftover",
+                hint="a newer attempt of the job is training; this process belongs to an older one",
+                next_step="end this process; the newer attempt goes on",
             )
 
     def _clear_leftovers(self) -> None:
-        """Half-written files of earlier runs; whoever still writes one is a ghost, and will find that out itself."""
+        """Delete temporary and incomplete files of earlier runs; their writers are dead or superseded."""
         leftovers = list(self.root.glob(".progress.json.*.tmp"))
         leftovers += [path for path in self.root.glob(".*probe.*") if path.stat().st_mtime < time.time() - _PROBING]
         for run in run_numbers(self.root):
             if run < self.run:
-                folder = self.root / f"run-{run:06d}"
-                leftovers += folder.glob(".step-*.tmp")  # not owner.json: its run may have been claimed just now
+                folder = run_folder(self.root, run)
+                leftovers += folder.glob(".step-*.tmp")  # not owner.json: another start may be writing it now
                 leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
         for path in leftovers:
             path.unlink(missing_ok=True)
 
     def _clear_own_leftovers(self, step: int) -> None:
-        """What a save that failed has left: its content without the manifest, and temporary files."""
-        folder = self.root / f"run-{self.run:06d}"
+        """Delete what a failed save left: its content without a manifest, and temporary files."""
+        content = checkpoint_file(self.root, self.run, step)
         with contextlib.suppress(OSError):
-            content = folder / f"step-{step:09d}.pt"
             if not content.with_suffix(".json").exists():
                 content.unlink(missing_ok=True)
-            for path in folder.glob(".step-*.tmp"):
+            for path in content.parent.glob(".step-*.tmp"):
                 path.unlink(missing_ok=True)
 
     def _retire(self, keep: int, *, keep_best: bool) -> None:
-        """Delete all but the newest ``keep`` checkpoints of all runs and the best one, oldest last, manifest first."""
+        """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first."""
         everything = [path for run in run_numbers(self.root) for _, path in manifests(self.root, run)]
         best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:
-                with contextlib.suppress(OSError):  # what cannot be deleted stays; the newer one is on the disk
+                with contextlib.suppress(OSError):  # one that cannot be deleted stays
                     path.unlink(missing_ok=True)
                     path.with_suffix(".pt").unlink(missing_ok=True)
 
@@ -330,7 +357,7 @@ class Checkpoints:
 
 
 def _accuracy(manifest_path: Path) -> float:
-    """Test accuracy recorded with a checkpoint; below any real one where none was measured, or none can be read."""
+    """Return the test accuracy in a manifest; -1 if there is none or it cannot be read."""
     try:
         evaluation = json.loads(manifest_path.read_bytes()).get("evaluation") or {}
         return float(evaluation.get("accuracy", -1.0))

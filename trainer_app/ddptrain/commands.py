@@ -31,11 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint import fault, manifests, newest_valid, reading, run_numbers, set_aside
+from ddptrain.checkpoint import manifests, read_newest, reading, run_numbers, set_aside
+from ddptrain.checkpoint import verify as check_file
 from ddptrain.config import Config, resolve, resolve_with_origins
 from ddptrain.distributed import topology as ranks
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_error
-from ddptrain.files import dumps
+from ddptrain.files import dumps_json
 from ddptrain.flags import add_config, add_place, add_verb, chosen, whole, worlds_of
 from ddptrain.resources import set_torch_defaults
 from ddptrain.signals import StopFlag
@@ -86,7 +87,7 @@ def _print_config(arguments: dict[str, Any]) -> int:
     origin = arguments.pop("origin")
     config, origins = resolve_with_origins(os.environ, arguments)
     for name, value in dataclasses.asdict(config).items():
-        text = dumps(value)
+        text = dumps_json(value)
         print(f"{name + ': ' + text:<40} # {origins.get(name, 'default')}" if origin else f"{name}: {text}")
     return 0
 
@@ -350,7 +351,7 @@ def listing(root: Path, *, verify: bool) -> list[dict[str, Any]]:
         for run in run_numbers(root) if root.is_dir() else []:
             for step, path in manifests(root, run):
                 try:
-                    verdict = (fault(path)[0] or "ok") if verify else "not verified"
+                    verdict = (check_file(path)[0] or "ok") if verify else "not verified"
                 except FileNotFoundError:
                     continue  # retired by a training that runs
                 rows.append({"run": run, "step": step, **_told(path), "verdict": verdict})
@@ -379,7 +380,7 @@ def show(root: Path, *, verify: bool, as_json: bool) -> int:
     """Print the listing. Returns 0, or 66 if a verified checkpoint is damaged."""
     rows = listing(root, verify=verify)
     if as_json:
-        print(dumps(rows))
+        print(dumps_json(rows))
     else:
         print(f"{'run':>4} {'step':>9} {'accuracy':>9} {'size':>10} {'saved':<19}  {'':<8} verdict")
         for row in rows:
@@ -402,14 +403,8 @@ def rollback(root: Path, *, run: int | None, step: int | None) -> int:
     """
     if step is None:
         raise UsageError("rollback needs --step", next_step=f"ddptrain ckpt ls --checkpoint-dir {root}")
-    with reading(root):
-        found = newest_valid(root, lambda path, reason: print(f"{path}: {reason}"), run=run, step=step)
-    if found is None:
-        where = f"run {run}, step {step}" if run is not None else f"step {step}"
-        raise DataMissing(
-            f"no valid checkpoint of {where} in {root}", next_step=f"ddptrain ckpt verify --checkpoint-dir {root}"
-        )
-    target = (found[0].run, found[0].step)
+    found, _ = read_newest(root, run=run, step=step)
+    target = (found.run, found.step)
     newer = [(r, s, path) for r in run_numbers(root) for s, path in manifests(root, r) if (r, s) > target]
     for number, at, path in newer:
         try:
@@ -424,7 +419,7 @@ def rollback(root: Path, *, run: int | None, step: int | None) -> int:
 def text(found: Mapping[str, Any], *, as_json: bool) -> str:
     """The verdict as one JSON object, or as two tables."""
     if as_json:
-        return dumps(found)
+        return dumps_json(found)
     lines = [f"{check['verdict']:<8} {check['check']:<16} {check['detail']}" for check in found["checks"]]
     if found["bandwidth"]:
         lines.append(f"\n{'collective':<16}{'bytes':>12}{'ms':>10}{'algbw GB/s':>12}{'busbw GB/s':>12}")

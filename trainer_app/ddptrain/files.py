@@ -1,12 +1,4 @@
-"""Writing so that a reader sees the old file or the new one, never half of one, even after a power cut.
-
-Below all that writes: ``checkpoint_writer``, ``journal``, ``progress`` and ``postmortem`` in a training; ``fetch``,
-``infer`` and ``export`` for what a person asked for.
-
-JSON that every reader accepts: NaN and infinities, which only Python's parser knows, become null.
-
-Whatever the package writes or prints as JSON passes through ``dumps``; it stands below everything and imports nothing.
-"""
+"""Atomic and durable writes, and JSON without NaN. Used by every module that writes files."""
 
 from __future__ import annotations
 
@@ -23,26 +15,30 @@ from typing import Any
 
 from ddptrain.errors import UsageError, volume_error
 
-# What file systems without modes (CIFS, some FUSE and NFS) answer to chmod, and those that cannot sync a directory.
+Json = dict[str, Any]
+
+# Errors of chmod on file systems without modes (CIFS, some FUSE and NFS), and of fsync on a directory.
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
 
-# Set by ``chaos`` alone: every durable write fails with this number, as on a full volume.
+# An errno set by fault_injection alone: every durable write fails with it, as on a full volume.
 refusal = 0
 
 
 def unique(name: str) -> str:
-    """``name`` with what no other process writing to a shared volume has: in pods, even process ids are alike."""
+    """Return ``name`` with a suffix that no other process uses; process ids are not enough, pods often share them."""
     return f"{name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Temporary file beside the target, written, synced, renamed; then the directory is synced.
+    """Write and sync a temporary file beside the target, rename it to the target, and sync the directory.
+
+    A reader sees the old content or the new, even after a power cut.
 
     Args:
-        durable: False leaves out the syncs, for files that may be lost with the node but must not be torn.
+        durable: False leaves out the syncs, for files that may be lost with the node.
     Raises:
-        OSError: the volume refused; no temporary file is left behind then.
+        OSError: it cannot be written; no temporary file is left.
     """
     if refusal and durable:
         raise OSError(refusal, os.strerror(refusal), str(path))
@@ -68,13 +64,13 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """Write what a person asked for by name: atomically, behind a link, or into a device or pipe, which stays one.
+    """Write a file that the user named: atomically if it is a file or a link to one, in place if a device or pipe.
 
     Raises:
         VolumeError: it cannot be written.
     """
     try:
-        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        if path.exists() and not path.is_file():  # a rename would replace /dev/null by a file
             with path.open("wb") as stream:
                 stream.write(content)
         else:
@@ -84,28 +80,28 @@ def write_result(path: Path, content: bytes) -> None:
 
 
 def make_directory(flag: str, path: str) -> Path:
-    """The directory that ``flag`` names, made where it is not there yet.
+    """Make the directory that the user gave with ``flag``, if it is absent, and return its path.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: it cannot be made.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"{flag} {path} cannot be made: {error.strerror}", next_step="name a directory that can be written"
+            f"{flag} {path} cannot be made: {error.strerror}", next_step="give a directory that can be written"
         ) from error
     return Path(path)
 
 
 def share(path: Path, mode: int) -> None:
-    """Give the group what the umask took: the next pod of the job may have another uid and share only the fsGroup."""
+    """Set the mode in spite of the umask: the job's next pod may have another uid and share only the fsGroup."""
     with _ignoring(_NO_MODES):
         path.chmod(mode)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames in ``directory`` survive a power cut, where the file system knows how."""
+    """Make renames in ``directory`` survive a power cut, if the file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with _ignoring(_NO_DIRECTORY_SYNC):
@@ -124,7 +120,7 @@ def _ignoring(numbers: set[int]) -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every float that is not finite, however deep in dicts and lists."""
+    """Return the value with None for every NaN and infinity in it, at any depth of dicts and lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -134,6 +130,6 @@ def finite(value: Any) -> Any:
     return value
 
 
-def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
-    """As ``json.dumps``, of finite values."""
+def dumps_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Return JSON that every parser accepts: NaN and infinities become null."""
     return json.dumps(finite(value), indent=indent, sort_keys=sort_keys, allow_nan=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddptrain.checkpoint import newest_valid, reading
+from ddptrain.checkpoint import read_newest
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
 
@@ -42,13 +41,7 @@ def read(path: Path) -> bytes:
         DataError: absent, unreadable, or a directory without a valid checkpoint.
     """
     if path.is_dir():
-        with reading(path):
-            found = newest_valid(path, lambda bad, reason: print(f"warning: {bad}: {reason}", file=sys.stderr))
-        if found is None:
-            raise DataMissing(
-                f"no valid checkpoint in {path}", next_step="name a file, or another checkpoint directory"
-            )
-        return found[1]
+        return read_newest(path)[1]
     try:
         return path.read_bytes()
     except OSError as error:

@@ -12,11 +12,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ddptrain import fault_injection
+from ddptrain.checkpoint import checkpoint_file
 from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
@@ -25,7 +27,7 @@ from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
-from ddptrain.files import dumps
+from ddptrain.files import dumps_json
 from ddptrain.heartbeat import Diagnostics, Heartbeat
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console
@@ -185,11 +187,7 @@ class Worker:
         accuracy = result.evaluation["accuracy"]
         what = "already finished" if result.already_finished else "finished"
         place = result.checkpoint
-        kept = (
-            f"; checkpoint {self._config.checkpoint_dir}/run-{place['run']:06d}/step-{place['step']:09d}.pt"
-            if place
-            else ""
-        )
+        kept = f"; checkpoint {checkpoint_file(Path(self._config.checkpoint_dir), **place)}" if place else ""
         self._console.say(f"{what}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{kept}")
         return termination.success(
             result.evaluation,
@@ -250,7 +248,7 @@ def run_forked(
 
     def deliver(report: termination.Report) -> None:
         with os.fdopen(reports, "wb") as pipe:
-            pipe.write(dumps(report).encode())
+            pipe.write(dumps_json(report).encode())
 
     stop = StopFlag()
     stop.install()

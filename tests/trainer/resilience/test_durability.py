@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint import Checkpoints, fault, newest_valid
+from ddptrain.checkpoint import Checkpoints, newest_valid, verify
 from ddptrain.errors import VolumeError
 from tests.trainer.builders import command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
@@ -75,10 +75,10 @@ def test_each_of_a_thousand_bit_flips_and_truncations_is_detected(tmp_path: Path
         if victim == manifest and _parsed(damaged) == meaning:
             continue  # only the indentation changed
         victim.write_bytes(damaged)
-        assert fault(manifest)[0], f"{victim.name} damage not detected in round {caught}"
+        assert verify(manifest)[0], f"{victim.name} damage not detected in round {caught}"
         victim.write_bytes(whole[victim])
         caught += 1
-    assert not fault(manifest)[0]
+    assert not verify(manifest)[0]
 
 
 def _parsed(content: bytes) -> object:

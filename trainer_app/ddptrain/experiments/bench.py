@@ -22,7 +22,7 @@ from ddptrain.data import mnist
 from ddptrain.distributed.device import processor
 from ddptrain.experiments import baselines
 from ddptrain.experiments.trials import Trials, speed, verb
-from ddptrain.files import dumps
+from ddptrain.files import dumps_json
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from ddptrain.resources import available_cpus, threads_per_rank
 
@@ -165,7 +165,7 @@ def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = F
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         results = Bench(plan, Trials(folder, main), folder).run()
-    print(dumps(results) if as_json else tables(results))
+    print(dumps_json(results) if as_json else tables(results))
     return 0
 
 

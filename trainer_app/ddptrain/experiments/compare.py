@@ -27,7 +27,7 @@ from ddptrain.data.sampling import Schedule, read_audit
 from ddptrain.errors import UsageError
 from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials
-from ddptrain.files import dumps, make_directory
+from ddptrain.files import dumps_json, make_directory
 
 BATCH = 37  # not divisible by any number of ranks, and the last batch of an epoch is smaller
 CHECKS = ("losses", "gradients", "bits", "resume")
@@ -151,7 +151,11 @@ def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool =
         proofs = Comparison(plan, Trials(folder, main), quiet=as_json).proofs()
     failed = [proof for proof in proofs if not proof.holds]
     if as_json:
-        print(dumps({"holds": not failed, "worlds": list(plan.worlds), "proofs": [asdict(proof) for proof in proofs]}))
+        print(
+            dumps_json(
+                {"holds": not failed, "worlds": list(plan.worlds), "proofs": [asdict(proof) for proof in proofs]}
+            )
+        )
     else:
         print(table(proofs))
         print(f"\n{len(proofs) - len(failed)} of {len(proofs)} hold" + (f"; {len(failed)} FAIL" if failed else ""))

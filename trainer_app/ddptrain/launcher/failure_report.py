@@ -20,7 +20,7 @@ from typing import Any
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing, Hang
-from ddptrain.files import dumps, share, write_atomically
+from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.launcher.hang_detector import RankState, hang_report
 from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
 from ddptrain.reporting.termination import Report
@@ -82,7 +82,7 @@ class FailureReports:
             "ranks": [asdict(state) for state in states],
         }  # fmt: skip
         path = self.folder / f"node-{self.node_rank}.json"
-        write_atomically(path, dumps(content, indent=1).encode(), durable=False)
+        write_atomically(path, dumps_json(content, indent=1).encode(), durable=False)
         attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in attempts[_KEPT_ATTEMPTS:]:
             shutil.rmtree(old, ignore_errors=True)
@@ -162,7 +162,7 @@ def explain(root: Path, *, as_json: bool) -> int:
     nodes = read(folder)
     report, states = merge_reports(nodes)
     if as_json:
-        print(dumps({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
+        print(dumps_json({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
         return 0
     print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
     print(f"rank {report.get('rank')} is to blame, with code {report.get('code')}: {report.get('message')}")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from ddptrain.files import dumps
+from ddptrain.files import dumps_json
 
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
@@ -65,7 +65,7 @@ class Console:
 
 def json_line(rank: int | None, text: str) -> str:
     """Return a line of output as a JSON object with time, rank and message."""
-    return dumps({"time": round(time.time(), 3), "rank": rank, "message": text})
+    return dumps_json({"time": round(time.time(), 3), "rank": rank, "message": text})
 
 
 def terminal_or_none(stream: TextIO = sys.stderr) -> TextIO | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import VolumeError, volume_error
-from ddptrain.files import dumps, share, write_atomically
+from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
 
@@ -124,7 +124,7 @@ class MetricsLogger:
         with contextlib.suppress(VolumeError):
             self._write(durable=True)
         try:
-            write_atomically(path, dumps(content).encode(), durable=False)
+            write_atomically(path, dumps_json(content).encode(), durable=False)
         except OSError:
             return None
         return str(path)
@@ -170,7 +170,7 @@ class MetricsLogger:
 
     def _append(self, event: str, values: Mapping[str, Any]) -> None:
         if self._path is not None:
-            self._buffer += dumps({"event": event, "run": self._run, **values}).encode() + b"\n"
+            self._buffer += dumps_json({"event": event, "run": self._run, **values}).encode() + b"\n"
 
     def _write(self, *, durable: bool) -> None:
         """Write the buffer; what a full volume does not take stays in it."""

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ddptrain.files import dumps, finite, write_atomically
+from ddptrain.files import dumps_json, finite, write_atomically
 
 SCHEMA = 1
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
@@ -48,7 +48,7 @@ class Progress:
         if self._file is not None and (phase_changed or self._changed - self._written > _FILE_INTERVAL):
             self._written = self._changed
             with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
-                write_atomically(self._file, dumps(self.snapshot()).encode(), durable=False)
+                write_atomically(self._file, dumps_json(self.snapshot()).encode(), durable=False)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the report as a dict; ``ageSeconds`` is the time since the last completed work."""
@@ -88,7 +88,7 @@ def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             answers = {"/progress": progress.snapshot(), "/healthz": {"ok": True}}
             found = self.path in answers
-            body = dumps(answers.get(self.path, {"error": "not found"})).encode()
+            body = dumps_json(answers.get(self.path, {"error": "not found"})).encode()
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

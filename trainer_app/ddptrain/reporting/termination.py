@@ -18,7 +18,7 @@ from typing import Any
 from ddptrain import exit_codes
 from ddptrain.errors import Stopped, TrainerError, classify, exit_code, kind_of
 from ddptrain.errors import where as innermost_frame
-from ddptrain.files import dumps
+from ddptrain.files import dumps_json
 
 SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
 MAX_BYTES = 4096
@@ -152,7 +152,7 @@ def encode(report: Mapping[str, Any]) -> bytes:
     """
     report = dict(report)
     for key in ("traceback", "progress", "hint", "next", "message"):
-        excess = len(dumps(report)) - MAX_BYTES
+        excess = len(dumps_json(report)) - MAX_BYTES
         if excess <= 0:
             break
         if key == "progress":
@@ -160,12 +160,12 @@ def encode(report: Mapping[str, Any]) -> bytes:
         elif report.get(key):
             text = str(report[key])
             least = _ADVICE if key in ("hint", "next") else 0
-            room = max(len(dumps(text)) - 2 - excess - 3, least)
-            if len(dumps(text)) - 2 > room:
+            room = max(len(dumps_json(text)) - 2 - excess - 3, least)
+            if len(dumps_json(text)) - 2 > room:
                 report[key] = _last(text, room) if key == "traceback" else _first(text, room)
-    if len(dumps(report)) > MAX_BYTES:  # a field that should be short is not: keep the short ones
-        report = {k: v for k, v in report.items() if v is None or k == "kind" or len(dumps(v)) <= _SHORT}
-    return dumps(report).encode()
+    if len(dumps_json(report)) > MAX_BYTES:  # a field that should be short is not: keep the short ones
+        report = {k: v for k, v in report.items() if v is None or k == "kind" or len(dumps_json(v)) <= _SHORT}
+    return dumps_json(report).encode()
 
 
 def destination(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -233,7 +233,7 @@ def _first(text: str, room: int) -> str:
     """Return the first characters that fit ``room`` bytes of JSON, in which one can take twelve, and "..."."""
     size = 0
     for at, character in enumerate(text[: max(0, room)]):
-        size += len(dumps(character)) - 2
+        size += len(dumps_json(character)) - 2
         if size > room:
             return text[:at] + "..."
     return text[: max(0, room)] + "..." if room > 0 else ""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ddptrain import weights
-from ddptrain.checkpoint import Checkpoints, Saved
+from ddptrain.checkpoint import Checkpoints, Saved, run_folder
 from ddptrain.config import Config, check_compatible, check_same_as_rank_zero
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
@@ -82,7 +82,7 @@ class Checkpointer:
     @property
     def run_folder(self) -> Path | None:
         """Folder of the claimed run; None without a checkpoint directory."""
-        return self._checkpoints.root / f"run-{self._checkpoints.run:06d}" if self._checkpoints else None
+        return run_folder(self._checkpoints.root, self._checkpoints.run) if self._checkpoints else None
 
     def newest(self) -> tuple[Saved, bytes] | None:
         """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.
