@@ -1,4 +1,4 @@
-"""One fork server for the whole session; every test's processes are gone when it ends."""
+"""One fork server for the whole session; each test's processes are killed when it ends."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 
 @pytest.fixture
 def ddptrain(_server: ForkServer) -> Iterator[ForkServer]:
-    """Starts ``ddptrain`` processes."""
+    """Return the fork server, which starts ``ddptrain`` processes."""
     yield _server
     _server.clean()
 
 
 @pytest.fixture(scope="session")
 def idx(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a synthetic dataset of 300 training and 70 test samples."""
+    """Return a directory with a synthetic data set of 300 training and 70 test samples."""
     return write_idx(tmp_path_factory.mktemp("idx"))

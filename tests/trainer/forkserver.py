@@ -1,6 +1,6 @@
-"""Runs ``ddptrain`` commands as real processes that need not import torch again: a server that has, and forks.
+"""A server that imports torch once and forks ``ddptrain`` commands as real processes.
 
-The server obeys the launcher's own rule (no tensor operation, no thread), so what it forks is as good as a fresh
+Like the launcher it runs no tensor operation and no thread, so that a forked process behaves like a new
 interpreter. Protocol: one JSON line in, {"argv", "env", "log", "mutant"}; one line out, the pid; the exit code goes to
 ``<log>.code``.
 """
@@ -21,7 +21,7 @@ from ddptrain.launcher.launcher import preload
 
 
 def serve() -> None:
-    """Fork a command for each line of stdin until it closes; then end what still runs."""
+    """Fork a command for each line of stdin until it closes; then kill the commands that still run."""
     preload()
     wakeup, wakeup_write = os.pipe()
     for end in (wakeup, wakeup_write):

@@ -1,4 +1,4 @@
-"""Builders for the process tests: start ``ddptrain``, watch it, signal it, and read what it left behind."""
+"""Builders for the process tests: start ``ddptrain``, watch it, signal it, and read its files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """The condition's first true value."""
+    """Wait for the condition's first true value and return it."""
     end = time.monotonic() + patience
     while not (value := condition()):
-        assert time.monotonic() < end, f"waited {patience:.0f} s in vain: {what}"
+        assert time.monotonic() < end, f"timed out after {patience:.0f} s: {what}"
         time.sleep(0.01)
     return value
 
 
 def free_port() -> int:
-    """A port that was free on loopback a moment ago."""
+    """Return a port that is currently free on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -56,7 +56,7 @@ class Run:
         return Path(f"{self.log}.code").exists()
 
     def wait(self) -> int:
-        """The exit code, as a shell would see it."""
+        """Wait for the process to end and return its exit code; negative for a signal."""
         with contextlib.suppress(AssertionError):
             wait_until(lambda: self.ended, "the process to end")
         if not self.ended:
@@ -65,14 +65,14 @@ class Run:
         return int(Path(f"{self.log}.code").read_text())
 
     def stop(self) -> None:
-        """SIGTERM, as the kubelet sends it."""
+        """Send SIGTERM, as the kubelet does."""
         os.kill(self.pid, signal.SIGTERM)
 
     def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     def message(self) -> dict[str, Any]:
-        """The termination message."""
+        """Return the termination message."""
         content = self.termination_log.read_bytes()
         assert len(content) <= 4096
         message: dict[str, Any] = json.loads(content)
@@ -80,7 +80,7 @@ class Run:
         return message
 
     def progress(self) -> dict[str, Any] | None:
-        """GET /progress, None while nobody listens."""
+        """Return the answer to GET /progress, or None while the port is closed."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.progress_port}/progress", timeout=2) as answer:
                 return dict(json.load(answer))
@@ -88,7 +88,7 @@ class Run:
             return None
 
     def at_step(self, step: int) -> dict[str, Any]:
-        """Wait until ``step`` steps are completed; returns that progress."""
+        """Wait until ``step`` steps are completed and return the progress report."""
 
         def reached() -> dict[str, Any] | None:
             assert not self.ended, f"ended before step {step}:\n{self.output()}"
@@ -98,13 +98,13 @@ class Run:
         return dict(wait_until(reached, f"step {step}"))
 
     def ranks(self) -> dict[int, int]:
-        """Rank to pid of the launcher's children."""
+        """Return the pids of the launcher's children by rank."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return dict(enumerate(sorted(map(int, children))))  # forked in order of rank
 
 
 class ForkServer:
-    """The server process; ``start`` gives it a command."""
+    """The fork server's process, which starts commands."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, itertools.count()
@@ -119,16 +119,16 @@ class ForkServer:
         assert self._readline() == "ready"
 
     def start(self, *argv: object, env: dict[str, object] | None = None, mutant: str = "") -> Run:
-        """Start ``ddptrain ARGV`` with nothing in its environment but ``env`` and what every test wants.
+        """Start ``ddptrain ARGV`` with an environment of ``env`` and the variables that every test needs.
 
         Args:
-            mutant: a mistake of ``mutants`` to put into the program first.
+            mutant: an error of ``mutants`` to inject into the program first.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
         base: dict[str, object] = {
             "PATH": os.environ["PATH"],
-            "TMPDIR": self._folder,  # where a run that saves nothing leaves its metrics
+            "TMPDIR": self._folder,  # for the metrics of a run without a checkpoint directory
             "OMP_NUM_THREADS": 1,
             "DDPJOB_TERMINATION_LOG": run.termination_log,
             "DDPJOB_PROGRESS_PORT": run.progress_port,
@@ -143,14 +143,14 @@ class ForkServer:
         return run
 
     def run(self, *argv: object, env: dict[str, object] | None = None, code: int = 0, mutant: str = "") -> Run:
-        """Start and wait; the exit code must be ``code``."""
+        """Start the command, wait, and assert that its exit code is ``code``."""
         run = self.start(*argv, env=env, mutant=mutant)
         got = run.wait()
         assert got == code, f"exit code {got}, wanted {code}:\n{run.output()}"
         return run
 
     def clean(self) -> None:
-        """Kill what a failed test left running, by process group."""
+        """Kill the process groups that a failed test left running."""
         for run in self._pids:
             if not run.ended:
                 with contextlib.suppress(ProcessLookupError):
@@ -178,7 +178,7 @@ def fork_server(folder: Path) -> Iterator[ForkServer]:
 
 
 def final_weights(checkpoint_dir: Path) -> dict[str, torch.Tensor]:
-    """The model in the newest checkpoint, which must be that of a finished run."""
+    """Return the model of the newest checkpoint, which must be of a finished run."""
     found = newest_valid(checkpoint_dir, lambda path, reason: None)
     assert found is not None
     assert found[0].manifest["complete"]
@@ -187,12 +187,12 @@ def final_weights(checkpoint_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def losses(checkpoint_dir: Path) -> list[tuple[int, float]]:
-    """(step, loss) of every step that counts."""
+    """Return (step, loss) of every effective step."""
     return [(row["step"], row["loss"]) for row in effective_rows(checkpoint_dir / "metrics.jsonl", "train")]
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Bit-identical weights and equal losses at every step."""
+    """Assert bit-identical weights and equal losses at every step."""
     mine, theirs = final_weights(one), final_weights(other)
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():

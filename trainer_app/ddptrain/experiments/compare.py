@@ -265,9 +265,7 @@ def _misused(indices: Iterable[int], samples: int) -> int:
 
 
 def _share_equal(one: list[int], other: list[int]) -> float:
-    if len(one) != len(other):
-        return 0.0
-    return float(np.mean(np.array(one) == np.array(other)))
+    return float(np.mean(np.array(one) == np.array(other))) if len(one) == len(other) else 0.0
 
 
 def _first_gradient(trial: Trial) -> torch.Tensor:

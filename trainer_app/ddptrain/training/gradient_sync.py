@@ -1,6 +1,6 @@
 """Gradient synchronization: from the gradients of the ranks' shares to the gradient of the global batch.
 
-The trainer builds one implementation and calls its ``step`` for each global batch. ``bitwise`` holds a further one.
+The trainer builds one implementation, here or in ``bitwise``, and calls its ``step`` for each global batch.
 
 A rank's loss is the sum over its samples times ``averaged_over / global count``. For any sizes of the shares, the
 average (or, with ``averaged_over`` 1, the sum) of these gradients is the gradient of the global batch's mean loss. An
