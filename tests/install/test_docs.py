@@ -183,6 +183,16 @@ def test_the_architecture_page_lists_every_module(package: Path) -> None:
     assert listed == {name for name in modules if not re.search(r"__(init|main)__$", name)}
 
 
+def test_the_walk_of_a_parameter_visits_each_file_once() -> None:
+    page = text(ROOT / "docs" / "architecture.md").split("## Where a parameter goes", 1)[1].split("\n## ", 1)[0]
+    walks = re.findall(r"^\*\*.*?(?=^\*\*|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert len(walks) == 6
+    for walk in walks:
+        files = [name for cell in re.findall(r"^\| (`[^|]+) \|", walk, re.MULTILINE) for name in cell.split(", ")]
+        assert len(files) >= 4
+        assert len(files) == len(set(files)), walk
+
+
 def test_the_trainers_messages_are_quoted_as_the_trainer_prints_them() -> None:
     rows = [row for row in text(ROOT / "docs" / "troubleshooting.md").splitlines() if "(exit code" in row]
     quoted = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
