@@ -1,3 +1,3 @@
-"""The DDPJob operator: one pod per node, one training, restarted as a group until it ends."""
+"""The DDPJob operator: runs one PyTorch training with one pod per node and restarts all pods together on a failure."""
 
 __version__ = "0.1.0"

@@ -131,7 +131,7 @@ BAD: tuple[Bad, ...] = (
     Bad("relative mount path", "checkpoint.mountPath",
         OK | {"checkpoint": {"claimName": "a", "mountPath": "x"}}),
     Bad("subPath that leaves the volume", "checkpoint",
-        OK | {"checkpoint": {"claimName": "a", "subPath": "a/../../b"}}, says="no '..'"),
+        OK | {"checkpoint": {"claimName": "a", "subPath": "a/../../b"}}, says="subPath must not contain '..'"),
     Bad("absolute subPath", "checkpoint.subPath", OK | {"checkpoint": {"claimName": "a", "subPath": "/a"}}),
     Bad("one mount path for two volumes", "spec",
         OK | {"checkpoint": {"claimName": "a", "mountPath": "/v"}, "data": {"claimName": "b", "mountPath": "/v"}},
@@ -149,7 +149,7 @@ BAD: tuple[Bad, ...] = (
     Bad("negative shared memory", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": -1}}),
     Bad("limit in words", "resources.limits", OK | {"resources": {"limits": {"cpu": "two"}}}),
     Bad("variable of the operator", "spec", OK | {"env": [{"name": "MASTER_ADDR", "value": "x"}]},
-        says="env must not set the variables that the operator owns"),
+        says="env must not set variables that the operator sets"),
     Bad("variable twice", "env", OK | {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
     Bad("value and valueFrom", "spec", OK | {"env": [
         {"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},

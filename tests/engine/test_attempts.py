@@ -129,7 +129,7 @@ def test_a_pod_that_vanished_from_a_complete_gang_ends_the_attempt() -> None:
     assert world.status["attempt"] == 2
     assert world.status["failures"][0] | {"time": ""} == {
         "attempt": 1, "rank": 1, "reason": "PodLost", "action": "Restart", "counted": True, "time": "",
-        "message": "the pod of node_rank 1 vanished: it was deleted, or its node was removed",
+        "message": "the pod of node_rank 1 is gone: it was deleted, or its node was removed",
     }  # fmt: skip
 
 

@@ -16,7 +16,21 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-FIELDS = ["message", "exception", "signal", "rank", "step", "where", "cause", "code", "progress", "checkpoint"]
+FIELDS = [
+    "message",
+    "exception",
+    "kind",
+    "hint",
+    "next",
+    "signal",
+    "rank",
+    "step",
+    "where",
+    "cause",
+    "code",
+    "progress",
+    "checkpoint",
+]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), junk), st.sampled_from([0, 1, 77, 137, 255]))
@@ -25,6 +39,65 @@ def test_no_report_makes_a_status_that_the_api_server_refuses(report: dict[str, 
     world.set_pod(0, ended(code, message=json.dumps(report)))
     world.settle()
     json.dumps(world.status, ensure_ascii=False).encode()
+
+
+def failure_of(report: dict[str, Any], code: int = 1) -> World:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(code, message=json.dumps(report)))
+    world.settle()
+    return world
+
+
+SCHEMA_2 = {
+    "schema": 2,
+    "kind": "ConfigMismatch",
+    "exception": "ConfigError",
+    "message": "lr is 0.1, the checkpoint has 0.2",
+    "hint": "the flags changed between two attempts",
+    "next": "restore lr, or start with another checkpoint directory",
+}
+
+
+def test_schema_2_report_gives_the_failure_its_kind_hint_and_next() -> None:
+    world = failure_of(SCHEMA_2, 78)
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "ConfigMismatch"
+    assert failure["hint"] == SCHEMA_2["hint"] and failure["next"] == SCHEMA_2["next"]
+    assert failure["message"].endswith("ConfigError: lr is 0.1, the checkpoint has 0.2")
+    message = world.condition("Restarting")["message"]
+    assert message.endswith("the checkpoint has 0.2; next: restore lr, or start with another checkpoint directory")
+
+
+def test_schema_1_report_names_the_failure_after_its_exception() -> None:
+    failure = failure_of({"schema": 1, "exception": "torch.cuda.OutOfMemoryError", "message": "no memory"})
+    assert failure.status["failures"][0]["reason"] == "TorchCudaOutOfMemoryError"
+    assert not {"hint", "next"} & set(failure.status["failures"][0])
+
+
+@pytest.mark.parametrize("wrong", [None, 5, True, "", "  ", [], {}, ["text"], {"text": "text"}])
+def test_kind_hint_and_next_that_are_not_text_are_ignored(wrong: object) -> None:
+    world = failure_of(SCHEMA_2 | {"kind": wrong, "hint": wrong, "next": wrong})
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "ConfigError"
+    assert not {"hint", "next"} & set(failure)
+
+
+def test_kind_hint_and_next_that_are_too_long_are_shortened() -> None:
+    world = failure_of(SCHEMA_2 | {"kind": "K" * 3000, "hint": "h" * 3000 + "end", "next": "n" * 3000 + "end"})
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "K" * 128
+    assert len(failure["hint"]) == len(failure["next"]) == 1024
+    assert failure["hint"].endswith("end") and failure["next"].endswith("end")
+
+
+def test_truncated_report_is_quoted_as_text() -> None:
+    world = a_running_world(a_job(numNodes=1))
+    world.set_pod(0, ended(78, message=json.dumps(SCHEMA_2)[:-20]))
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "Error"
+    assert "ended with exit code 78" in failure["message"] and "ConfigMismatch" in failure["message"]
+    assert not {"hint", "next"} & set(failure)
 
 
 @pytest.mark.parametrize(

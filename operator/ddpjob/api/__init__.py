@@ -1,1 +1,1 @@
-"""The resource itself: spec and status models, the CRD, and every name the project gives to anything."""
+"""The DDPJob resource: models of spec and status, the CRD, names, exit codes. The other packages build on it."""

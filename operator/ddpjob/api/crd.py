@@ -1,6 +1,6 @@
-"""Prints the CustomResourceDefinition: ``python -m ddpjob.api.crd > manifests/crd.yaml``.
+"""Print the CustomResourceDefinition: ``python -m ddpjob.api.crd > manifests/crd.yaml``.
 
-A test holds manifests/crd.yaml and the chart's copy equal to what this prints.
+A test fails if manifests/crd.yaml or the chart's copy differs from the output.
 """
 
 import sys
@@ -46,13 +46,13 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False, d
 
 
 COLUMNS = (
-    _column("State", ".status.state", description="The job's state in one word"),
-    _column("Nodes", ".status.nodesReady", description="Running or succeeded pods of those desired"),
-    _column("Progress", ".status.progress.display", description="Finished steps"),
+    _column("State", ".status.state", description="State of the job"),
+    _column("Nodes", ".status.nodesReady", description="Running or succeeded pods / desired pods"),
+    _column("Progress", ".status.progress.display", description="Finished optimizer steps"),
     _column("Loss", ".status.progress.loss", description="Mean loss of the last reported step"),
     _column("Restarts", ".status.restarts", "integer", description="Restarts of the group"),
     _column("Age", ".metadata.creationTimestamp", "date", description="Time since the job was created"),
-    _column("World", ".status.world.worldSize", "integer", wide=True, description="Processes in total"),
+    _column("World", ".status.world.worldSize", "integer", wide=True, description="Total number of processes"),
     _column(
         "Reason",
         '.status.conditions[?(@.type=="Running")].reason',
@@ -63,7 +63,7 @@ COLUMNS = (
 
 
 def openapi() -> dict[str, Any]:
-    """The structural schema of the whole object."""
+    """Return the structural schema of a DDPJob."""
     return {
         "description": DESCRIPTION,
         "type": "object",
@@ -80,7 +80,7 @@ def openapi() -> dict[str, Any]:
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The CRD as an object, ready to apply."""
+    """Return the CRD as an object, ready to apply."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -110,7 +110,12 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def structural(schema: Schema) -> Schema:
-    """The structural schema of a model's ``model_json_schema(by_alias=True)``."""
+    """Return the structural schema for the output of a model's ``model_json_schema(by_alias=True)``.
+
+    A structural schema has no ``$ref``, no ``anyOf`` with null and no titles. The API server drops unknown fields
+    except where a node preserves them.
+    https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
+    """
     return _node(schema, schema.get("$defs", {}))
 
 
@@ -142,7 +147,7 @@ def _node(node: Schema, defs: Schema) -> Schema:
 
 
 def _flat(node: Schema, defs: Schema) -> Schema:
-    """Resolve a reference and drop the null alternative; what stands at the point of use wins."""
+    """Return ``node`` with its reference resolved and its null alternative removed; keys of ``node`` itself win."""
     here = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
     if "$ref" in node:
         return _flat(defs[node["$ref"].rsplit("/", 1)[-1]], defs) | here
@@ -154,14 +159,14 @@ def _flat(node: Schema, defs: Schema) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated parts out in full: not every reader of a manifest understands YAML's anchors."""
+    """Writes repeated parts out in full, because not every reader of manifests supports YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def as_yaml() -> str:
-    """The CRD as the YAML text that is committed."""
+    """Return the CRD as the YAML text that is committed."""
     text: str = yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
 

@@ -1,4 +1,4 @@
-"""Base of every model of the resource: camelCase on the wire, unknown fields refused, immutable once read."""
+"""Base classes of all models of the resource: camelCase in JSON, unknown fields refused, instances immutable."""
 
 from typing import Any, ClassVar, Self
 
@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 
 class Rule:
-    """One CEL rule of the CRD; the model that carries it checks the same in Python (a test compares verdicts)."""
+    """One CEL rule of the CRD. Its model implements the same check in Python; a test compares the verdicts."""
 
     def __init__(self, rule: str, message: str) -> None:
         self.rule = rule
@@ -20,9 +20,9 @@ class Rule:
 
 
 class ApiModel(BaseModel):
-    """A typed object of the resource.
+    """Base of the typed objects of the resource.
 
-    ``list_keys`` names the key field where lists of this model are keyed lists (``x-kubernetes-list-type: map``).
+    ``list_keys``: the fields that identify an element in lists of this model (``x-kubernetes-list-type: map``).
     """
 
     model_config = ConfigDict(
@@ -30,7 +30,7 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
-        strict=True,  # the API server coerces nothing either: numNodes "2" is refused by both
+        strict=True,  # like the API server, which refuses numNodes: "2"
         use_attribute_docstrings=True,
     )
 
@@ -61,7 +61,7 @@ class ApiModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Carry the CEL rules and list keys along, for ``schema.py`` to place where Kubernetes wants them."""
+        """Add the CEL rules and list keys to the JSON schema; ``crd.py`` converts them to Kubernetes' format."""
         schema = handler.resolve_ref_schema(handler(core))
         if cls.rules:
             schema["x-kubernetes-validations"] = [rule.as_dict() for rule in cls.rules]
@@ -70,14 +70,14 @@ class ApiModel(BaseModel):
         return schema
 
     def wire(self) -> dict[str, Any]:
-        """The object as Kubernetes writes it: camelCase, absent where None."""
+        """Return the object as JSON: camelCase, without fields that are None."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 class OpenModel(ApiModel):
-    """A piece of a Kubernetes object of which only some fields are declared; the rest passes through untouched.
+    """A part of a Kubernetes object of which only some fields are declared; all others are passed on unchanged.
 
-    Declared fields can be compared by CEL, so they are immutable on a live job; ``specHash`` covers the others.
+    CEL compares declared fields, so they are immutable on a live job; ``specHash`` detects changes of the others.
     """
 
     model_config = ConfigDict(extra="allow")

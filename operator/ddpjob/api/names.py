@@ -1,7 +1,4 @@
-"""Every name, label, port, path and environment key that the operator, the chart and the trainer share.
-
-One place, so that a reader finds what a string means and a change cannot miss a copy.
-"""
+"""Names, labels, ports, paths, limits and environment keys that the operator, the chart and the trainer share."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +10,7 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object as the API server addresses it: ``/apis/<api_version>/…/<plural>``."""
+    """A kind of API object; its URL is ``/apis/<api_version>/…/<plural>``."""
 
     api_version: str
     kind: str
@@ -21,7 +18,7 @@ class Resource:
 
     @property
     def path_prefix(self) -> str:
-        """``api/v1`` for the core group, ``apis/<group>/<version>`` for every other."""
+        """Return ``api/v1`` for the core group and ``apis/<group>/<version>`` for any other."""
         root = "api" if "/" not in self.api_version else "apis"
         return f"{root}/{self.api_version}"
 
@@ -33,12 +30,12 @@ CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims"
 EVENTS: Final = Resource("v1", "Event", "events")
 
 # A pod's name is also its hostname, so it must be one DNS label of at most 63 characters:
-# <job>-<uid5>-<attempt>-<node_rank> leaves 45 for the job beside 1+5, 1+5 and 1+5.
+# <job>-<uid5>-<attempt>-<node_rank> leaves 45 for the job: the other three parts take up to 1 + 5 each.
 MAX_JOB_NAME: Final = 45
 MAX_NODES: Final = 4096
 MAX_NPROC_PER_NODE: Final = 64
 
-# Labels. Selectors and owner lookups use these alone; user templates cannot override them.
+# Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddpjob-operator"
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
@@ -49,12 +46,14 @@ SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 TRAINER_CONTAINER: Final = "trainer"
 
+DEFAULT_NUM_NODES: Final = 1
+DEFAULT_MAX_RESTARTS: Final = 3
 DEFAULT_PORT: Final = 29500
 PROGRESS_PORT: Final = 29501
 DEFAULT_CHECKPOINT_PATH: Final = "/checkpoints"
 DEFAULT_DATA_PATH: Final = "/data"
 
-# What torchrun and the trainer read. RANK and WORLD_SIZE belong to torchrun and are never set here.
+# Variables that torchrun and the trainer read. torchrun itself sets RANK and WORLD_SIZE.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_NNODES: Final = "NNODES"
@@ -67,7 +66,7 @@ ENV_CHECKPOINT_DIR: Final = "DDPJOB_CHECKPOINT_DIR"
 ENV_DATA_DIR: Final = "DDPJOB_DATA_DIR"
 ENV_PROGRESS_PORT: Final = "DDPJOB_PROGRESS_PORT"
 
-# Environment keys a user must not set: the operator owns them on every trainer container.
+# Environment keys that a user must not set: the operator sets them on every trainer container.
 OWNED_ENV: Final = frozenset(
     {
         ENV_MASTER_ADDR,
@@ -93,26 +92,32 @@ OWNED_ENV: Final = frozenset(
 
 
 def uid5(uid: str) -> str:
-    """First five characters of the job's uid: tells a job from a deleted one of the same name."""
+    """Return the first five characters of the job's uid, which separate it from a deleted job of the same name."""
     return uid[:5]
 
 
 def service_name(job: str, uid: str) -> str:
-    """Name of the job's headless Service, also the subdomain of its pods."""
+    """Return the name of the job's headless Service, which is also the subdomain of its pods."""
     return f"{job}-{uid5(uid)}"
 
 
 def pod_name(job: str, uid: str, attempt: int, node_rank: int) -> str:
-    """Name and hostname of one node's pod; a new attempt never waits for, or meets, an old one's pods."""
+    """Return the name and hostname of a node's pod; the attempt in it keeps pods of different attempts apart."""
     return f"{job}-{uid5(uid)}-{attempt}-{node_rank}"
 
 
 def claim_name(job: str) -> str:
-    """Name of the claim made from ``checkpoint.claimTemplate``: without the uid, so a job made again finds it."""
+    """Return the name of the claim made from ``checkpoint.claimTemplate``.
+
+    It has no uid in it, so a job that is created again with the same name uses the same claim.
+    """
     return f"{job}-checkpoints"
 
 
 def master_address(job: str, uid: str, attempt: int, namespace: str, cluster_domain: str) -> str:
-    """Fully qualified name of rank 0's pod (five dots beat ``ndots:5``, so the absolute lookup comes first)."""
+    """Return the fully qualified name of rank 0's pod.
+
+    It has five dots, so a resolver with ``ndots:5`` looks up the absolute name first.
+    """
     host = pod_name(job, uid, attempt, 0)
     return f"{host}.{service_name(job, uid)}.{namespace}.svc.{cluster_domain}"

@@ -1,4 +1,4 @@
-"""The parts of Kubernetes' own pod API that a DDPJob spec repeats: environment, resources, the pod template.
+"""Models of the parts of Kubernetes' pod API in a DDPJob spec: environment, resources, the pod template.
 
 Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/.
 """
@@ -15,12 +15,12 @@ QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?
 ABSOLUTE_PATH = r"^/[^:]*$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-# What the API server asks of an environment variable's name since Kubernetes 1.34: printable ASCII but "=".
+# The API server's rule for names of environment variables since Kubernetes 1.34: printable ASCII except "=".
 ENV_NAME = r"^[ -<>-~]+$"
 
 
 def _quantity(value: object) -> object:
-    message = "must be a quantity that is not negative, for example 500m, 4 or 16Gi"
+    message = "must be a non-negative quantity, for example 500m, 4 or 16Gi"
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise PydanticCustomError("quantity_type", message)
     if (isinstance(value, int) and value < 0) or (isinstance(value, str) and not re.fullmatch(QUANTITY, value)):
@@ -56,9 +56,9 @@ class KeySelector(ApiModel):
     """One key of a ConfigMap or Secret."""
 
     name: ObjectName
-    """Name of the ConfigMap or Secret, in the job's namespace."""
+    """Name of the ConfigMap or Secret in the job's namespace."""
     key: ShortText
-    """The key to take."""
+    """Key of the value."""
     optional: bool | None = None
     """Whether the object or its key may be absent."""
 
@@ -69,7 +69,7 @@ class FieldSelector(ApiModel):
     field_path: ShortText
     """Path of the field, for example `status.podIP`."""
     api_version: ShortText | None = None
-    """API version the path is written in; v1 when absent."""
+    """API version of the path; default: v1."""
 
 
 class ResourceFieldSelector(ApiModel):
@@ -80,11 +80,11 @@ class ResourceFieldSelector(ApiModel):
     container_name: ShortText | None = None
     """The container; required in volumes, optional in environment variables."""
     divisor: Quantity | None = None
-    """Unit of the value; 1 when absent."""
+    """Unit of the value; default: 1."""
 
 
 class EnvValueSource(ApiModel):
-    """Where an environment variable's value comes from."""
+    """Source of an environment variable's value."""
 
     config_map_key_ref: KeySelector | None = None
     """A key of a ConfigMap."""
@@ -102,11 +102,11 @@ class EnvVar(ApiModel):
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=ENV_NAME)]
-    """Name of the variable. MASTER_ADDR, NODE_RANK and their like are the operator's."""
+    """Name of the variable. The operator sets MASTER_ADDR, NODE_RANK and others itself and refuses them here."""
     value: Annotated[str, StringConstraints(max_length=32768)] | None = None
-    """The value, taken literally but for Kubernetes' own $(VAR) expansion."""
+    """Value. Kubernetes expands $(VAR) in it."""
     value_from: EnvValueSource | None = None
-    """A source of the value, instead of `value`."""
+    """Source of the value, instead of `value`."""
 
 
 class ObjectReference(ApiModel):
@@ -122,7 +122,7 @@ class EnvFromSource(ApiModel):
     """All keys of a ConfigMap or Secret as environment variables."""
 
     prefix: ShortText | None = None
-    """Put before every key."""
+    """Prefix of every variable's name."""
     config_map_ref: ObjectReference | None = None
     """The ConfigMap."""
     secret_ref: ObjectReference | None = None
@@ -130,7 +130,7 @@ class EnvFromSource(ApiModel):
 
 
 class LocalReference(ApiModel):
-    """An object of the job's namespace by name."""
+    """Name of an object in the job's namespace."""
 
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
@@ -155,35 +155,35 @@ class Resources(ApiModel):
     """Compute resources of the trainer container."""
 
     limits: ResourceMap | None = None
-    """Upper bounds, for example `{cpu: 4, memory: 16Gi, nvidia.com/gpu: 8}`."""
+    """Limits, for example `{cpu: 4, memory: 16Gi, nvidia.com/gpu: 8}`."""
     requests: ResourceMap | None = None
-    """What the scheduler reserves; equal to the limits where absent."""
+    """Resources that the scheduler reserves; default: the limits."""
     claims: Annotated[list[ResourceClaimUse], Field(max_length=32)] | None = None
     """Resource claims that the container uses."""
 
 
 class TemplateMetadata(OpenModel):
-    """Labels and annotations added to every pod of the job."""
+    """Labels and annotations of every pod of the job."""
 
     labels: TextMap | None = None
-    """Labels; those under ddpjob.dev/ are the operator's."""
+    """Labels. The operator sets those under ddpjob.dev/."""
     annotations: Annotated[dict[str, LongText], Field(max_length=64), BeforeValidator(_without_nulls)] | None = None
     """Annotations."""
 
 
 class TemplateContainer(OpenModel):
-    """A container of the template. The one named `trainer` trains; others run beside it."""
+    """A container of the template. The one named `trainer` runs the training; others are sidecars."""
 
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)]
-    """Name of the container; `trainer` is the one that trains."""
+    """Name of the container; `trainer` runs the training."""
     image: Image | None = None
     """Image of the container."""
     command: Annotated[list[LongText], Field(max_length=256)] | None = None
-    """Entrypoint instead of the image's."""
+    """Command; default: the image's entrypoint."""
     args: Annotated[list[LongText], Field(max_length=256)] | None = None
-    """Arguments of the entrypoint."""
+    """Arguments of the command."""
     env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
     """Environment variables."""
     working_dir: MountPath | None = None
@@ -191,22 +191,22 @@ class TemplateContainer(OpenModel):
     resources: Resources | None = None
     """Compute resources."""
     image_pull_policy: PullPolicy | None = None
-    """When the image is pulled."""
+    """When to pull the image."""
 
 
 class Toleration(OpenModel):
     """A taint that the pod tolerates."""
 
     key: ShortText | None = None
-    """Key of the taint; all keys when absent."""
+    """Key of the taint; default: all keys."""
     operator: ShortText | None = None
     """Exists or Equal."""
     value: ShortText | None = None
     """Value of the taint."""
     effect: ShortText | None = None
-    """Effect of the taint; all effects when absent."""
+    """Effect of the taint; default: all effects."""
     toleration_seconds: int | None = None
-    """How long a NoExecute taint is tolerated, in seconds."""
+    """Seconds for which a NoExecute taint is tolerated."""
 
 
 class PodResourceClaim(OpenModel):
@@ -215,40 +215,40 @@ class PodResourceClaim(OpenModel):
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
     name: ShortText
-    """Name by which containers refer to the claim."""
+    """Name of the claim in the containers' `resources.claims`."""
 
 
 class PodTemplateSpec(OpenModel):
-    """A pod spec. Every field of Kubernetes' pod spec may be given; the declared ones are checked here."""
+    """A pod spec. All fields of Kubernetes are accepted; the declared ones are validated."""
 
     containers: Annotated[list[TemplateContainer], Field(max_length=32)] | None = None
-    """Containers; `trainer` is merged with the short fields of the job, others run beside it."""
+    """Containers. `trainer` is merged with the fields of the job's spec; others are sidecars."""
     init_containers: Annotated[list[TemplateContainer], Field(max_length=32)] | None = None
-    """Containers that run before the trainer."""
+    """Init containers."""
     node_selector: TextMap | None = None
-    """Labels that a node must have."""
+    """Labels that a Kubernetes node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = None
-    """Taints that the pods tolerate, added to the operator's 30 s for lost nodes."""
+    """Tolerations, added to those of the operator: 30 s for nodes that are not ready or unreachable."""
     affinity: dict[str, Any] | None = None
     """Affinity and anti-affinity."""
     scheduler_name: ShortText | None = None
-    """Scheduler of the pods."""
+    """Name of the scheduler."""
     priority_class_name: ShortText | None = None
     """Priority class of the pods."""
     runtime_class_name: ShortText | None = None
     """Runtime class of the pods."""
     service_account_name: ShortText | None = None
-    """Service account of the pods; its token is not mounted unless `automountServiceAccountToken` says so."""
+    """Service account of the pods. Its token is mounted only if `automountServiceAccountToken` is true."""
     host_network: bool | None = None
-    """Whether the pods use the host's network."""
+    """Whether the pods use the network of their node."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
     """Seconds between SIGTERM and SIGKILL."""
     resource_claims: Annotated[list[PodResourceClaim], Field(max_length=32)] | None = None
-    """Resource claims of the pods (dynamic resource allocation); `nprocPerNode` must then be a number."""
+    """Resource claims of the pods (dynamic resource allocation). With them `nprocPerNode` must be a number."""
 
 
 class PodTemplate(ApiModel):
-    """A pod template: merged over the operator's defaults, under the short fields and under what the operator owns."""
+    """A pod template. It overrides the operator's defaults; the fields of the job's spec override the template."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the pods."""

@@ -1,7 +1,7 @@
-"""The spec of a DDPJob: the one source of the CRD's schema, of its CEL rules and of the checks in Python.
+"""The spec of a DDPJob: source of the CRD's schema, of its CEL rules and of the checks in Python.
 
-Every rule stands twice, as CEL for the API server and as a validator here; tests/api and tests/cluster hold
-the two to the same verdict. Descriptions are the docstrings below each field (``kubectl explain ddpjob.spec``).
+Every rule exists as CEL for the API server and as a validator here; tests/api/test_verdicts.py compares their verdicts.
+The docstring below each field is its description in ``kubectl explain ddpjob.spec``.
 """
 
 import json
@@ -61,7 +61,7 @@ Seconds = Annotated[int, Field(ge=1, le=YEAR)]
 
 
 class Rendezvous(ApiModel):
-    """How the nodes find each other: static, through rank 0's address."""
+    """Static rendezvous of the nodes at rank 0's address."""
 
     rules: ClassVar = (
         Rule(
@@ -71,9 +71,9 @@ class Rendezvous(ApiModel):
     )
 
     port: Annotated[int, Field(ge=1024, le=65535)] = names.DEFAULT_PORT
-    """Port on rank 0 that all ranks meet at (MASTER_PORT)."""
+    """Port of the rendezvous on rank 0 (MASTER_PORT)."""
     timeout_seconds: Annotated[int, Field(ge=10, le=DAY)] = 600
-    """Seconds a rank waits for the others before it gives up."""
+    """Seconds that a rank waits for the others before it fails."""
 
     @model_validator(mode="after")
     def _free_of_progress_port(self) -> Self:
@@ -83,10 +83,10 @@ class Rendezvous(ApiModel):
 
 
 class SharedMemory(ApiModel):
-    """/dev/shm of the trainer: memory-backed, because the 64 MiB default kills data loaders with a bus error."""
+    """/dev/shm of the trainer. It is memory-backed, because data loaders crash (SIGBUS) with the default of 64 MiB."""
 
     size_limit: Quantity | None = None
-    """Upper bound, for example `2Gi`; the container's memory limit bounds it in any case."""
+    """Maximum size, for example `2Gi`. The container's memory limit applies as well."""
 
 
 class PodSecurity(ApiModel):
@@ -100,11 +100,11 @@ class PodSecurity(ApiModel):
     )
 
     profile: Literal["Restricted", "Baseline", "Unset"] = "Restricted"
-    """Restricted: Kubernetes' Pod Security level. Baseline: the seccomp default. Unset: nothing but the ids below."""
+    """Restricted: the Pod Security level. Baseline: only the default seccomp profile. Unset: only the ids below."""
     run_as_user: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """User id of the trainer; 1000 under Restricted when absent."""
+    """User id of the trainer. Default with Restricted: 1000."""
     fs_group: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Group that owns mounted volumes; 1000 under Restricted when absent."""
+    """Group id that owns mounted volumes. Default with Restricted: 1000."""
 
     @model_validator(mode="after")
     def _restricted_is_not_root(self) -> Self:
@@ -114,13 +114,13 @@ class PodSecurity(ApiModel):
 
 
 class RestartPolicy(ApiModel):
-    """What happens when an attempt fails: the whole group starts again from the last checkpoint."""
+    """Restarts after a failure. A restart starts all pods again; training continues from the last checkpoint."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts of the group before the job fails."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = names.DEFAULT_MAX_RESTARTS
+    """Maximum number of restarts. The next failure after them fails the job."""
 
 
-# Named by their fields in the CRD; changing one on a live job would train two programs as one.
+# Changing one of these on a live job would mix two programs in one training.
 IMMUTABLE = (
     "image",
     "command",
@@ -142,7 +142,7 @@ IMMUTABLE = (
 )
 
 
-# At spec level with has(): a rule on the field itself would let it be added and removed.
+# Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
 _IMMUTABLE_RULES = {
     name: Rule(
         f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
@@ -154,23 +154,23 @@ _IMMUTABLE_RULES = {
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
 _OWNED_MESSAGE = (
-    "env must not set the variables that the operator owns (MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, "
-    "NPROC_PER_NODE, their PET_ twins and DDPJOB_*): use numNodes, nprocPerNode, rendezvous, checkpoint, data"
+    "env must not set variables that the operator sets (MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, "
+    "NPROC_PER_NODE, their PET_* forms and DDPJOB_*): use numNodes, nprocPerNode, rendezvous, checkpoint, data"
 )
 _IMAGE_MESSAGE = "image is required: set spec.image, or template.spec.containers[name=trainer].image"
 _CLAIMS_MESSAGE = (
-    "nprocPerNode must be a number when the template has resourceClaims: the operator can't count their devices"
+    "nprocPerNode must be a number when the template has resourceClaims: the operator cannot count their devices"
 )
 _PATHS_MESSAGE = "checkpoint.mountPath and data.mountPath must differ"
 
 
 def _defaulted(model: type[ApiModel]) -> Any:
-    # The whole object, not {}: the API server holds a default against the rules before it fills in nested ones.
+    # The whole object, not {}: the API server checks a default against the rules before it sets nested defaults.
     return Field(default_factory=model, json_schema_extra={"default": model().wire()})
 
 
 class DDPJobSpec(ApiModel):
-    """One data-parallel training on numNodes pods."""
+    """A data-parallel training on numNodes nodes."""
 
     rules: ClassVar = (
         Rule(
@@ -196,47 +196,47 @@ class DDPJobSpec(ApiModel):
     )
 
     image: Image | None = None
-    """Image of the trainer. Any image with torchrun in it works."""
+    """Image of the trainer. Any image that contains torchrun works."""
     command: Annotated[list[LongText], Field(max_length=256)] | None = None
-    """Entrypoint of the trainer instead of the image's, for example `[torchrun, train.py]`."""
+    """Command of the trainer, for example `[torchrun, train.py]`; default: the image's entrypoint."""
     args: Annotated[list[LongText], Field(max_length=256)] | None = None
-    """Arguments of the entrypoint, for example `[train, --epochs, "3"]`."""
+    """Arguments of the command, for example `[train, --epochs, "3"]`."""
     env: Annotated[list[EnvVar], Field(max_length=512)] | None = None
     """Environment variables of the trainer."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=64)] | None = None
     """ConfigMaps and Secrets whose keys become environment variables of the trainer."""
     working_dir: MountPath | None = None
-    """Working directory of the trainer; the image's when absent."""
+    """Working directory of the trainer; default: the image's."""
     resources: Resources | None = None
-    """Compute resources of each node's trainer, all its processes together."""
+    """Compute resources of the trainer on each node, for all its processes together."""
     image_pull_policy: PullPolicy | None = None
-    """When the image is pulled; Kubernetes' default when absent."""
+    """When to pull the image; default: that of Kubernetes."""
     image_pull_secrets: Annotated[list[LocalReference], Field(max_length=16)] | None = None
-    """Secrets for pulling the image."""
+    """Secrets with credentials for pulling the image."""
     template: PodTemplate | None = None
-    """A whole pod template, for what the short fields do not cover; container `trainer` is the one that trains."""
-    num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = 1
-    """Number of nodes: one pod each."""
+    """Pod template, for settings without a field of their own here. Its container `trainer` runs the training."""
+    num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = names.DEFAULT_NUM_NODES
+    """Number of nodes, with one pod each."""
     nproc_per_node: NprocPerNode = "auto"
-    """Processes per node; `auto` is the trainer's GPU limit, or 1 without GPUs."""
+    """Processes per node. `auto` means the trainer's GPU limit, or 1 without GPUs."""
     rendezvous: Rendezvous = _defaulted(Rendezvous)
-    """How the nodes find each other."""
+    """Rendezvous of the nodes."""
     shared_memory: SharedMemory = _defaulted(SharedMemory)
     """/dev/shm of the trainer."""
     pod_security: PodSecurity = _defaulted(PodSecurity)
     """Security context of the pods."""
     restart_policy: RestartPolicy = _defaulted(RestartPolicy)
-    """What happens when an attempt fails."""
+    """Restarts after a failure."""
     active_deadline_seconds: Seconds | None = None
-    """Seconds of running, restarts included and suspension excluded, after which the job fails."""
+    """Maximum active time in seconds, with restarts and without suspensions. After it the job fails."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=YEAR)] | None = None
-    """Seconds after which a finished job is deleted with its pods; kept when absent."""
+    """Seconds after which a finished job and its pods are deleted; default: never."""
     suspend: bool = False
-    """True stops the pods and keeps the checkpoints; false again starts a new attempt, which costs no restart."""
+    """true deletes the pods and keeps the checkpoints. Back to false starts a new attempt, which is not a restart."""
     checkpoint: Checkpoint | None = None
-    """The shared volume for checkpoints; without it a restart begins from zero."""
+    """Shared volume for checkpoints. Without it a restart starts training from the beginning."""
     data: Data | None = None
-    """A volume with the training data."""
+    """Volume with the training data."""
 
     @model_validator(mode="after")
     def _image_somewhere(self) -> Self:
@@ -281,7 +281,7 @@ def is_job_name(name: str) -> bool:
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return one message for each immutable field that differs between two stored specs of one job.
 
-    The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed differs, too.
+    The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed counts as changed.
     """
     return [rule.message for name, rule in _IMMUTABLE_RULES.items() if not _is_equal(old.get(name), new.get(name))]
 
@@ -295,7 +295,7 @@ def parse_spec(job: dict[str, Any]) -> DDPJobSpec:
     """Return the typed spec of a job as the API server stores it.
 
     Raises:
-        pydantic.ValidationError: the spec breaks a rule; ``explain`` turns it into lines for a user.
+        pydantic.ValidationError: the spec breaks a rule; ``explain`` converts the error to text.
     """
     return DDPJobSpec.model_validate(job.get("spec") or {}, by_alias=True, by_name=False)
 
@@ -304,12 +304,12 @@ _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) should ")
 
 
 def explain(error: ValidationError) -> list[str]:
-    """Return one line for each error: the field's path as the user wrote it, and what is wrong with it."""
+    """Return one line for each error: the path of the field and what is wrong with it."""
     return [f"{field_path('spec', item['loc'])}: {message_of(item)}" for item in error.errors()]
 
 
 def field_path(root: str, location: Iterable[int | str]) -> str:
-    """Return the path below ``root`` of one of pydantic's errors, for example ``spec.env[0].name``."""
+    """Return the path of the field of a pydantic error, for example ``spec.env[0].name``."""
     return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 

@@ -1,6 +1,6 @@
-"""The status of a DDPJob: what the operator decided and what it sees, written by one patch per reconcile.
+"""The status of a DDPJob: the operator's decisions and observations, written by one patch per reconcile.
 
-Numbers of the training (loss, accuracy) are strings: NaN is not JSON, and a float would not survive a round trip.
+Metrics of the training (loss, accuracy) are strings, because JSON has no NaN and floats change in a round trip.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from ddpjob.api import names
 from ddpjob.api.model import ApiModel
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -32,6 +33,10 @@ def _time(value: str) -> str:
     return value
 
 
+MAX_REASON = 128
+MAX_MESSAGE = 2048
+MAX_ADVICE = 1024
+
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
 CONDITIONS = (
     "Scheduled",
@@ -48,18 +53,18 @@ State = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "F
 
 
 class Condition(ApiModel):
-    """One aspect of the job's state, in the form of Kubernetes' API conventions."""
+    """One aspect of the job's state, as the Kubernetes API conventions define conditions."""
 
     list_keys: ClassVar[tuple[str, ...]] = ("type",)
 
     type: Literal[CONDITIONS]  # type: ignore[valid-type]
-    """The aspect. Finished is True when the job succeeded and when it failed: wait for that one."""
+    """The aspect. Finished is True after success and after failure, so one `kubectl wait` covers both."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-    reason: Annotated[str, Field(min_length=1, max_length=128)]
+    """Whether the condition holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON)]
     """Why, in one CamelCase word."""
-    message: Annotated[str, Field(max_length=2048)]
-    """Why, for a person, and what to do."""
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
+    """Why, and what to do, for a person."""
     last_transition_time: Time
     """When `status` last changed."""
 
@@ -74,7 +79,7 @@ class World(ApiModel):
     world_size: int
     """Processes in total: numNodes × nprocPerNode."""
     master_address: str
-    """Host and port that all ranks meet at."""
+    """Host and port of the rendezvous (MASTER_ADDR and MASTER_PORT)."""
 
 
 class Nodes(ApiModel):
@@ -83,11 +88,11 @@ class Nodes(ApiModel):
     desired: int
     """Pods that the attempt needs."""
     pending: int
-    """Pods that do not run yet."""
+    """Pods whose trainer has not started."""
     running: int
-    """Pods whose trainer runs."""
+    """Pods whose trainer is running."""
     succeeded: int
-    """Pods whose trainer ended with 0."""
+    """Pods whose trainer exited with 0."""
     failed: int
     """Pods whose trainer failed."""
 
@@ -96,19 +101,19 @@ class Progress(ApiModel):
     """Rank 0's last report."""
 
     display: str
-    """The whole of it in a few words."""
+    """Summary for a table column."""
     phase: str | None = None
-    """What the trainer is doing: data, train, evaluate, ..."""
+    """Current phase of the trainer: data, train, evaluate, ..."""
     epoch: int | None = None
     """Current epoch, from 1."""
     total_epochs: int | None = None
-    """Epochs in all."""
+    """Total number of epochs."""
     step: int | None = None
     """Finished optimizer steps."""
     total_steps: int | None = None
-    """Optimizer steps in all."""
+    """Total number of optimizer steps."""
     percent: int | None = None
-    """Finished steps of all, in percent."""
+    """Finished steps in percent of all steps."""
     loss: str | None = None
     """Mean loss of the last reported step."""
     accuracy: str | None = None
@@ -116,9 +121,9 @@ class Progress(ApiModel):
     samples_per_second: str | None = None
     """Samples per second of the whole job."""
     eta_seconds: int | None = None
-    """Seconds to the end at this speed."""
+    """Estimated seconds until the training ends."""
     last_heartbeat_time: Time | None = None
-    """When the trainer finished the work that this report speaks of."""
+    """When the trainer finished the work in this report."""
 
 
 class CheckpointStatus(ApiModel):
@@ -127,11 +132,11 @@ class CheckpointStatus(ApiModel):
     path: str
     """File, relative to checkpoint.mountPath."""
     step: int
-    """Step it holds."""
+    """Optimizer step of the checkpoint."""
     time: Time
-    """When the operator learned of it."""
+    """When the operator first saw the checkpoint reported."""
     resumed_from_step: int | None = None
-    """Step of the checkpoint that the current attempt began with; absent when it began from zero."""
+    """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
 
 
 class Failure(ApiModel):
@@ -144,7 +149,7 @@ class Failure(ApiModel):
     rank: int | None = None
     """node_rank of the pod that failed first."""
     pod: str | None = None
-    """Name of that pod; it stays, with its logs, until the next attempt ends."""
+    """Name of that pod. The pod and its logs are kept until the next attempt ends."""
     node_name: str | None = None
     """Kubernetes node it ran on."""
     exit_code: int | None = None
@@ -152,44 +157,48 @@ class Failure(ApiModel):
     signal: int | None = None
     """Signal that ended the trainer."""
     reason: str
-    """Why, in one CamelCase word."""
-    message: Annotated[str, Field(max_length=2048)]
+    """Why, in one CamelCase word: the `kind` of the trainer's report if there is one."""
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, for a person."""
+    hint: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
+    """The usual cause, from the trainer's report."""
+    next: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
+    """What to do, from the trainer's report."""
     action: Literal["Restart", "Fail"]
-    """What the operator did about it."""
+    """The operator's reaction."""
     counted: bool
-    """Whether it was charged to restartPolicy.maxRestarts."""
+    """Whether the restart counts towards restartPolicy.maxRestarts."""
     time: Time
     """When the operator decided."""
 
 
 class DDPJobStatus(ApiModel):
-    """What the operator sees and has decided."""
+    """The observed state of the job and the operator's decisions."""
 
     observed_generation: int | None = None
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status was computed from."""
     spec_hash: str | None = None
-    """Digest of the immutable part of the spec that the first attempt began with."""
+    """Digest of the immutable part of the spec when the first attempt started."""
     state: State | None = None
-    """One word for a table. Programs should read the conditions."""
+    """State in one word, for tables. Programs should read the conditions."""
     attempt: int | None = None
-    """The current life of the whole group, from 1. Written before its pods are created."""
+    """Number of the current attempt, from 1. Written before the attempt's pods are created."""
     complete_attempt: int | None = None
-    """The last attempt of which every pod existed at once; from then on a missing pod of it counts as lost."""
+    """The last attempt whose pods all existed at the same time. After that a missing pod counts as lost."""
     restarts: int | None = None
-    """Restarts so far."""
+    """Number of restarts."""
     restarts_counted_towards_limit: int | None = None
-    """Those of them charged to restartPolicy.maxRestarts."""
+    """Number of restarts that count towards restartPolicy.maxRestarts."""
     start_time: Time | None = None
-    """When the first attempt began."""
+    """When the first attempt started."""
     completion_time: Time | None = None
     """When the job finished."""
     active_seconds: int | None = None
-    """Seconds of running up to the last suspension, compared with activeDeadlineSeconds."""
-    succeeded_ranks: Annotated[list[int], Field(max_length=4096)] | None = None
-    """node_ranks of the current attempt that ended with 0; a pod removed later is no failure."""
+    """Seconds the job was active until the last suspension; compared with activeDeadlineSeconds."""
+    succeeded_ranks: Annotated[list[int], Field(max_length=names.MAX_NODES)] | None = None
+    """node_ranks of the current attempt that exited with 0. Deleting their pods later is not a failure."""
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = None
-    """The job's state, aspect by aspect."""
+    """Conditions of the job."""
     world: World | None = None
     """The distributed world that the current attempt forms."""
     nodes: Nodes | None = None

@@ -1,4 +1,4 @@
-"""The volumes of a job: checkpoints on a shared claim, training data mounted read-only."""
+"""Volumes of a job: a shared claim for checkpoints, and training data mounted read-only."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -12,15 +12,15 @@ SUB_PATH = r"^[^/].*$"
 
 
 class ClaimSpec(OpenModel):
-    """Spec of a PersistentVolumeClaim; every field of Kubernetes' may be given."""
+    """Spec of a PersistentVolumeClaim. All fields of Kubernetes are accepted."""
 
     access_modes: Annotated[
         list[Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]],
         Field(min_length=1, max_length=4),
     ]
-    """Use ReadWriteMany when numNodes > 1: every node mounts the volume."""
+    """Use ReadWriteMany if numNodes > 1, because every node mounts the volume."""
     storage_class_name: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """Storage class; the cluster's default when absent."""
+    """Storage class; default: the cluster's."""
     volume_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """Name of a PersistentVolume to bind to."""
     resources: Resources
@@ -28,36 +28,40 @@ class ClaimSpec(OpenModel):
 
 
 class ClaimTemplate(ApiModel):
-    """A PersistentVolumeClaim that the operator makes as `<job>-checkpoints`."""
+    """A PersistentVolumeClaim that the operator creates with the name `<job>-checkpoints`."""
 
     spec: ClaimSpec
     """Spec of the claim."""
 
 
 class Checkpoint(ApiModel):
-    """The shared volume that rank 0 saves to and every attempt resumes from."""
+    """Shared volume that rank 0 saves checkpoints to and every attempt resumes from."""
 
     rules: ClassVar = (
         Rule(
             "has(self.claimName) != has(self.claimTemplate)",
-            "give exactly one of claimName (a claim that exists) and claimTemplate (a claim to make)",
+            "give exactly one of claimName (an existing claim) and claimTemplate (a claim to create)",
         ),
         Rule(
             "!has(self.subPath) || !self.subPath.split('/').exists(part, part == '..')",
-            "subPath must stay inside the volume: no '..'",
+            "subPath must not contain '..'",
         ),
     )
 
     claim_name: ObjectName | None = None
-    """An existing PersistentVolumeClaim of the job's namespace."""
+    """Name of an existing PersistentVolumeClaim in the job's namespace."""
     claim_template: ClaimTemplate | None = None
-    """A claim to make for the job; it outlives the job unless claimRetention says Delete."""
+    """Claim to create for the job. It is kept when the job is deleted, unless claimRetention is Delete."""
     claim_retention: Literal["Retain", "Delete"] = "Retain"
-    """Whether the claim made from claimTemplate is kept when the job is deleted. It holds the trained model."""
+    """Whether the claim from claimTemplate, which holds the trained model, is kept when the job is deleted."""
     mount_path: MountPath = names.DEFAULT_CHECKPOINT_PATH
-    """Where the volume is mounted in the trainer (DDPJOB_CHECKPOINT_DIR)."""
+    """Mount path in the trainer (DDPJOB_CHECKPOINT_DIR)."""
     sub_path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=SUB_PATH)] | None = None
-    """Folder inside the volume, so that several jobs can share one claim."""
+    """Directory inside the volume, for several jobs on one claim."""
+
+    def claim(self, job: str) -> str:
+        """Return the name of the claim that holds the checkpoints of the job with this name."""
+        return self.claim_name or names.claim_name(job)
 
     @model_validator(mode="after")
     def _one_claim(self) -> Self:
@@ -69,9 +73,9 @@ class Checkpoint(ApiModel):
 
 
 class Data(ApiModel):
-    """A volume with the training data, mounted read-only."""
+    """Volume with the training data, mounted read-only."""
 
     claim_name: ObjectName
-    """An existing PersistentVolumeClaim of the job's namespace."""
+    """Name of an existing PersistentVolumeClaim in the job's namespace."""
     mount_path: MountPath = names.DEFAULT_DATA_PATH
-    """Where it is mounted in the trainer (DDPJOB_DATA_DIR)."""
+    """Mount path in the trainer (DDPJOB_DATA_DIR)."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from ddpjob.api.status import CONDITIONS
+from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
 from ddpjob.api.wire import Json, shorten, timestamp
 from ddpjob.engine.decision import Decision
+from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
 
-_MAX_MESSAGE = 2048
 Aspect = tuple[bool, str, str]
 
 
@@ -44,7 +44,7 @@ def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Jso
                 "type": name,
                 "status": status,
                 "reason": reason,
-                "message": shorten(message, _MAX_MESSAGE),
+                "message": shorten(message, MAX_MESSAGE),
                 "lastTransitionTime": since,
             }
         )
@@ -87,7 +87,7 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
     }
     failure = decision.failure or _last_failure(s)
     if failure and not all_run and (decision.kind == "restart" or s.condition_is("Restarting", "True")):
-        aspects["Restarting"] = (True, failure["reason"], decision.message or failure["message"])
+        aspects["Restarting"] = (True, failure["reason"], decision.message or failure_text(failure))
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
     if conflict := next((p for p in s.observed.problems if p.reason == "NameConflict"), None):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.wire import Json, timestamp
-from ddpjob.engine.failures import failed_pods, failure_record, root_cause
+from ddpjob.engine.failures import failed_pods, failure_record, failure_text, root_cause
 from ddpjob.engine.state import JobState
 
 Kind = Literal["go_on", "start", "restart", "suspend", "succeed", "fail", "hold"]
@@ -90,7 +90,7 @@ def _judge_attempt(s: JobState) -> Decision:
     lost_rank = None if culprit else lost[0]
     record = failure_record(s.attempt, culprit, lost_rank, time=timestamp(s.now), action=action)
     if action == "Fail":
-        message = f"attempt {s.attempt} failed and all {limit} restarts are spent: {record['message']}"
+        message = f"attempt {s.attempt} failed and all {limit} restarts are spent: {failure_text(record)}"
         return Decision("fail", "MaxRestartsExceeded" if limit else record["reason"], message, record)
-    message = f"attempt {s.attempt} failed (restart {spent + 1} of {limit} follows): {record['message']}"
+    message = f"attempt {s.attempt} failed (restart {spent + 1} of {limit} follows): {failure_text(record)}"
     return Decision("restart", record["reason"], message, record)

@@ -42,10 +42,7 @@ class Job:
     @property
     def claim(self) -> str:
         """Name of the claim that the checkpoints are on; empty without checkpoints."""
-        checkpoint = self.spec.checkpoint
-        if checkpoint is None:
-            return ""
-        return checkpoint.claim_name or names.claim_name(self.name)
+        return self.spec.checkpoint.claim(self.name) if self.spec.checkpoint else ""
 
     @property
     def nproc_per_node(self) -> int:

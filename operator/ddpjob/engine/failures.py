@@ -1,46 +1,46 @@
-"""Finds which pod ended an attempt, and puts into words why.
-
-Every failure restarts the group and is counted; finer rules build on ``root_cause`` and the record made here.
-"""
+"""Find the pod that made an attempt fail and describe the failure for ``status.failures``."""
 
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ddpjob.api.exit_codes import SIGNAL_BASE
+from ddpjob.api.status import MAX_ADVICE, MAX_REASON
 from ddpjob.api.wire import Json, clean, shorten
 from ddpjob.engine.pods import PodView
 
 _MAX_MESSAGE = 2000
-_SIGNAL_BASE = 128
 
 
 def failed_pods(pods: Sequence[PodView]) -> list[PodView]:
-    """Pods whose trainer failed, or that are going away before it ended."""
+    """Return the pods whose trainer failed, or that are being deleted before it ended."""
     return [pod for pod in pods if pod.state == "failed" or (pod.deleting and pod.state != "succeeded")]
 
 
 def root_cause(failed: Sequence[PodView]) -> PodView:
-    """The pod to blame: a failure of its own before "my peer is gone", then the earliest, then the lowest rank.
+    """Return the pod that failed first.
 
-    Peers die within milliseconds of the culprit while ``finishedAt`` has whole seconds, so the trainer's own word
-    on the cause (trainer report, ``cause``: own or peer) outranks the clock. A pod that failed says more than one
-    that is merely going away.
+    A pod whose trainer failed by itself precedes one that reports a lost peer (``cause`` of its report), because peers
+    fail within milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one
+    that is only being deleted. Then the earliest end decides, then the lowest node_rank.
     """
     return min(failed, key=lambda pod: (_blames_peer(pod), not pod.ended, pod.finished_at or "~", pod.node_rank))
 
 
-def failure_record(attempt: int, pod: PodView | None, lost_rank: int | None, *, time: str, action: str) -> Json:
-    """One entry of ``status.failures``; ``pod`` is None where the pod is gone without a trace."""
+def failure_record(attempt: int, pod: PodView | None, lost_node_rank: int | None, *, time: str, action: str) -> Json:
+    """Return one entry of ``status.failures``; ``pod`` is None if the pod of ``lost_node_rank`` no longer exists."""
     if pod is None:
         return {
             "attempt": attempt,
-            "rank": lost_rank,
+            "rank": lost_node_rank,
             "reason": "PodLost",
-            "message": f"the pod of node_rank {lost_rank} vanished: it was deleted, or its node was removed",
+            "message": f"the pod of node_rank {lost_node_rank} is gone: it was deleted, or its node was removed",
             "action": action,
             "counted": True,
             "time": time,
         }
-    reason, message = _words(pod)
+    reason, message = _reason_and_message(pod)
+    report = pod.report if pod.ended and pod.report else {}
     record: Json = {
         "attempt": attempt,
         "rank": pod.node_rank,
@@ -50,6 +50,8 @@ def failure_record(attempt: int, pod: PodView | None, lost_rank: int | None, *, 
         "signal": _signal(pod),
         "reason": reason,
         "message": shorten(message, _MAX_MESSAGE),
+        "hint": _advice(report, "hint"),
+        "next": _advice(report, "next"),
         "action": action,
         "counted": True,
         "time": time,
@@ -57,26 +59,33 @@ def failure_record(attempt: int, pod: PodView | None, lost_rank: int | None, *, 
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _words(pod: PodView) -> tuple[str, str]:
+def failure_text(record: Mapping[str, Any]) -> str:
+    """Return the message of an entry of ``status.failures`` followed by what to do next."""
+    message = str(record["message"])
+    return f"{message}; next: {record['next']}" if "next" in record else message
+
+
+def _reason_and_message(pod: PodView) -> tuple[str, str]:
     where = f"node_rank {pod.node_rank} ({pod.name})"
     report = pod.report or {}
     if not pod.ended:
         return "PodDeleted", f"{where} was deleted or drained while it trained"
-    if said := report.get("message"):
-        exception = clean(report.get("exception") or "Error")
-        places = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
-        place = "".join(f", {key} {value}" for key, value in places.items())
-        return _camel(exception), f"{where}{place}: {exception}: {clean(said)}"
+    if text := report.get("message"):
+        kind = _text(report, "kind")  # absent in schema 1
+        exception = clean(report.get("exception") or kind or "Error")
+        details = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
+        place = "".join(f", {key} {value}" for key, value in details.items())
+        return _camel_case(kind or exception), f"{where}{place}: {exception}: {clean(text)}"
     if (number := _signal(pod)) is not None:
         why = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
         reason = pod.reason if pod.reason not in ("", "Error") else _signal_name(number)
-        return _camel(reason), f"{where} was ended by {_signal_name(number)}{why}{_tail(pod)}"
+        return _camel_case(reason), f"{where} was ended by {_signal_name(number)}{why}{_log_tail(pod)}"
     if pod.exit_code is None:
-        return _camel(pod.reason or "PodFailed"), f"{where} failed{_tail(pod)}"
-    return _camel(pod.reason or "Error"), f"{where} ended with exit code {pod.exit_code}{_tail(pod)}"
+        return _camel_case(pod.reason or "PodFailed"), f"{where} failed{_log_tail(pod)}"
+    return _camel_case(pod.reason or "Error"), f"{where} ended with exit code {pod.exit_code}{_log_tail(pod)}"
 
 
-def _tail(pod: PodView) -> str:
+def _log_tail(pod: PodView) -> str:
     return f": {pod.message.strip()}" if pod.message.strip() else ""
 
 
@@ -84,15 +93,26 @@ def _blames_peer(pod: PodView) -> bool:
     return (pod.report or {}).get("cause") == "peer"
 
 
+def _text(report: Mapping[str, Any], key: str) -> str | None:
+    """Return a field of a report if it is text with more than blanks in it."""
+    value = report.get(key)
+    return clean(value).strip() or None if isinstance(value, str) else None
+
+
+def _advice(report: Mapping[str, Any], key: str) -> str | None:
+    text = _text(report, key)
+    return shorten(text, MAX_ADVICE) if text else None
+
+
 def _signal(pod: PodView) -> int | None:
-    """The signal that ended the trainer: the report's, the container's, or 128+n as a shell reports it."""
+    """Return the signal that ended the trainer: the report's, the container's, or n of exit code 128 + n."""
     reported = (pod.report or {}).get("signal")
     if type(reported) is int and 0 < reported < signals.NSIG:  # a bool is an int too
         return reported
     if pod.signal:
         return pod.signal
-    if pod.exit_code is not None and _SIGNAL_BASE < pod.exit_code < _SIGNAL_BASE + signals.NSIG:
-        return pod.exit_code - _SIGNAL_BASE
+    if pod.exit_code is not None and SIGNAL_BASE < pod.exit_code < SIGNAL_BASE + signals.NSIG:
+        return pod.exit_code - SIGNAL_BASE
     return None
 
 
@@ -103,7 +123,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _camel(reason: str) -> str:
-    """A reason in the one word that API conventions ask for."""
-    word = "".join(part[:1].upper() + part[1:] for part in "".join(c if c.isalnum() else " " for c in reason).split())
-    return word[:128] or "Error"
+def _camel_case(reason: str) -> str:
+    """Return ``reason`` as one CamelCase word, the format that the Kubernetes API conventions require."""
+    parts = "".join(c if c.isalnum() else " " for c in reason).split()
+    return "".join(part[:1].upper() + part[1:] for part in parts)[:MAX_REASON] or "Error"
