@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: one bar, drawn by rank 0 alone, erased before a line is printed."""
+"""The progress bar at a terminal: drawn by rank 0 only, and erased before a line is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERASED = "\r\x1b[K"
 
 
 def at_a_terminal(tmp_path: Path, *argv: object) -> tuple[list[str], str]:
-    """(lines of stdout, all that reached the terminal) of a command whose stderr is one."""
+    """Return (lines of stdout, all output on the terminal) of a command with a terminal as stderr."""
     master, terminal = pty.openpty()
     command = [sys.executable, "-m", "ddptrain", *map(str, argv)]
     with (tmp_path / "stdout").open("wb") as stdout:
@@ -32,7 +32,7 @@ def at_a_terminal(tmp_path: Path, *argv: object) -> tuple[list[str], str]:
     try:
         while select.select([master], [], [], max(0.0, end - time.monotonic()))[0]:
             shown += os.read(master, 65536)
-    except OSError:  # nobody holds the terminal any more
+    except OSError:  # the last process that had the terminal open has exited
         pass
     finally:
         process.kill() if time.monotonic() >= end else None
@@ -54,7 +54,7 @@ def test_one_bar_is_drawn_to_the_end_and_erased(idx: Path, tmp_path: Path, verb:
     assert [line for line in lines if "epoch 2/2: test accuracy" in line]
 
 
-def test_json_logs_and_a_bar_do_not_go_together(idx: Path, tmp_path: Path) -> None:
+def test_json_logs_have_no_bar(idx: Path, tmp_path: Path) -> None:
     argv = ("train", "--log-format", "json", "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
     lines, shown = at_a_terminal(tmp_path, *argv)
     assert not shown

@@ -1,4 +1,4 @@
-"""``preflight``: what is fit is called fit, and what is not is named, rank by rank."""
+"""``preflight`` accepts a working setup, and names the rank and the check that fails."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ def check(run: Run, name: str) -> dict[str, Any]:
     return next(dict(entry) for entry in found(run)["checks"] if entry["check"] == name)
 
 
-def test_three_fit_ranks_are_called_fit_and_their_bandwidth_is_told(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_three_working_ranks_pass_and_report_their_bandwidth(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     out = tmp_path / "checkpoints"
     argv = ("preflight", "--nproc-per-node", 3, "--data", "idx", "--data-dir", idx, "--checkpoint-dir", out, "--json")
     run = ddptrain.run(*argv)
-    told = found(run)
-    assert (told["code"], told["worldSize"]) == (0, 3)
-    assert {entry["verdict"] for entry in told["checks"]} == {"ok"}
-    for row in told["bandwidth"]:
+    result = found(run)
+    assert (result["code"], result["worldSize"]) == (0, 3)
+    assert {entry["verdict"] for entry in result["checks"]} == {"ok"}
+    for row in result["bandwidth"]:
         factor = {"all_reduce": 4 / 3, "all_gather": 2 / 3, "reduce_scatter": 2 / 3, "broadcast": 1}[row["collective"]]
         assert row["busbw"] == pytest.approx(row["algbw"] * factor)
         assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
-    assert len(told["bandwidth"]) == 8
-    assert list(out.iterdir()) == [], "the probe is taken away again"
+    assert len(result["bandwidth"]) == 8
+    assert list(out.iterdir()) == [], "the probe file must be deleted"
 
 
-def test_a_node_that_was_told_another_seed_is_named_on_both_nodes(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_node_with_another_seed_is_named_on_both_nodes(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
     argv = ("preflight", "--data", "idx", "--data-dir", idx, "--json")
     runs = [ddptrain.start(*argv, "--seed", rank, env=node(rank, port, nproc=1)) for rank in (0, 1)]
@@ -51,13 +49,13 @@ def test_a_node_that_was_told_another_seed_is_named_on_both_nodes(ddptrain: Fork
     assert '"checks"' not in runs[1].output(), "the table is printed once, by node 0"
 
 
-def test_a_collective_that_answers_wrongly_on_one_rank_is_named(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_collective_with_a_wrong_result_is_named_with_its_rank(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("preflight", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--json")
     run = ddptrain.run(*argv, code=71, mutant="broadcast_garbled_on_rank_1")
     assert check(run, "collectives")["detail"] == "rank 1: broadcast"
 
 
-def test_data_that_one_rank_cannot_read_is_said_of_that_rank(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_read_the_data_is_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
     runs = [
         ddptrain.start("preflight", "--data", "idx", "--data-dir", folder, "--json", env=node(rank, port, nproc=1))
@@ -67,7 +65,7 @@ def test_data_that_one_rank_cannot_read_is_said_of_that_rank(ddptrain: ForkServe
     assert check(runs[0], "data")["detail"].startswith("rank 1")
 
 
-def test_a_volume_that_cannot_be_written_ends_with_73(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_an_unwritable_volume_exits_with_73(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "checkpoints"
     run = ddptrain.run("preflight", "--data", "idx", "--data-dir", idx, "--checkpoint-dir", out, code=73)
@@ -75,7 +73,7 @@ def test_a_volume_that_cannot_be_written_ends_with_73(ddptrain: ForkServer, idx:
     assert "not fit, code 73" in run.output()
 
 
-def test_ranks_started_by_hand_are_checked_as_well(ddptrain: ForkServer, idx: Path) -> None:
+def test_preflight_runs_on_ranks_started_by_hand(ddptrain: ForkServer, idx: Path) -> None:
     env = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     argv = ("preflight", "--data", "idx", "--data-dir", idx, "--json")
     runs = [ddptrain.start(*argv, env=env | {"RANK": rank}) for rank in (0, 1)]
@@ -90,7 +88,7 @@ def facts(rank: int, **odd: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MUST_AGREE)
-def test_the_odd_rank_is_named_whichever_fact_it_differs_in(name: str) -> None:
+def test_a_rank_that_differs_in_one_fact_is_named(name: str) -> None:
     checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1), facts(2, **{name: "y"})])}
     assert checks[f"same {name}"]["verdict"] == "failed"
     kind = "DataMismatch" if name == "dataDigest" else "ConfigMismatch"
@@ -99,6 +97,6 @@ def test_the_odd_rank_is_named_whichever_fact_it_differs_in(name: str) -> None:
     assert [entry["verdict"] for entry in checks.values()].count("failed") == 1
 
 
-def test_another_processor_is_a_warning_not_a_failure() -> None:
+def test_another_processor_is_a_warning() -> None:
     checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1, isa="y")])}
     assert checks["same isa"]["verdict"] == "warning"

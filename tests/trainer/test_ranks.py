@@ -1,4 +1,4 @@
-"""Which rank a process is, by its environment; what cannot be is refused before anything slow happens."""
+"""Topology from the environment, impossible values refused early, and the CPUs, memory and GPUs of a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddptrain.errors import RanksError, TrainerError
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 
 
-def test_ranks_are_dealt_out_node_by_node() -> None:
+def test_ranks_are_numbered_node_by_node() -> None:
     seen = []
     for node_rank in range(3):
         node = from_node_environment(
@@ -35,11 +35,11 @@ def test_ranks_are_dealt_out_node_by_node() -> None:
         ({"NNODES": "2", "MASTER_ADDR": "m", "RANK": "0", "WORLD_SIZE": "2"}, False),
     ],
 )
-def test_a_node_of_several_ranks_that_nobody_split_yet_is_launched(env: dict[str, str], launch: bool) -> None:
+def test_a_node_with_several_unstarted_ranks_needs_a_launch(env: dict[str, str], launch: bool) -> None:
     assert needs_launch(env) is launch
 
 
-def test_torchruns_variables_are_understood() -> None:
+def test_torchrun_variables_set_the_rank() -> None:
     env = {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -53,7 +53,7 @@ def test_torchruns_variables_are_understood() -> None:
     assert (ranks.master_addr, ranks.master_port) == ("m", 1)
 
 
-def test_an_address_of_version_six_may_stand_in_brackets_as_in_a_url() -> None:
+def test_an_ipv6_master_address_may_have_brackets() -> None:
     assert from_node_environment({"NNODES": "2", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
     assert from_rank_environment({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "[::1]"}).master_addr == "::1"
     assert from_flags({}, init="tcp://[::1]:2", rank="0", world_size="1").master_addr == "::1"
@@ -71,7 +71,7 @@ def test_an_address_of_version_six_may_stand_in_brackets_as_in_a_url() -> None:
         ({"NODE_RANK": "-1"}, "NODE_RANK=-1"),
     ],
 )
-def test_an_impossible_node_is_refused_and_the_variable_named(env: dict[str, str], named: str) -> None:
+def test_an_impossible_node_is_refused_with_the_variable_name(env: dict[str, str], named: str) -> None:
     with pytest.raises(TrainerError, match=named) as caught:
         from_node_environment(env)
     assert caught.value.code == 2
@@ -87,20 +87,20 @@ def test_an_impossible_node_is_refused_and_the_variable_named(env: dict[str, str
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
     ],
 )
-def test_an_impossible_rank_is_refused_and_the_variable_named(env: dict[str, str], named: str) -> None:
+def test_an_impossible_rank_is_refused_with_the_variable_name(env: dict[str, str], named: str) -> None:
     with pytest.raises(TrainerError, match=named) as caught:
         from_rank_environment(env)
     assert caught.value.code == 2
 
 
-def test_more_nccl_ranks_than_gpus_are_refused_without_asking_cuda() -> None:
+def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
     with pytest.raises(TrainerError, match="GPU") as caught:
         check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
     assert caught.value.code == 71
     check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
 
 
-def test_a_rank_that_cannot_tell_which_gpu_is_its_own_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_local_rank_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # there may be no GPU here
     ranks = from_rank_environment({"RANK": "1", "WORLD_SIZE": "2"})
     with pytest.raises(RanksError, match="LOCAL_RANK is not set"):
@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_tell_which_gpu_is_its_own_takes_none(monkeypatch: py
     ("conf", "seconds"),
     [("", 600), ("timeout=30", 30), ("a=b, timeout=7.5", 7.5), ("timeout=soon", 600), ("timeout", 600)],
 )
-def test_the_rendezvous_timeout_is_read_as_torchrun_spells_it(conf: str, seconds: float) -> None:
+def test_the_rendezvous_timeout_is_parsed_from_torchruns_format(conf: str, seconds: float) -> None:
     assert parse_rendezvous_timeout(conf) == seconds
 
 
@@ -127,7 +127,7 @@ def test_the_rendezvous_timeout_is_read_as_torchrun_spells_it(conf: str, seconds
         ({}, None),
     ],
 )
-def test_the_tightest_cgroup_quota_counts(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
+def test_the_lowest_cgroup_quota_limits_the_cpus(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,14 +145,14 @@ def test_the_tightest_cgroup_quota_counts(tmp_path: Path, files: dict[str, str],
         ({}, 0),
     ],
 )
-def test_kills_for_memory_are_counted_where_the_cgroup_tells(tmp_path: Path, files: dict[str, str], kills: int) -> None:
+def test_oom_kills_are_counted_from_the_cgroup(tmp_path: Path, files: dict[str, str], kills: int) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     assert oom_kills(tmp_path) == kills
 
 
-def test_threads_are_shared_out_among_the_nodes_ranks_unless_the_user_decides() -> None:
+def test_ranks_share_the_cpus_unless_omp_num_threads_is_set() -> None:
     assert threads_per_rank(1000, {}) == 1
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "5"}) == 5
     assert threads_per_rank(1, {"OMP_NUM_THREADS": ""}) >= 1

@@ -1,4 +1,4 @@
-"""A volume that does not answer holds up no launcher: here a named pipe, whose readers wait for a writer for ever."""
+"""A volume that does not answer never blocks the launcher. A named pipe without a writer stands in for the volume."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, free_port, wait_until
 
 
-def test_what_is_done_in_time_is_answered() -> None:
+def test_run_with_timeout_returns_the_result() -> None:
     assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
 
 
-def test_what_fails_is_answered_with_none() -> None:
+def test_run_with_timeout_returns_none_for_an_error() -> None:
     assert run_with_timeout(60, lambda: Path("/absent").read_text()) is None
 
 
-def test_what_waits_for_ever_is_given_up_and_its_process_ended(tmp_path: Path) -> None:
+def test_run_with_timeout_kills_work_that_blocks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
 
     def work() -> str:
-        told.write_text(str(os.getpid()))
+        pid_file.write_text(str(os.getpid()))
         return (tmp_path / "pipe").read_text()
 
     begun = time.monotonic()
     assert run_with_timeout(1, work) is None
     assert time.monotonic() - begun < 30
-    wait_until(lambda: _is_gone(int(told.read_text())), "its process to be gone")
+    wait_until(lambda: _is_gone(int(pid_file.read_text())), "its process to end")
 
 
 def _is_gone(pid: int) -> bool:
@@ -47,9 +47,7 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_launcher_whose_reports_cannot_be_read_leaves_all_the_same(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
     command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.1)
     zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
@@ -62,13 +60,15 @@ def test_a_launcher_whose_reports_cannot_be_read_leaves_all_the_same(
     assert zero.message()["cause"] == "peer"
 
 
-def test_reports_of_a_run_with_more_nodes_under_the_same_name_are_forgotten(tmp_path: Path) -> None:
+def test_reports_of_an_earlier_run_with_more_nodes_are_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "local-0"
     report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
     FailureReports(folder, 1, 2, range(2, 4)).write(report, [], [])
     (folder / "rank-3.stacks.txt").touch()
     FailureReports(folder, 0, 1, range(2)).write({**report, "rank": 0}, [], [])
-    assert [found["report"]["rank"] for found in read(folder)] == [0], "of two sizes the newest file's counts"
+    assert [found["report"]["rank"] for found in read(folder)] == [0], (
+        "the newest file decides how many nodes there are"
+    )
     FailureReports(folder, 0, 1, range(2)).clear()
     assert list(folder.iterdir()) == []
 

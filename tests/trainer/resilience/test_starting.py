@@ -1,4 +1,4 @@
-"""Every way to start the ranks trains the same; what cannot start says why within seconds."""
+"""Every way to start the ranks trains the same model; a start that cannot work fails within seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def from_flags(idx: Path, checkpoints: Path, init: str, rank: int, world_size: i
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
-def test_three_terminals_train_as_one_launcher_does(
+def test_ranks_started_by_hand_train_like_launched_ones(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, scheme: str
 ) -> None:
     port = free_port()
@@ -38,12 +38,10 @@ def test_three_terminals_train_as_one_launcher_does(
     assert_same_end(tmp_path / "launched", tmp_path / "hand")
 
 
-def test_a_file_left_from_an_earlier_run_is_refused_and_the_file_named(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_a_rendezvous_file_of_an_earlier_run_is_refused(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     file = tmp_path / "meet"
     first = ddptrain.start(*from_flags(idx, tmp_path, f"file://{file}", 0, 2))
-    wait_until(lambda: file.exists() and b"present/0" in file.read_bytes(), "rank 0 to sign in")
+    wait_until(lambda: file.exists() and b"present/0" in file.read_bytes(), "rank 0 to register")
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     second = ddptrain.run(*from_flags(idx, tmp_path, f"file://{file}", 0, 2), code=71)
@@ -60,16 +58,16 @@ def test_a_file_left_from_an_earlier_run_is_refused_and_the_file_named(
         (("--rank", 1), "WORLD_SIZE is not set"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(ddptrain: ForkServer, argv: tuple[object, ...], said: str) -> None:
+def test_an_impossible_rank_or_rendezvous_is_refused(ddptrain: ForkServer, argv: tuple[object, ...], said: str) -> None:
     assert said in ddptrain.run("train", *argv, code=2).output()
 
 
-def test_a_directory_that_is_not_there_is_no_meeting_place(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_a_rendezvous_file_in_a_missing_directory_is_refused(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.run(*from_flags(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
     assert "No such file or directory" in run.message()["message"]
 
 
-def test_a_port_that_is_taken_is_named(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_port_in_use_is_named(ddptrain: ForkServer, idx: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         env = node(0, port, nproc=1)
@@ -80,7 +78,7 @@ def test_a_port_that_is_taken_is_named(ddptrain: ForkServer, idx: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "said"), [("mpi", "this PyTorch build has no mpi"), ("nccl", "need a GPU each, but it has 0 GPU(s)")]
 )
-def test_a_backend_that_the_build_or_machine_lacks_is_refused_honestly(
+def test_a_backend_that_the_build_or_machine_lacks_is_refused(
     ddptrain: ForkServer, idx: Path, backend: str, said: str
 ) -> None:
     if backend == "mpi" and dist.is_mpi_available():
@@ -89,7 +87,7 @@ def test_a_backend_that_the_build_or_machine_lacks_is_refused_honestly(
     assert said in ddptrain.run(*argv, env={"CUDA_VISIBLE_DEVICES": ""}, code=71).output()
 
 
-def test_spawned_ranks_train_as_forked_ones_and_keep_their_logs(
+def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     ddptrain.run(*command(2, idx, tmp_path / "forked"))
@@ -102,13 +100,13 @@ def test_spawned_ranks_train_as_forked_ones_and_keep_their_logs(
     assert (tmp_path / "logs" / "rank-0.log").read_text().splitlines() == run.output().splitlines()
 
 
-def test_a_spawned_rank_that_is_killed_is_reported_like_a_forked_one(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("launch", "--nproc-per-node", 2, "--how", "spawn", *SMALL, "--data-dir", idx, "--chaos",
                        "kill:1:3", code=137)  # fmt: skip
     assert (run.message()["rank"], run.message()["step"]) == (1, 3)
 
 
-def test_torchrun_as_a_way_to_launch_trains_the_same(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_how_torchrun_trains_the_same_model(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     ddptrain.run(*command(2, idx, tmp_path / "forked"))
     done = subprocess.run(
         [sys.executable, "-m", "ddptrain", *map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))],
@@ -119,9 +117,7 @@ def test_torchrun_as_a_way_to_launch_trains_the_same(ddptrain: ForkServer, idx: 
     assert_same_end(tmp_path / "forked", tmp_path / "torchrun")
 
 
-def test_a_launcher_with_a_budget_starts_its_ranks_again_and_they_resume(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
-) -> None:
+def test_max_restarts_starts_the_ranks_again_and_they_resume(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     ddptrain.run(*command(2, idx, tmp_path / "whole"))
     more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json")
     run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
@@ -133,19 +129,19 @@ def test_a_launcher_with_a_budget_starts_its_ranks_again_and_they_resume(
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_budget_that_is_spent_ends_with_the_last_failure(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_after_max_restarts_the_last_failure_is_reported(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.run("launch", "--nproc-per-node", 2, "--max-restarts", 1, *SMALL, "--data-dir", tmp_path, code=66)
     assert run.output().count("restart 1 of 1") == 1
     assert "train-images" in run.message()["message"]
 
 
-def test_what_would_fail_again_is_not_restarted(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_a_failure_that_would_repeat_is_not_restarted(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     argv = ("--optimizer", "sgd", "--lr", 900, "--max-restarts", 3)
     run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv, code=79)
     assert "restart 1 of" not in run.output()
 
 
-def test_a_node_that_was_told_to_stop_begins_no_new_life(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_node_that_received_sigterm_is_not_restarted(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("--max-restarts", 1, "--stop-grace", 60, "--chaos", "hang:1:3")
     run = ddptrain.start("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, *argv)
     wait_until(lambda: "chaos: hang" in run.output(), "rank 1 to block")
@@ -156,7 +152,7 @@ def test_a_node_that_was_told_to_stop_begins_no_new_life(ddptrain: ForkServer, i
 
 
 @pytest.mark.parametrize(
-    ("told", "difference"),
+    ("flags", "difference"),
     [
         (([], ["--lr", 0.5]), "lr 0.006 → 0.5"),
         (([], ["--data-dir", "OTHER"]), "data "),
@@ -164,19 +160,19 @@ def test_a_node_that_was_told_to_stop_begins_no_new_life(ddptrain: ForkServer, i
         ((["--zero"], ["--checkpoint-every", 3]), "checkpoint_every 50 → 3"),
     ],
 )
-def test_a_rank_that_was_told_otherwise_than_rank_0_is_refused_and_the_difference_named(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, told: tuple[list[object], list[object]], difference: str
+def test_a_rank_with_settings_other_than_rank_0_is_refused(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, flags: tuple[list[object], list[object]], difference: str
 ) -> None:
     init = f"tcp://127.0.0.1:{free_port()}"
-    (alike, odd), other = told, write_idx(tmp_path / "other", seed=1)
-    zero = ddptrain.start(*from_flags(idx, tmp_path, init, 0, 2), *alike)
-    flags = [other if flag == "OTHER" else flag for flag in odd]
-    one = ddptrain.start(*from_flags(idx, tmp_path, init, 1, 2), *alike, *flags)
+    (common, own), other = flags, write_idx(tmp_path / "other", seed=1)
+    zero = ddptrain.start(*from_flags(idx, tmp_path, init, 0, 2), *common)
+    own = [other if flag == "OTHER" else flag for flag in own]
+    one = ddptrain.start(*from_flags(idx, tmp_path, init, 1, 2), *common, *own)
     assert (one.wait(), zero.wait()) == (78, 77), one.output() + zero.output()
-    assert f"rank 1 was told otherwise than rank 0: {difference}" in one.message()["message"]
+    assert f"rank 1 has different settings from rank 0: {difference}" in one.message()["message"]
 
 
-def test_a_log_that_cannot_be_written_is_refused_before_that_rank_starts(
+def test_an_unwritable_log_file_is_refused_before_that_rank_starts(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rank-1.log").mkdir()
@@ -185,11 +181,11 @@ def test_a_log_that_cannot_be_written_is_refused_before_that_rank_starts(
     assert "rank-1.log cannot be written: Is a directory" in run.message()["message"]
 
 
-def test_a_budget_of_less_than_no_restarts_is_refused(ddptrain: ForkServer, idx: Path) -> None:
+def test_negative_max_restarts_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("launch", "--max-restarts", -1, *SMALL, "--data-dir", idx, code=2)
     assert "--max-restarts: -1 is below 0" in run.output()
 
 
-def test_a_budget_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:
+def test_max_restarts_on_one_of_several_nodes_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("launch", "--max-restarts", 1, *SMALL, "--data-dir", idx, env=node(0, free_port()), code=2)
     assert "--max-restarts 1 on one of 2 nodes" in run.output()

@@ -1,4 +1,4 @@
-"""SIGTERM is obeyed within the grace and ends with 75, whatever the main thread is blocked in."""
+"""SIGTERM ends a run within the grace with code 75, even if the main thread is blocked in C."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 
 pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
 
-# Long enough that a busy machine does not make the launcher kill first what would have left by itself.
+# Long enough that on a busy machine the rank exits by itself before the launcher kills it.
 GRACE = 6
 GRADIENTS = "all_reduce of gradients"
 
 
 def blocked(ddptrain: ForkServer, idx: Path, checkpoints: Path, chaos: str) -> Run:
-    """Two ranks, one of which is blocked in C at the given place."""
+    """Start two ranks, one of them blocked in C at the given place."""
     run = ddptrain.start(
         "launch", "--nproc-per-node", 2, "--stop-grace", GRACE, *SMALL, "--data-dir", idx, "--checkpoint-dir",
         checkpoints, "--checkpoint-every", 2, "--chaos", chaos,
@@ -36,47 +36,47 @@ def blocked(ddptrain: ForkServer, idx: Path, checkpoints: Path, chaos: str) -> R
     "place",
     ["1:0:rendezvous", "1:0:init_process_group", "0:0:data", "1:0:setup", "0:0:resume"],
 )
-def test_a_rank_blocked_before_training_leaves_at_once(
+def test_a_rank_blocked_before_training_exits_at_once(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
 ) -> None:
-    assert seconds_to_leave(blocked(ddptrain, idx, tmp_path, f"hang:{place}")) < GRACE - 2
+    assert seconds_to_exit(blocked(ddptrain, idx, tmp_path, f"hang:{place}")) < GRACE - 2
 
 
 @pytest.mark.parametrize("place", ["1:3:batch", f"1:3:{GRADIENTS}", "1:9:evaluate", "0:2:save"])
-def test_a_rank_blocked_in_training_leaves_unsaved_shortly_before_the_grace_ends(
+def test_a_rank_blocked_in_training_exits_unsaved_before_the_grace_ends(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, place: str
 ) -> None:
-    assert GRACE / 2 < seconds_to_leave(blocked(ddptrain, idx, tmp_path, f"hang:{place}")) < GRACE + 2
+    assert GRACE / 2 < seconds_to_exit(blocked(ddptrain, idx, tmp_path, f"hang:{place}")) < GRACE + 2
 
 
-def seconds_to_leave(run: Run) -> float:
-    """From SIGTERM to the end, which every rank must have come to by itself."""
+def seconds_to_exit(run: Run) -> float:
+    """Return the seconds from SIGTERM to the end; every rank must exit by itself."""
     begun = time.monotonic()
     run.stop()
     assert run.wait() == 75, run.output()
     taken = time.monotonic() - begun
-    assert_left_by_itself(run)
+    assert_exited_by_itself(run)
     return taken
 
 
-def assert_left_by_itself(run: Run) -> None:
+def assert_exited_by_itself(run: Run) -> None:
     message = run.message()
     assert (message["outcome"], message["code"], message["saved"]) == ("stopped", 75, False)
     assert "killed" not in message["message"]
     assert "stopped by a signal" in message["message"]
 
 
-def test_a_single_rank_without_a_launcher_leaves_too(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_blocked_rank_without_a_launcher_exits_too(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start("train", "--stop-grace", 2, *SMALL, "--data-dir", idx, "--chaos", "hang:0:2")
     wait_until(lambda: "chaos: hang" in run.output(), "the rank to block")
     os.kill(run.pid, signal.SIGTERM)
     assert run.wait() == 75, run.output()
-    assert_left_by_itself(run)
+    assert_exited_by_itself(run)
     assert run.message()["phase"] == "train"
 
 
 @pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
-def test_a_terminal_that_closes_stops_a_run_which_saves(
+def test_closing_the_terminal_stops_a_run_and_saves(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, verb: tuple[object, ...]
 ) -> None:
     argv = (*verb, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.1)
@@ -89,7 +89,7 @@ def test_a_terminal_that_closes_stops_a_run_which_saves(
     assert message["checkpoint"]["step"] == message["step"] >= 3
 
 
-def test_a_run_under_nohup_outlives_its_terminal(idx: Path, tmp_path: Path) -> None:
+def test_a_run_under_nohup_continues_without_its_terminal(idx: Path, tmp_path: Path) -> None:
     argv = ["launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--step-delay", 0.2]
     command = ["nohup", sys.executable, "-m", "ddptrain", *map(str, argv)]
     log, port = tmp_path / "log", free_port()
