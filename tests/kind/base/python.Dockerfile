@@ -1,4 +1,4 @@
-# A stand-in for python:3.11-slim-bookworm where no registry is reachable: the same Debian release with its own Python 3.11.
+# Replaces python:3.11-slim-bookworm where no registry is reachable: the same Debian release with Debian's Python 3.11.
 ARG DEBIAN
 FROM ${DEBIAN}
 RUN apt-get update \

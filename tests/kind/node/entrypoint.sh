@@ -1,14 +1,14 @@
 #!/bin/bash
-# PID 1 of a node: what systemd does in kind's own node image, in the little that kind and kubeadm need of it.
+# PID 1 of a node. It does the part of systemd's work in kind's node image that kind and kubeadm need.
 # containerd and kubelet run in restart loops; their logs are in /var/log.
 set -o errexit -o nounset -o pipefail
 
 trap 'exit 0' TERM INT
 
 prepare_machine() {
-  # Pods' mounts (secrets, volumes) must reach containers, so propagation has to be on.
+  # Mount propagation, so that containers see the mounts of their pods (secrets, volumes).
   mount --make-rshared /
-  # Nodes are told apart by these; all containers of one host would share them.
+  # kubelet identifies a node by these ids; by default all containers of a host share them.
   tr -d - < /proc/sys/kernel/random/uuid > /etc/machine-id
   mkdir -p /kind
   [[ -f /kind/product_uuid ]] || cat /proc/sys/kernel/random/uuid > /kind/product_uuid
@@ -20,12 +20,12 @@ prepare_machine() {
 }
 
 prepare_cgroups() {
-  # Version 2 gives a group either processes or controlled children. Ours must have children, so the processes move down.
+  # In cgroup v2 a group has either processes or controlled children. Pods need children: move the processes down.
   [[ -f /sys/fs/cgroup/cgroup.controllers ]] || return 0
   mkdir -p /sys/fs/cgroup/init
   local pid
   while read -r pid; do
-    echo "$pid" > /sys/fs/cgroup/init/cgroup.procs 2>/dev/null || true # it may have ended, or be a kernel thread
+    echo "$pid" > /sys/fs/cgroup/init/cgroup.procs 2>/dev/null || true # the process may have exited, or be a kernel thread
   done < /sys/fs/cgroup/cgroup.procs
   sed -e 's/ / +/g' -e 's/^/+/' /sys/fs/cgroup/cgroup.controllers > /sys/fs/cgroup/cgroup.subtree_control
 }
@@ -56,13 +56,13 @@ import_images() {
 }
 
 run_kubelet() {
-  # kubeadm writes both files when it wants kubelet to start; it finds no init system to ask.
+  # kubeadm writes both files before it starts kubelet; without an init system, their existence is the signal.
   while true; do
     if [[ -f /var/lib/kubelet/config.yaml && -f /var/lib/kubelet/kubeadm-flags.env ]]; then
       local KUBELET_KUBEADM_ARGS=""
       # shellcheck source=/dev/null
       source /var/lib/kubelet/kubeadm-flags.env
-      # kind's configuration asks for systemd's cgroups below /kubelet, which are not there; flags win over it.
+      # kind's configuration sets systemd's cgroups below /kubelet, which do not exist here; flags take precedence.
       # shellcheck disable=SC2086 # the arguments are words
       kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf \
         --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS \
@@ -78,11 +78,11 @@ choose_runc
 run_containerd &
 import_images &
 run_kubelet &
-# The line that kind waits for in this container's log.
+# kind waits for this line in the container's log.
 if [[ -f /sys/fs/cgroup/cgroup.controllers ]]; then
   echo "Reached target Multi-User System"
 else
   echo "detected cgroup v1"
 fi
-# Not `wait -n`: the import ends by itself. Interrupted by the trapped signals only.
+# Not `wait -n`, because the import exits by itself. Only the trapped signals interrupt this loop.
 while true; do wait || true; sleep 1; done

@@ -1,5 +1,5 @@
-# kube-proxy, the only part of the control plane that is more than one static program: it calls iptables, conntrack and modprobe.
-# The network agent (default-cni.yaml) runs from this image too.
+# kube-proxy calls iptables, conntrack and modprobe; the other parts of the control plane are single static programs.
+# The network agent (default-cni.yaml) uses this image too.
 ARG DEBIAN
 FROM ${DEBIAN}
 RUN apt-get update \

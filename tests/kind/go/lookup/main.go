@@ -1,5 +1,5 @@
-// Lookup asks one name server for one name and prints the addresses: lookup SERVER NAME.
-// Run on a node, it shows that CoreDNS answers at its service's address: node images have no such tool of their own.
+// Lookup queries one name server for one name and prints the addresses: lookup SERVER NAME.
+// Run on a node, it checks that CoreDNS answers at its service's address; node images contain no such tool.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Pause holds a pod's namespaces open: it does nothing until it is told to end, and it collects
-// orphaned processes when a pod shares its process namespace and this is process 1 of all of them.
+// Pause holds a pod's namespaces open. It waits for SIGTERM or SIGINT, and reaps orphaned processes if the pod shares
+// its process namespace and this is process 1.
 package main
 
 import (

@@ -1,8 +1,8 @@
-// Runc-reduced stands in for runc where this machine's root lacks CAP_SYS_RESOURCE.
+// Runc-reduced replaces runc where this machine's root lacks CAP_SYS_RESOURCE.
 //
-// Docker gives a privileged container every capability there is, and runc then fails with "unable to apply caps",
-// because nobody can hand on what he has not got. This program takes that one capability out of what runc is about to read
-// (config.json of the --bundle, or the --process file of `runc exec`) and becomes runc.
+// Docker gives a privileged container all capabilities, and runc then fails with "unable to apply caps", because a
+// process cannot pass on a capability that it lacks. This program removes that one capability from the file that runc is
+// about to read (config.json of the --bundle, or the --process file of `runc exec`) and then executes runc.
 package main
 
 import (
@@ -35,7 +35,7 @@ func becomeRunc() error {
 			return err
 		}
 	}
-	// Not from $PATH: dockerd and containerd may give us none, and this program may lie there under runc's name.
+	// Not from $PATH: dockerd and containerd may set none, and this program may be installed there as runc.
 	for _, runc := range []string{"/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc"} {
 		if _, err := os.Stat(runc); err == nil {
 			return syscall.Exec(runc, append([]string{"runc"}, os.Args[1:]...), os.Environ())
@@ -59,12 +59,12 @@ func option(names ...string) string {
 	return ""
 }
 
-// reduce takes the capability out of the process description at the given path of keys in a JSON file.
+// reduce removes the capability from the process description at the given path of keys in a JSON file.
 func reduce(file string, keys ...string) error {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		if os.IsNotExist(err) {
-			return nil // runc says it better
+			return nil // runc reports the error
 		}
 		return err
 	}
