@@ -1,8 +1,8 @@
-"""From nothing to a trained model on this machine: what `make demo` runs.
+"""Train the MNIST example on a kind cluster on this machine: the command behind `make demo-kind`.
 
-A kind cluster, both images, the operator by Helm, then manifests/examples/mnist-cpu.yaml as it is. Whatever is there
-already is used again, so a second run starts training within seconds. The job of an earlier demo is deleted, with its
-checkpoints: it would resume from them and have nothing left to do.
+It creates a kind cluster, builds both images, installs the operator with Helm and applies
+manifests/examples/mnist-cpu.yaml unchanged. What exists is reused, so a second run starts training within seconds. The
+job of an earlier demo is deleted with its checkpoints, because the new job would resume from them and finish at once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SECONDS = 1800.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says what to do."""
+    """The demo stops; the message says what to do."""
 
 
 def main() -> int:
-    """Exit code 0 when the job succeeded."""
+    """Run the demo. The exit code is 0 if the job succeeded."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to standard error")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or make (default: %(default)s)")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     options = parser.parse_args()
     begin = time.monotonic()
     try:
@@ -61,8 +61,8 @@ def main() -> int:
 
 
 def set_up(name: str) -> Cluster:
-    """Cluster, images, operator."""
-    say("kind cluster: one control plane, two workers (the first time builds it, which takes minutes)")
+    """Create the cluster, build the images, install the operator, and return the cluster."""
+    say("kind cluster: one control plane, two workers (the first build takes minutes)")
     prepare.ensure(*prepare.CLUSTER, "helm", install=True)
     cluster = up(name)
     say("images of operator and trainer")
@@ -72,13 +72,13 @@ def set_up(name: str) -> Cluster:
     operator = Installation.of(cluster.kubeconfig)
     known = operator.kubectl.objects("deployments")
     operator.install(images.OPERATOR_TAG, progress_seconds=1)
-    # The tag is the same whatever was built: only a new pod takes the new image.
+    # Every build has the same tag: only a new pod uses the new image.
     (operator.restart if known else operator.wait_until_ready)()
     return cluster
 
 
 def prepare_volume(cluster: Cluster, kubectl: Kubectl) -> None:
-    """The volume of shared-volume.yaml, empty but for the data; what an earlier demo left is removed."""
+    """Create the volume of shared-volume.yaml with the data, and delete what an earlier demo left on it."""
     if kubectl("get", JOB_KIND, NAME, "--ignore-not-found"):
         say(f"deleting the job of an earlier demo, {NAME}, and its checkpoints")
     kubectl("delete", JOB_KIND, NAME, "--ignore-not-found", "--cascade=foreground", "--timeout=90s", timeout=120)
@@ -89,8 +89,8 @@ def prepare_volume(cluster: Cluster, kubectl: Kubectl) -> None:
         claim = bound["spec"].get("claimRef", {})
         if bound["status"].get("phase") == "Bound":
             raise DemoError(
-                f"volume {name} serves claim {claim.get('namespace')}/{claim.get('name')}, which is not the demo's: "
-                "delete that claim, or start afresh with `make demo-down` and `make demo`"
+                f"volume {name} is bound to claim {claim.get('namespace')}/{claim.get('name')}, "
+                "which is not the demo's. Delete that claim, or start again with `make demo-down` and `make demo-kind`"
             )
         kubectl("delete", "persistentvolume", name, "--timeout=60s", timeout=90)
     for left in [*cluster.shared_dir.glob("run-*"), *cluster.shared_dir.glob("quarantine*")]:
@@ -102,14 +102,14 @@ def prepare_volume(cluster: Cluster, kubectl: Kubectl) -> None:
 
 
 def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
-    """The example as it is, wherever MNIST can be had; else its digits variant, said aloud."""
+    """Apply the example, or its variant with scikit-learn's digits if MNIST is missing and cannot be downloaded."""
     data = cluster.shared_dir / "data"
     try:
         if not storage.has_mnist():
             say("MNIST: downloading what is missing (11 MB)")
             fetch.fetch(str(data), say=say)
     except TrainerError as error:
-        say(f"MNIST cannot be had here ({str(error).splitlines()[0]}): training on scikit-learn's digits instead")
+        say(f"MNIST could not be downloaded ({str(error).splitlines()[0]}): training on scikit-learn's digits instead")
         job: Json = yaml.safe_load(EXAMPLE.read_text())
         job["spec"]["args"] = ["train", "--epochs", "2", "--data", "digits"]
         kubectl.apply(job)
@@ -119,7 +119,7 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
 
 
 def summary(cluster: Cluster, job: Json, seconds: float) -> Json:
-    """The result for a machine."""
+    """Return the result as JSON fields."""
     status = job["status"]
     checkpoint = status.get("checkpoint", {}).get("path")
     return {
@@ -135,7 +135,7 @@ def summary(cluster: Cluster, job: Json, seconds: float) -> Json:
 
 
 def ending(cluster: Cluster, job: Json, result: Json) -> str:
-    """The result for a person, and where to look further."""
+    """Return the result as text, with commands to look further."""
     finished = condition_of(job, "Finished")
     lines = [""]
     if result["state"] == "Succeeded":
@@ -150,7 +150,7 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
         [
             *lines,
             "",
-            "Look further:",
+            "More:",
             f"  export KUBECONFIG={cluster.kubeconfig}",
             *([] if shutil.which("kubectl") else [f"  alias kubectl={binary('kubectl')}"]),
             "  kubectl get ddp",
@@ -164,7 +164,7 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
 
 
 def say(line: str) -> None:
-    """One step, on standard error: standard output is for the table and the result."""
+    """Print a step to stderr. Stdout is for the table and the result."""
     print(f"==> {line}", file=sys.stderr, flush=True)
 
 

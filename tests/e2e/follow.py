@@ -1,4 +1,4 @@
-"""Shows a job's progress until it finished: one table that is redrawn on a terminal, plain lines anywhere else."""
+"""Show a job's progress until it finishes: a table that is redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = "  {:<26} {:<14} {:<22} {}"
 
 
 class Follower:
-    """Asks for the job and its pods once a second."""
+    """Reads the job and its pods once a second."""
 
     def __init__(self, kubectl: Kubectl, name: str, output: TextIO) -> None:
         self._kubectl = kubectl
@@ -27,7 +27,7 @@ class Follower:
         self._begin = time.monotonic()
 
     def follow(self, seconds: float) -> Json:
-        """The finished job. Raises ``AssertionError`` when it has not finished after ``seconds``."""
+        """Return the finished job. Raises ``AssertionError`` if it has not finished after ``seconds``."""
         while True:
             job = self._kubectl.object(JOB_KIND, self._name)
             self._show(job)
@@ -35,7 +35,7 @@ class Follower:
                 return job
             if time.monotonic() - self._begin > seconds:
                 raise AssertionError(
-                    f"{self._name} has not finished within {seconds:g} s: kubectl describe ddp {self._name}"
+                    f"timed out after {seconds:g} s waiting for {self._name}. Next: kubectl describe ddp {self._name}"
                 )
             time.sleep(INTERVAL)
 
@@ -51,14 +51,14 @@ class Follower:
         except CommandError:
             pods = []
         lines = table(job, pods, time.monotonic() - self._begin)
-        # Up to where the last table began, then each line anew, then clear what is left of a longer one.
+        # Move to the start of the last table, overwrite each line, and clear the rest of a longer table.
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         print(up + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="", file=self._output, flush=True)
         self._drawn = len(lines)
 
 
 def plain_line(job: Json) -> str:
-    """One line of a log: it changes when something happened."""
+    """Return the job's state as one line."""
     status, progress = job.get("status", {}), job.get("status", {}).get("progress", {})
     parts = [
         f"{status.get('state', 'New')}",
@@ -73,7 +73,7 @@ def plain_line(job: Json) -> str:
 
 
 def table(job: Json, pods: list[Json], seconds: float) -> list[str]:
-    """The job, then its pods."""
+    """Return the lines of the table: the job, then its pods."""
     status = job.get("status", {})
     progress, world = status.get("progress", {}), status.get("world", {})
     percent = int(progress.get("percent") or 0)

@@ -1,4 +1,4 @@
-"""The operator as `helm install` of charts/ddpjob makes it, and what it says of itself: logs and metrics."""
+"""The operator, installed with Helm from charts/ddpjob, and its logs and metrics."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _SAMPLE = re.compile(r"^(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", r
 
 @dataclass(frozen=True)
 class Installation:
-    """One release of the chart in its own namespace."""
+    """One release of the chart."""
 
     kubectl: Kubectl
-    """For the release's namespace."""
+    """kubectl for the release's namespace."""
 
     @classmethod
     def of(cls, kubeconfig: Path) -> Installation:
         return cls(Kubectl(kubeconfig, NAMESPACE))
 
-    def helm(self, *words: str, timeout: float = 240.0) -> str:
-        """One helm command on the release's namespace."""
+    def helm(self, *arguments: str, timeout: float = 240.0) -> str:
+        """Run one helm command in the release's namespace and return its output."""
         head: list[str | Path] = [binary("helm"), "--kubeconfig", self.kubectl.kubeconfig, "--namespace", NAMESPACE]
-        return run([*head, *words], timeout=timeout).stdout
+        return run([*head, *arguments], timeout=timeout).stdout
 
     def install(self, image: str, *, progress_seconds: int) -> None:
-        """Install or upgrade, and wait until the operator is ready."""
+        """Install or upgrade the release."""
         repository, _, tag = image.rpartition(":")
         values = {
             "image.repository": repository,
@@ -46,47 +46,47 @@ class Installation:
             "image.pullPolicy": "Never",
             "operator.progressIntervalSeconds": str(progress_seconds),
         }
-        settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings, timeout=120)
 
     def wait_until_ready(self) -> None:
-        """Every pod of the Deployment is of the present template, and ready."""
+        """Wait until every pod of the Deployment has the present template and is ready."""
         self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=90s", timeout=120)
 
     def restart(self) -> None:
-        """New pods, for instance because an image of the same tag was loaded anew."""
+        """Replace the pods, for example because another image was loaded under the same tag."""
         self.kubectl("rollout", "restart", DEPLOYMENT)
         self.wait_until_ready()
 
     def uninstall(self) -> None:
-        """Remove the release; its keep policy leaves the CRD."""
+        """Uninstall the release. Its keep policy leaves the CRD."""
         self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=120s", timeout=150)
 
     def pods(self) -> list[Json]:
-        """The operator's pods that are not on their way out."""
+        """Return the operator's pods without those that are being deleted."""
         found = self.kubectl.objects("pods", "--selector", PODS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
     def kill(self) -> None:
-        """Kill the operator without notice; its Deployment makes a new pod."""
+        """Kill the operator without a grace period, and wait until its Deployment has a new pod."""
         before = {pod["metadata"]["uid"] for pod in self.pods()}
         self.kubectl("delete", "pod", "--selector", PODS, "--grace-period=0", "--force")
         until("a new operator pod", lambda: {p["metadata"]["uid"] for p in self.pods()} - before, seconds=60)
         self.wait_until_ready()
 
     def log(self) -> list[Json]:
-        """Lines of the operator's log, oldest first."""
+        """Return the lines of the operator's log, oldest first."""
         lines = self.kubectl("logs", DEPLOYMENT, "--tail=-1").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def metrics(self) -> dict[tuple[str, str], float]:
-        """Samples of /metrics by name and labels, read through the API server."""
+        """Return the samples of /metrics by name and labels, read through the API server."""
         pod = self.pods()[0]["metadata"]["name"]
         text = self.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:8080/proxy/metrics")
         return {(m["name"], m["labels"] or ""): float(m["value"]) for m in _SAMPLE.finditer(text)}
 
     def activity(self) -> dict[str, float]:
-        """Requests to the API server, LISTs apart, and questions to trainers since the operator started."""
+        """Return the number of requests to the API server except LISTs, and of progress polls, since the start."""
         counted = {"ddpjob_api_request_duration_seconds_count": "requests", "ddpjob_progress_polls_total": "polls"}
         totals = dict.fromkeys(counted.values(), 0.0)
         for (name, labels), number in self.metrics().items():
@@ -95,7 +95,7 @@ class Installation:
         return totals
 
     def refused_requests(self) -> list[str]:
-        """Requests that the API server refused for want of a right, since the operator started."""
+        """Return the requests that the API server refused with 403 since the operator started."""
         counted = "ddpjob_api_request_duration_seconds_count"
         by_metrics = [labels for (name, labels) in self.metrics() if name == counted and 'code="403"' in labels]
         said = [line for line in self.log() if re.search(r"\b403\b|[Ff]orbidden", json.dumps(line))]

@@ -1,4 +1,4 @@
-"""The job of manifests/examples/mnist-cpu.yaml, changed only where a user of another cluster would change it."""
+"""Variants of the job in manifests/examples/mnist-cpu.yaml, with the changes that another cluster requires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB_KIND = f"{names.DDPJOBS.plural}.{names.GROUP}"
 
 @dataclass(frozen=True)
 class Training:
-    """What the example trains here, and what must come of it."""
+    """The trainer's arguments here, and the accuracy that they must reach."""
 
     arguments: tuple[str, ...]
     least_accuracy: float
@@ -28,17 +28,17 @@ class Training:
 
 @cache
 def training() -> Training:
-    """Real MNIST where this machine has it, else the handwritten digits that are part of the image."""
+    """Return the training on MNIST if this machine has the files, else on the digits that the image contains."""
     if has_mnist():
         return Training(tuple(_example()["spec"]["args"]), least_accuracy=0.985)
     return Training(("train", "--epochs", "2", "--data", "digits"), least_accuracy=0.85)
 
 
 def mnist_job(name: str, *arguments: str, storage_class: str = "", claim: str = "") -> Json:
-    """The example, with each of its nodes on a machine of its namespace.
+    """Return the example with its nodes on different machines.
 
-    arguments: more flags for the trainer.
-    storage_class: of the claim template; or claim: an existing claim instead of the template.
+    arguments: additional flags of the trainer.
+    storage_class: of the claim template. claim: the name of an existing claim, used instead of the template.
     """
     job = copy.deepcopy(_example())
     job["metadata"]["name"] = name
@@ -53,7 +53,7 @@ def mnist_job(name: str, *arguments: str, storage_class: str = "", claim: str = 
 
 
 def evaluation_pod(name: str, claim: str, image: str) -> Json:
-    """A pod of no job that evaluates the newest checkpoint; it can read the volume and not write to it."""
+    """Return a pod without a job that evaluates the newest checkpoint from a read-only volume."""
     arguments = ["eval", "--checkpoint-dir", "/checkpoints"]
     data = training().arguments
     arguments += ["--data-dir", "/checkpoints/data"] if "--data-dir" in data else ["--data", "digits"]

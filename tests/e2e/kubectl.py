@@ -1,4 +1,4 @@
-"""The cluster as a user meets it: kubectl, always with a time limit, and waiting on what it shows."""
+"""Run kubectl with a time limit, and wait for what it shows."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl for one cluster and one namespace (``default`` unless told)."""
+    """kubectl for one cluster and one namespace."""
 
     kubeconfig: Path
     namespace: str = "default"
 
     def within(self, namespace: str) -> Kubectl:
-        """The same cluster, another namespace."""
+        """Return a Kubectl for another namespace of the same cluster."""
         return replace(self, namespace=namespace)
 
-    def __call__(self, *words: str, stdin: str | None = None, timeout: float = 60.0, check: bool = True) -> str:
-        """Standard output of one command. ``timeout`` in seconds. Raises ``CommandError``."""
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 60.0, check: bool = True) -> str:
+        """Run one command and return its standard output. ``timeout`` in seconds. Raises ``CommandError``."""
         head: list[str | Path] = [binary("kubectl"), "--kubeconfig", self.kubeconfig, "--namespace", self.namespace]
-        return run([*head, *words], stdin=stdin, timeout=timeout, check=check).stdout
+        return run([*head, *arguments], stdin=stdin, timeout=timeout, check=check).stdout
 
-    def objects(self, *words: str) -> list[Json]:
-        """``get`` as a list of objects, also where one is named."""
-        answer = json.loads(self("get", *words, "--output", "json"))
+    def objects(self, *arguments: str) -> list[Json]:
+        """Run ``get`` and return its objects; one object is a list of one."""
+        answer = json.loads(self("get", *arguments, "--output", "json"))
         return list(answer["items"]) if answer["kind"].endswith("List") else [answer]
 
     def object(self, kind: str, name: str) -> Json:
-        """One object."""
+        """Return one object."""
         return self.objects(kind, name)[0]
 
     def apply(self, *manifests: Json) -> str:
-        """Apply objects, as ``kubectl apply -f`` does with a file of them."""
+        """Apply objects with ``kubectl apply -f``."""
         return self("apply", "--filename", "-", stdin=yaml.safe_dump_all(manifests))
 
     def wait_for(self, condition: str, target: str, seconds: float) -> None:
-        """``kubectl wait``: the one that users' scripts call."""
+        """Run ``kubectl wait``."""
         self("wait", f"--for={condition}", target, f"--timeout={seconds:g}s", timeout=seconds + 30)
 
 
 def until(what: str, look: Callable[[], T | None], *, seconds: float) -> T:
-    """``eventually`` for what is asked of kubectl: a command that fails means "not yet"."""
+    """Do the same as ``eventually``; a command that fails counts as "not yet"."""
 
     def probe() -> T | None:
         try:
@@ -65,6 +65,6 @@ def until(what: str, look: Callable[[], T | None], *, seconds: float) -> T:
 
 
 def condition_of(obj: Json, name: str) -> Json:
-    """A condition by its type; {} where it is not there."""
+    """Return the condition of a type, or {} if the object does not have it."""
     conditions = obj.get("status", {}).get("conditions") or []
     return next((dict(condition) for condition in conditions if condition["type"] == name), {})

@@ -1,4 +1,4 @@
-"""A namespace of a test's own, with a volume that all nodes share; and what there is to see when the test failed."""
+"""One namespace per test, with a volume that all nodes share, and its state for the report of a failed test."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.kind.cluster import Cluster
 from tests.kind.command import CommandError
 
 CLAIM = "trainings"
-"""The claim that a user made beforehand."""
+"""The name of the claim that exists before the job."""
 DELETE_SECONDS = 120.0
 
 live: list[JobNamespace] = []
-"""Scenes that exist at this moment, for the report of a failed test."""
+"""Namespaces that exist at this moment, for the report of a failed test."""
 _going: list[str] = []
 
 
 @dataclass(frozen=True)
 class JobNamespace:
-    """Everything of one test lies in this namespace and on this volume."""
+    """The namespace and the volume of one test."""
 
     kubectl: Kubectl
     volume: Path
@@ -36,20 +36,20 @@ class JobNamespace:
     storage_class: str
 
     def job(self, name: str) -> Json:
-        """The DDPJob as the API server has it."""
+        """Return the DDPJob as stored."""
         return self.kubectl.object(JOB_KIND, name)
 
     def status(self, name: str) -> Json:
-        """Its status; {} before the operator saw it."""
+        """Return the job's status; {} before the first reconcile."""
         status: Json = self.job(name).get("status", {})
         return status
 
     def pods(self) -> list[Json]:
-        """All pods of the namespace, whosesoever."""
+        """Return all pods of the namespace."""
         return self.kubectl.objects("pods")
 
     def until_step(self, name: str, least: int, *, checkpoint: int = 0) -> Json:
-        """Wait until status shows that step, and a checkpoint of at least that other; returns the status."""
+        """Wait until the status has at least this step and checkpoint, and return the status."""
 
         def look() -> Json | None:
             status = self.status(name)
@@ -57,35 +57,35 @@ class JobNamespace:
             saved = status.get("checkpoint", {}).get("step", 0)
             return status if step >= least and saved >= checkpoint else None
 
-        return until(f"{name} is past step {least}, with a checkpoint of step {checkpoint}", look, seconds=180)
+        return until(f"{name} at step {least} with a checkpoint of step {checkpoint}", look, seconds=180)
 
     def until_finished(self, name: str, seconds: float = 240) -> Json:
-        """``kubectl wait`` as the documentation has it; returns the status."""
+        """Wait with ``kubectl wait``, as documented, and return the status."""
         self.kubectl.wait_for("condition=Finished", f"ddp/{name}", seconds)
         return self.status(name)
 
     def events(self, name: str) -> list[Json]:
-        """What ``kubectl describe`` shows under Events."""
+        """Return the events that ``kubectl describe`` shows."""
         return self.kubectl.objects("events", "--field-selector", f"involvedObject.name={name}")
 
     def describe(self) -> str:
-        """What a person would look at first."""
-        looks = [
+        """Return the output of the commands that show why a test failed."""
+        commands = [
             ("get", "ddp,pods,services,pvc", "--output=wide"),
             ("describe", "ddp"),
             ("describe", "pods"),
             ("logs", "--selector=ddpjob.dev/job-name", "--prefix", "--tail=60", "--all-containers"),
             ("get", "events", "--sort-by=.lastTimestamp"),
         ]
-        parts = [f"$ kubectl -n {self.kubectl.namespace} {' '.join(w)}\n{_said(self.kubectl, w)}" for w in looks]
+        parts = [f"$ kubectl -n {self.kubectl.namespace} {' '.join(c)}\n{_output(self.kubectl, c)}" for c in commands]
         return "\n".join(parts)
 
 
 @contextmanager
 def job_namespace(cluster: Cluster, what: str) -> Iterator[JobNamespace]:
-    """A fresh namespace that enforces Pod Security "restricted", its volume, and a claim of it; all gone afterwards."""
-    words = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
-    name = f"e2e-{words}-{secrets.token_hex(3)}"
+    """Make a namespace that enforces Pod Security "restricted", and a volume for it. Delete both at the end."""
+    slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
+    name = f"e2e-{slug}-{secrets.token_hex(3)}"
     made = JobNamespace(Kubectl(cluster.kubeconfig, name), cluster.shared_dir / name, name)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
@@ -101,7 +101,7 @@ def job_namespace(cluster: Cluster, what: str) -> Iterator[JobNamespace]:
 
 
 def claim_of(namespace: JobNamespace, name: str = CLAIM) -> Json:
-    """A claim of the scene's volume."""
+    """Return a claim of the namespace's volume."""
     spec = {
         "storageClassName": namespace.storage_class,
         "accessModes": ["ReadWriteMany"],
@@ -111,12 +111,12 @@ def claim_of(namespace: JobNamespace, name: str = CLAIM) -> Json:
 
 
 def describe_everything(operator: Installation | None) -> str:
-    """All live scenes, and the operator's side of the story."""
+    """Return the state of all live namespaces and of the operator."""
     parts = [namespace.describe() for namespace in live]
     if operator is not None:
         parts += [
-            f"$ kubectl -n {operator.kubectl.namespace} {' '.join(words)}\n{_said(operator.kubectl, words)}"
-            for words in (
+            f"$ kubectl -n {operator.kubectl.namespace} {' '.join(command)}\n{_output(operator.kubectl, command)}"
+            for command in (
                 ("describe", "pods"),
                 ("logs", "deployment/ddpjob-operator", "--tail=150"),
                 ("logs", "deployment/ddpjob-operator", "--tail=50", "--previous"),
@@ -125,26 +125,26 @@ def describe_everything(operator: Installation | None) -> str:
     return "\n".join(parts)
 
 
-def _said(kubectl: Kubectl, words: tuple[str, ...]) -> str:
+def _output(kubectl: Kubectl, command: tuple[str, ...]) -> str:
     try:
-        return kubectl(*words)
+        return kubectl(*command)
     except CommandError as error:
         return str(error)
 
 
 def _remove(made: JobNamespace, name: str) -> None:
-    """Delete without waiting: the next test need not. ``until_all_are_gone`` waits at the end."""
+    """Delete without waiting, so that the next test starts at once. ``until_all_are_gone`` waits at the end."""
     with suppress(CommandError):
         made.kubectl("delete", "namespace", name, "--wait=false")
         _going.append(name)
     with suppress(CommandError):
         made.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
-    # Not as root, files of the trainer's user stay until the cluster goes.
+    # Without root, files of the trainer's user remain until the cluster is deleted.
     shutil.rmtree(made.volume, ignore_errors=True)
 
 
 def until_all_are_gone(kubectl: Kubectl) -> None:
-    """Nothing of any scene is left in the cluster. Raises ``CommandError`` after some minutes."""
+    """Wait until all test namespaces are deleted. Raises ``CommandError`` after two minutes each."""
     while _going:
         name = _going.pop()
         if kubectl("get", "namespace", name, "--ignore-not-found"):

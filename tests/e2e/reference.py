@@ -1,4 +1,4 @@
-"""The example trained from beginning to end by nobody's interference: what the other tests compare with."""
+"""The reference run: the example trained without interruption, for other tests to compare with."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NAME = "mnist-cpu"
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """The finished job, and what was seen while it ran."""
+    """The finished job, and what kubectl showed while it ran."""
 
     namespace: JobNamespace
     name: str
     job: Json
     pods: list[Json]
-    """Its pods while all of them ran."""
+    """The job's pods while all of them ran."""
     table: list[str]
-    """Rows that `kubectl get ddp --watch` printed."""
+    """The lines that `kubectl get ddp --watch` printed."""
 
     @property
     def status(self) -> Json:
@@ -37,17 +37,17 @@ class ReferenceRun:
 
     @property
     def losses(self) -> list[float]:
-        """Loss of every step, from the first."""
+        """Return the loss of every step."""
         return [row["loss"] for row in effective_rows(metrics_of(self.namespace), "train")]
 
 
 def metrics_of(namespace: JobNamespace) -> Path:
-    """metrics.jsonl, as it lies on the volume."""
+    """Return the path of metrics.jsonl on the volume."""
     return namespace.volume / FILE_NAME
 
 
 def train_reference(namespace: JobNamespace) -> ReferenceRun:
-    """Apply the example, watch it as a user would, and wait for its end."""
+    """Apply the example, watch it with kubectl, and wait until it finishes."""
     with _table(namespace.kubectl) as table:
         namespace.kubectl.apply(mnist_job(NAME, storage_class=namespace.storage_class))
         until(
@@ -60,7 +60,7 @@ def train_reference(namespace: JobNamespace) -> ReferenceRun:
 
 @contextmanager
 def _table(kubectl: Kubectl) -> Iterator[Path]:
-    """`kubectl get ddp --watch`, running; yields the file that it prints to."""
+    """Run `kubectl get ddp --watch` and provide the path of its output."""
     with tempfile.TemporaryDirectory(prefix="ddpjob-e2e-") as folder:
         output = Path(folder) / "table"
         head: list[str | Path] = [binary("kubectl"), "--kubeconfig", kubectl.kubeconfig]

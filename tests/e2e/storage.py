@@ -1,7 +1,7 @@
-"""What a training needs on its volume: MNIST's files, where the example's ``--data-dir`` looks for them.
+"""Put MNIST's files on a training's volume, in the folder that the example's ``--data-dir`` names.
 
-The volume is a folder of this machine that ``tests.kind`` mounts into every node, so a test reads checkpoints and
-metrics as plain files.
+The volume is a folder of this machine that ``tests.kind`` mounts into every node, so tests read checkpoints and metrics
+as plain files.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MNIST_FILES = (
 
 
 def has_mnist() -> bool:
-    """Whether this machine has the files: in ``$DDPJOB_MNIST_DIR``, or in ../shared/mnist beside the repository."""
+    """Return whether this machine has the files, in ``$DDPJOB_MNIST_DIR`` or in ../shared/mnist."""
     folder = mnist_dir()
     return folder is not None and all((folder / name).is_file() for name in MNIST_FILES)
 
 
 def put_mnist(volume: Path) -> None:
-    """Copy what is missing to ``volume``/data, open to the trainer's user: a host folder takes no fsGroup."""
+    """Copy missing files to ``volume``/data. All users may write there, because fsGroup does not apply to hostPath."""
     volume.chmod(0o777)
     folder = volume / "data"
     folder.mkdir(exist_ok=True)

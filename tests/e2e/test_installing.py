@@ -1,4 +1,4 @@
-"""What an administrator does: install, prove it, apply the plain manifests, uninstall and install again."""
+"""Install the chart, run its test, apply the plain manifests, uninstall and install again."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_helm_test_passes(operator: Installation) -> None:
     assert "Succeeded" in operator.helm("test", "ddpjob", "--timeout=120s")
 
 
-def test_the_plain_manifests_are_accepted_by_the_api_server(operator: Installation) -> None:
+def test_api_server_accepts_the_plain_manifests(operator: Installation) -> None:
     # Server-side apply, because the chart's release owns some of the same objects; nothing is stored.
     said = operator.kubectl(
         "apply", "--kustomize", str(ROOT / "manifests"), "--server-side", "--force-conflicts", "--dry-run=server"
@@ -26,9 +26,7 @@ def test_the_plain_manifests_are_accepted_by_the_api_server(operator: Installati
     assert "deployment.apps/ddpjob-operator" in said
 
 
-def test_jobs_and_their_definition_outlive_the_release_and_meet_the_next_one(
-    reference: ReferenceRun, operator: Installation
-) -> None:
+def test_uninstalling_keeps_the_crd_and_finished_jobs(reference: ReferenceRun, operator: Installation) -> None:
     before = reference.namespace.job(reference.name)
 
     operator.uninstall()
@@ -39,4 +37,4 @@ def test_jobs_and_their_definition_outlive_the_release_and_meet_the_next_one(
     operator.wait_until_ready()
     assert operator.kubectl.object("customresourcedefinition", JOB_KIND)["status"]["acceptedNames"]["shortNames"]
     after = reference.namespace.job(reference.name)
-    assert after == before, f"a finished job is left as it is: {json.dumps(after['status'])}"
+    assert after == before, f"the new release changed a finished job: {json.dumps(after['status'])}"

@@ -1,4 +1,4 @@
-"""Local mode runs what a cluster runs: the same pods, and in the end the same status, field by field."""
+"""Local mode and a cluster make the same pods and the same final status, field by field."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
 LOCAL_SECONDS = 240.0
-# Durations and speeds: numbers that no two runs share.
+# Durations and speeds differ in every run.
 MEASURED = frozenset({"activeSeconds", "timings", "samplesPerSecond", "etaSeconds", "nodeName"})
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
-# What the API server and its admission add to every object of that moment.
+# Fields that the API server adds to every object.
 _METADATA = frozenset({"uid", "resourceVersion", "creationTimestamp", "managedFields"})
 TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", "10")
 
@@ -49,24 +49,24 @@ def job(name: str, *args: str, **spec: object) -> Json:
 
 
 SUCCESS = job("success", *TRAINING)
-# On one node: of two that fail within a moment, either may be seen first, and the other is then no longer waited for.
+# One node: if two nodes fail at nearly the same time, either may be reported first and the other not at all.
 KILLED_RANK = job("killed-rank", *TRAINING, "--chaos", "kill:1:25", numNodes=1, nprocPerNode=2)
 BAD_COMMAND = job("bad-command", command=["no-such-program"], numNodes=1, restartPolicy={"maxRestarts": 1})
 
 
 def status_of(job: Json) -> Json:
-    """The status of a finished job without what belongs to one run."""
+    """Return the status of a finished job without times, names and measurements of one run."""
     status: Json = _plain(job["status"], job)
     return status
 
 
 def pods_of(pods: Iterable[Json], job: Json) -> list[Json]:
-    """Specs, labels, annotations and owners of pods as they are stored, by name."""
+    """Return specs, labels, annotations and owners of the stored pods, sorted by name."""
     return [_rendered(pod, job) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))]
 
 
 def differences(here: Any, there: Any, path: str = "") -> list[str]:
-    """Where two objects differ, a line each; empty when they are equal."""
+    """Return one line for each difference of two objects."""
     if isinstance(here, dict) and isinstance(there, dict):
         keys = sorted({*here, *there})
         return [line for key in keys for line in differences(here.get(key), there.get(key), f"{path}.{key}")]
@@ -97,7 +97,7 @@ def _without_measures(value: Any) -> Any:
 
 
 def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[Json]]:
-    """The finished job and its pods as local mode leaves them."""
+    """Run the job in local mode and return the finished job and its pods."""
     manifest = copy.deepcopy(manifest)
     manifest["metadata"]["namespace"] = namespace
     folder = StateFolder(root)
@@ -112,7 +112,7 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
 
 
 @pytest.mark.parametrize("manifest", [SUCCESS, KILLED_RANK, BAD_COMMAND], ids=lambda m: m["metadata"]["name"])
-def test_local_mode_renders_and_reports_what_the_cluster_does(
+def test_local_mode_makes_the_same_pods_and_status_as_the_cluster(
     namespace: JobNamespace, operator: Installation, tmp_path: Path, manifest: Json
 ) -> None:
     name = manifest["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""Loss in mid-training: of a pod, of a single process, of the operator. The training goes on as if nothing had been."""
+"""A pod, a process or the operator is killed during training; the training continues with the same losses."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.e2e.reference import ReferenceRun, metrics_of
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
 NAME = "survivor"
-# PID 1 of a container cannot be killed from inside it; the launcher's children, the ranks, can.
+# PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
 KILL_A_RANK = """
 import os, pathlib, signal
 ranks = [int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
@@ -37,7 +37,7 @@ def uids(pods: list[Json]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kill", [kill_a_pod, kill_a_process])
-def test_after_a_kill_in_mid_training_a_new_attempt_resumes_and_learns_the_same(
+def test_after_a_kill_a_new_attempt_resumes_with_the_same_losses(
     namespace: JobNamespace, operator: Installation, reference: ReferenceRun, kill: Callable[[JobNamespace, str], None]
 ) -> None:
     namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
@@ -59,7 +59,7 @@ def test_after_a_kill_in_mid_training_a_new_attempt_resumes_and_learns_the_same(
     assert operator.refused_requests() == []
 
 
-def test_killing_the_operator_in_mid_training_touches_no_pod_and_the_status_goes_on(
+def test_killing_the_operator_touches_no_pod_and_status_continues(
     namespace: JobNamespace, operator: Installation
 ) -> None:
     namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--epochs", "1", "--step-delay", "0.1", claim=CLAIM))

@@ -1,4 +1,4 @@
-"""The whole path on a real cluster: from `kubectl apply` of the example to a trained model that others can use."""
+"""The example on a real cluster, from `kubectl apply` to a checkpoint that another pod evaluates."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_pods_on_both_workers_form_one_world_of_four(reference: ReferenceRun) ->
     assert [start["worldSize"] for start in starts] == [4]
 
 
-def test_the_job_finishes_and_succeeds_with_the_accuracy_in_status_and_metrics(reference: ReferenceRun) -> None:
+def test_status_and_metrics_of_the_finished_job_have_the_accuracy(reference: ReferenceRun) -> None:
     assert condition_of(reference.job, "Finished")["status"] == "True"
     assert condition_of(reference.job, "Succeeded")["status"] == "True"
     assert reference.status["state"] == "Succeeded"
@@ -45,7 +45,7 @@ def test_the_job_finishes_and_succeeds_with_the_accuracy_in_status_and_metrics(r
     assert evaluations[-1]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
 
-def test_the_pods_of_a_finished_job_stay_with_their_logs(reference: ReferenceRun) -> None:
+def test_pods_of_a_finished_job_stay_with_their_logs(reference: ReferenceRun) -> None:
     pods = reference.namespace.pods()
     assert sorted(uids_of(pods)) == sorted(uids_of(reference.pods))
     assert not [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
@@ -53,14 +53,14 @@ def test_the_pods_of_a_finished_job_stay_with_their_logs(reference: ReferenceRun
     assert "test accuracy" in reference.namespace.kubectl("logs", first)
 
 
-def test_kubectl_get_shows_the_steps_while_it_trains(reference: ReferenceRun) -> None:
+def test_kubectl_get_shows_the_step_during_training(reference: ReferenceRun) -> None:
     steps = set(re.findall(r"\b(\d+)/\d{2,}\b", "\n".join(reference.table)))
     total = reference.status["progress"]["totalSteps"]
     between = sorted(step for step in map(int, steps) if 0 < step < total)
     assert len(between) >= 3, "\n".join(reference.table)
 
 
-def test_another_pod_that_cannot_write_evaluates_the_checkpoint_to_the_same_accuracy(
+def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(
     reference: ReferenceRun, trainer_image: str
 ) -> None:
     namespace = reference.namespace
@@ -74,14 +74,12 @@ def test_another_pod_that_cannot_write_evaluates_the_checkpoint_to_the_same_accu
     assert (namespace.volume / path).is_file()
 
 
-def test_the_charts_service_account_suffices_for_a_whole_life_of_a_job(
-    reference: ReferenceRun, operator: Installation
-) -> None:
+def test_operator_has_every_right_that_a_whole_job_needs(reference: ReferenceRun, operator: Installation) -> None:
     assert reference.status["state"] == "Succeeded"
     assert operator.refused_requests() == []
 
 
-def test_a_job_deleted_in_mid_training_leaves_nothing_but_the_claim_from_which_its_successor_resumes(
+def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
     namespace: JobNamespace, operator: Installation, reference: ReferenceRun
 ) -> None:
     job = mnist_job("again", "--step-delay", "0.05", claim=CLAIM)
