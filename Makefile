@@ -84,7 +84,6 @@ format: setup  ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 
 generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
-	$(PY) -m tests.kind prepare helm
 	$(PY) -m tests.install.generate
 
 constraints: setup  ## pin the installed versions
@@ -104,7 +103,6 @@ bench-local: setup  ## measure the time from `ddpjob run` to the first training 
 	$(PY) -m tests.benchmarks.local_first_step
 
 bench: setup  ## measure the time from apply to all pods, and that of the same requests alone
-	$(PY) -m tests.kind prepare etcd kube-apiserver
 	$(PY) -m tests.benchmarks.apply_to_pods
 
 clean:  ## delete the virtual environment and caches of this checkout

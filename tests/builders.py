@@ -1,4 +1,4 @@
-"""Builders of the objects that tests speak about: a job, its pods, one life of them."""
+"""Builders of jobs and pods for tests, and a simulated cluster that executes the engine's plans."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ UID = "0a1b2c3d-0000-4000-8000-000000000000"
 
 
 def a_job(name: str = "mnist", *, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """A DDPJob of two nodes, as the API server would hand it out."""
+    """Return a DDPJob of two nodes, as the API server would return it."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": "DDPJob",
@@ -29,13 +29,13 @@ def a_job(name: str = "mnist", *, status: dict[str, Any] | None = None, **spec: 
 
 
 def running(**more: Any) -> dict[str, Any]:
-    """Pod status while the trainer runs."""
+    """Return the status of a pod while the trainer runs."""
     state = {"name": "trainer", "state": {"running": {}}}
     return {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [state]} | more
 
 
 def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "", **more: Any) -> dict[str, Any]:
-    """Pod status after the trainer ended."""
+    """Return the status of a pod after the trainer ended."""
     reason = reason or ("Completed" if code == 0 else "Error")
     terminated = {"exitCode": code, "reason": reason, "message": message, "finishedAt": timestamp(at)}
     state = {"name": "trainer", "state": {"terminated": terminated}}
@@ -43,9 +43,9 @@ def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "",
 
 
 class World:
-    """A job and the objects its plans made, carried out faithfully and one plan at a time.
+    """A job and the objects that its plans created; plans are executed one at a time.
 
-    It is no API server: it only keeps what ``plan`` is asked about, so that a test can tell a life in a few lines.
+    It is not an API server: it keeps only the objects that ``plan`` reads, so that a test needs few lines.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class World:
         )
 
     def reconcile(self, *, crash_after: int | None = None) -> Plan:
-        """One reconcile; with ``crash_after`` the operator dies once it has made that many writes."""
+        """Reconcile once and return the plan. With ``crash_after``, stop after that many writes."""
         made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.needs_live:
             made = plan(self.job, self.observed(live=True), self.now, self.settings)
@@ -90,7 +90,7 @@ class World:
 
     def _writes(self, made: Plan) -> Iterator[Callable[[], None]]:
         if made.status is not None:
-            DDPJobStatus.model_validate(made.status)  # the API server would refuse anything else, for ever
+            DDPJobStatus.model_validate(made.status)  # the API server would refuse any other status
             yield partial(self.job.__setitem__, "status", made.status)
         for delete in made.deletes:
             yield partial(self._delete, delete)
@@ -99,11 +99,11 @@ class World:
                 yield partial(self._create, create.resource.kind, create.name, create.body)
 
     def settle(self) -> int:
-        """Reconcile until nothing is written; the number of reconciles that wrote something."""
+        """Reconcile until nothing is written, and return the number of reconciles that wrote."""
         for count in range(20):
             if self.reconcile().idle:
                 return count
-        raise AssertionError("the job does not come to rest")
+        raise AssertionError("the job still writes after 20 reconciles")
 
     def run_all(self) -> None:
         for rank in range(self.job["spec"]["numNodes"]):
@@ -144,7 +144,7 @@ class World:
 
 
 def a_running_world(job: dict[str, Any]) -> World:
-    """A world in which every pod of the job's first attempt runs, and the status says so."""
+    """Return a world in which all pods of the job's first attempt run and the status shows it."""
     world = World(job)
     world.settle()
     world.run_all()

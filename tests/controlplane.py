@@ -1,7 +1,7 @@
-"""A real control plane on loopback: etcd and kube-apiserver, kube-controller-manager where a test needs it.
+"""A real control plane on loopback: etcd and kube-apiserver, and kube-controller-manager if a test needs it.
 
-No kubelet and no scheduler: a test that needs a pod to run says so by patching its status, as a kubelet would.
-Tokens are static, RBAC is on, and everything lies in one folder that goes away with it.
+It has no kubelet and no scheduler: a test patches the status of a pod, as a kubelet would. Tokens are static, RBAC is
+enabled, and all files are in one folder that is deleted at the end.
 """
 
 import json
@@ -26,7 +26,7 @@ from tests.kind.toolchain import binary
 from tests.processes import end, eventually, free_port, spawn, tail
 
 ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
-SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544): they exist in nobody's network
+SERVICE_RANGE = "198.18.128.0/20"  # benchmarking addresses (RFC 2544), used by no real network
 START_SECONDS = 120.0
 ISSUER = "https://kubernetes.default.svc"
 CRD_FILE = Path(__file__).parent.parent / "manifests" / "crd.yaml"
@@ -39,7 +39,7 @@ AUDIT_POLICY = {
 
 
 class ApiError(Exception):
-    """The API server refused a request of the test itself."""
+    """The API server refused a request of the test."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -47,9 +47,9 @@ class ApiError(Exception):
 
 
 class ControlPlane:
-    """Use as a context manager. ``server``, ``ca_file`` and ``admin_token`` are what a client needs.
+    """Use as a context manager. A client needs ``server``, ``ca_file`` and ``admin_token``.
 
-    audit: keep a log of all writes (``writes``). controller_manager: garbage collection, namespaces, quota.
+    audit: log all writes (``writes``). controller_manager: run garbage collection, namespaces and quota.
     """
 
     def __init__(self, *, audit: bool = False, controller_manager: bool = False) -> None:
@@ -74,18 +74,18 @@ class ControlPlane:
 
     @property
     def ca_file(self) -> Path:
-        """Certificate to trust: the API server signs its own."""
+        """Return the path of the API server's self-signed certificate."""
         return self.folder / "certificates" / "apiserver.crt"
 
     def stop(self) -> None:
-        """End everything and remove the folder."""
+        """Stop all processes and delete the folder."""
         for process in reversed(self._processes):
             end(process)
         self._processes.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def request(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> Json:
-        """One request as administrator; a PATCH is a merge patch. Raises ``ApiError``."""
+        """Send one request and return the answer. A PATCH is a merge patch. Raises ``ApiError``."""
         return cast(Json, json.loads(self._text(method, path, body, token=token)))
 
     def _text(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> str:
@@ -136,7 +136,7 @@ class ControlPlane:
     def kubeconfig(
         self, token: str = ADMIN_TOKEN, *, name: str = "admin", server: str = "", namespace: str = "default"
     ) -> Path:
-        """A kubeconfig for the bearer of ``token``; ``server`` may be a proxy in front of the API server."""
+        """Return a kubeconfig with ``token``. ``server`` may be a proxy in front of the API server."""
         cluster: Json = {"server": server or self.server}
         if cluster["server"].startswith("https"):
             cluster["certificate-authority"] = str(self.ca_file)
@@ -154,14 +154,14 @@ class ControlPlane:
         return path
 
     def service_account(self, namespace: str, name: str) -> str:
-        """A new service account; returns a token of it."""
+        """Create a service account and return a token for it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         self.request("POST", path, {"metadata": {"name": name}})
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [ISSUER]}}
         return str(self.request("POST", f"{path}/{name}/token", body)["status"]["token"])
 
     def apply_crd(self) -> None:
-        """Install the CustomResourceDefinition of this working tree, and wait until it is served."""
+        """Install the CustomResourceDefinition of this working tree and wait until the API server serves it."""
         crd = yaml.safe_load(CRD_FILE.read_text())
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         try:
@@ -173,16 +173,16 @@ class ControlPlane:
         eventually("the CRD is served", self._serves_jobs)
 
     def make_namespace(self, name: str) -> None:
-        """A new namespace."""
+        """Create a namespace."""
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
 
     def writes(self) -> list[Json]:
-        """Audit events of all writes so far, in the order they were answered."""
+        """Return the audit events of all writes so far, in the order of the answers."""
         log = self.folder / "audit.log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def history(self, path: str, since: str) -> list[Json]:
-        """All watch events of a collection after the resourceVersion ``since``, replayed."""
+        """Return all watch events of a collection after the resourceVersion ``since``."""
         separator = "&" if "?" in path else "?"
         query = f"watch=true&resourceVersion={since}&timeoutSeconds=1"
         return [json.loads(line) for line in self._text("GET", f"{path}{separator}{query}").splitlines()]
@@ -209,7 +209,7 @@ class ControlPlane:
         try:
             subprocess.run([*key, "-out", str(self.folder / "sa.key")], check=True, capture_output=True, timeout=60)
         except FileNotFoundError as error:
-            raise RuntimeError("openssl is not installed: apt-get install openssl") from error
+            raise RuntimeError("openssl is not installed. Next: apt-get install openssl") from error
 
     def _start_etcd(self) -> str:
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
@@ -247,7 +247,7 @@ class ControlPlane:
             f"--service-account-issuer={ISSUER}",
             f"--service-account-key-file={self.folder / 'sa.key'}",
             f"--service-account-signing-key-file={self.folder / 'sa.key'}",
-            # Only kube-controller-manager makes the default service account that this plugin asks for.
+            # This plugin requires the default service account, which only kube-controller-manager creates.
             *(() if self._with_controllers else ("--disable-admission-plugins=ServiceAccount",)),
             *(audit if self._audit else ()),
         )
@@ -294,7 +294,7 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(*, audit: bool = False, controller_manager: bool = False) -> Iterator[ControlPlane]:
-    """A control plane that serves DDPJobs."""
+    """Run a control plane that serves DDPJobs."""
     with ControlPlane(audit=audit, controller_manager=controller_manager) as plane:
         plane.apply_crd()
         yield plane

@@ -1,6 +1,6 @@
-"""A proxy on loopback in front of the real API server that misbehaves where a test tells it to.
+"""A proxy on loopback in front of the API server that injects the faults of a test.
 
-It runs in a thread of its own and speaks plain HTTP to the client, TLS to the server; watches stream through.
+It runs in a separate thread, with plain HTTP to the client and TLS to the server. Watches are streamed.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from tests.processes import eventually
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request.
+    """The fault of one request.
 
-    status: answered at once with this status, nothing forwarded; 0 closes the connection instead.
-    after_commit: the request is forwarded first, and only its answer is replaced.
-    hold: seconds to wait before anything else.
+    status: the status of the answer; the request is not forwarded. 0 closes the connection instead.
+    after_commit: forward the request first, and replace only its answer.
+    hold: seconds to wait first.
     """
 
     status: int = 0
@@ -35,7 +35,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came: loop time, method and path with query."""
+    """A received request: loop time, method and path with query."""
 
     time: float
     method: str
@@ -46,7 +46,7 @@ Rule = Callable[[web.BaseRequest], Fault | None]
 
 
 class FaultProxy:
-    """Use as a context manager; ``server`` is its address. ``rule`` is asked about every request."""
+    """Use as a context manager. ``server`` is its address. ``rule`` returns the fault of a request, or None."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.rule: Rule = lambda request: None
@@ -68,7 +68,7 @@ class FaultProxy:
         self._thread.join(timeout=30)
 
     def once(self, method: str, path_part: str, fault: Fault, times: int = 1) -> None:
-        """Let ``fault`` happen to the next ``times`` requests of that method whose path holds ``path_part``."""
+        """Inject ``fault`` into the next ``times`` requests with that method and ``path_part`` in the path."""
         left = times
 
         def rule(request: web.BaseRequest) -> Fault | None:
@@ -81,7 +81,7 @@ class FaultProxy:
         self.rule = rule
 
     def cut(self) -> None:
-        """Break every connection that is under way, watches first of all."""
+        """Break every open connection, above all the watches."""
         self._loop.call_soon_threadsafe(self._cut)
 
     def _cut(self) -> None:
@@ -136,7 +136,7 @@ class FaultProxy:
                     await response.write(chunk)
                 await response.write_eof()
             except (aiohttp.ClientError, ConnectionError):
-                transport.abort()  # the other end is gone: so is this one
+                transport.abort()  # one side closed its connection: close the other
             finally:
                 self._transports.discard(transport)
             return response
@@ -146,5 +146,5 @@ class FaultProxy:
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
         headers = {key: value for key, value in request.headers.items() if key.lower() != "host"}
         url = self._plane.server + request.path_qs
-        # An empty body is none: aiohttp would give it a Content-Type, and the API server answers 415.
+        # None for an empty body: aiohttp would add a Content-Type, and the API server would answer 415.
         return self._session.request(request.method, url, data=body or None, headers=headers, allow_redirects=False)

@@ -1,7 +1,7 @@
-"""A bare HTTP client of the API server, and one watch that sees every pod come into being.
+"""A plain HTTP client of the API server, with watches that record when each pod appears.
 
-No layer of ours and none of a client library's between the benchmark and the server: what it measures as the floor is
-what the server and HTTP cost.
+It uses neither the operator's client nor a client library, so the floor that it measures is the cost of the server and
+of HTTP.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Json = dict[str, Any]
 SECONDS = 120.0
 CONNECTIONS = 64
 SETTLE_SECONDS = 1.0
-"""Between two measurements, so that the cleaning up after one is not charged to the next."""
+"""Pause between two measurements, so that the clean-up after one does not slow the next."""
 
 
 class WatchEndedError(Exception):
-    """A watch ended, so that not everything that happened was seen."""
+    """A watch ended, so some events were missed."""
 
 
 @dataclass
 class Timeline:
-    """When the watches saw what, in milliseconds after the first byte was sent."""
+    """The times of the watches' events, in milliseconds after the request was sent."""
 
     nodes: int
     begin: float = 0.0
@@ -68,7 +68,7 @@ class Timeline:
 
 
 class ApiServer:
-    """Makes jobs and pods in one namespace, and times them. Create with ``reached_by``."""
+    """Creates jobs and pods in one namespace, and measures the time. Create with ``reached_by``."""
 
     def __init__(self, session: aiohttp.ClientSession, server: str, namespace: str) -> None:
         self._session = session
@@ -82,14 +82,14 @@ class ApiServer:
     @classmethod
     @contextlib.asynccontextmanager
     async def reached_by(cls, plane: ControlPlane, namespace: str) -> AsyncIterator[ApiServer]:
-        """Connect, open the watches, and close both at the end."""
+        """Connect and open the watches; close both at the end."""
         trust = ssl.create_default_context(cafile=str(plane.ca_file))
         connector = aiohttp.TCPConnector(limit=0, ssl=trust, keepalive_timeout=60)
         headers = {"Authorization": f"Bearer {plane.admin_token}", "Content-Type": "application/json"}
         async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**21) as session:
             api = cls(session, plane.server, namespace)
             await api._open_watches()
-            # The API server holds the first write to a new CRD back for two seconds; no job of a user meets that.
+            # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
             await api._post(names.DDPJOBS, json.dumps(job_of("first", 1)).encode(), "&dryRun=All")
             try:
                 yield api
@@ -97,15 +97,15 @@ class ApiServer:
                 await api._close_watches()
 
     async def run_job(self, nodes: int) -> Timeline:
-        """POST a job and wait until all its pods exist; then remove everything."""
+        """POST a job, wait until all its pods exist, delete everything, and return the times."""
         return await self._measured(self._run_job, nodes)
 
     async def post_pods(self, nodes: int) -> Timeline:
-        """POST the very pods that the operator would, all at once, and wait until all of them exist."""
+        """POST the pods that the operator would create, all at once, wait until they exist, and return the times."""
         return await self._measured(self._post_pods, nodes)
 
     async def _measured(self, measure: Callable[[int], Awaitable[Timeline]], nodes: int) -> Timeline:
-        """The server ends a watch that it finds slow: what was measured meanwhile does not count."""
+        """Return a measurement; repeat it if the server closed a watch, which it does to slow ones."""
         while True:
             try:
                 return await measure(nodes)
@@ -158,7 +158,7 @@ class ApiServer:
             )
 
     async def _warm(self, connections: int) -> None:
-        """Open (or keep open) connections, as a process that has been running for a while has them."""
+        """Open connections, as a process that has run for a while has them open."""
         await asyncio.gather(*(self._get(f"{self._server}/api/v1") for _ in range(connections)))
 
     async def _clean_up(self, selector: str) -> None:
@@ -228,7 +228,7 @@ class ApiServer:
 
 
 def job_of(name: str, nodes: int) -> Json:
-    """A job of ordinary size: limits, a few variables, a checkpoint claim that the user brings."""
+    """Return a job of ordinary size: limits, a variable, an existing checkpoint claim."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.DDPJOBS.kind,
@@ -246,14 +246,14 @@ def job_of(name: str, nodes: int) -> Json:
 
 
 def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:
-    """Encoded bodies of the pods that the operator makes for that job; only the label it watches by differs."""
+    """Return the encoded pods that the operator creates for that job, except for the label that it watches."""
     body = job_of(name, nodes)
     body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1}
     job = Job.of(body, parse_spec(body))
     bodies = []
     for create in desired_pods(job, 1, EngineSettings()):
         pod = copy.deepcopy(create.body)
-        # Otherwise the operator would follow them too, and its work would be charged to the floor.
+        # Otherwise the operator would watch these pods too, and its work would slow the floor.
         pod["metadata"]["labels"][names.LABEL_MANAGED_BY] = "ddpjob-benchmark"
         bodies.append(json.dumps(pod).encode())
     return bodies

@@ -1,14 +1,14 @@
-"""How long from the POST of a job until all its pods exist, beside the least that the API server needs for them.
+"""Measure the time from the POST of a job until all its pods exist, and the least time that the API server needs.
 
     python -m tests.benchmarks.apply_to_pods            # table on standard output
     python -m tests.benchmarks.apply_to_pods --write    # and into docs/benchmarks.md
 
-Everything is real: kube-apiserver, etcd, and the operator as a process of its own. The floor is the same number of the
-same pods, POSTed concurrently and without an operator by one bare HTTP client whose connections are open already and
-whose bodies are encoded beforehand. Both ends are seen by the same watch, opened before. Floor and operator alternate
-within each repetition, so that a busy machine slows both; medians are reported.
+kube-apiserver, etcd and the operator run as separate processes. The floor is the time for the same pods, POSTed
+concurrently without an operator by one HTTP client with open connections and encoded bodies. One watch, opened before,
+records the pods of both. Floor and operator alternate within each repetition, so that a busy machine slows both. The
+result is the median.
 
-Aim: floor × 1.5 + 15 ms, at every size.
+The target is floor × 1.5 + 15 ms at every size.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.benchmarks.api_server import ApiServer, Timeline
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
 from tests.controlplane import control_plane
+from tests.kind import prepare
 
 SIZES = (1, 8, 32, 64)
 REPETITIONS = 9
@@ -33,16 +34,16 @@ NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Row:
-    """Medians for one size, in milliseconds."""
+    """The medians for one size, in milliseconds."""
 
     nodes: int
     floor_ms: float
     operator_ms: float
     aim_ms: float
     slowest_ms: float
-    """The slowest of the operator's repetitions."""
+    """The slowest repetition of the operator."""
     stages_ms: dict[str, float]
-    """When the status patch, the Service, and the first pod were seen."""
+    """The times of the status patch, the Service and the first pod."""
 
     @property
     def holds(self) -> bool:
@@ -50,7 +51,7 @@ class Row:
 
 
 async def measure(api: ApiServer, sizes: Sequence[int], repetitions: int) -> tuple[list[Row], dict[int, float]]:
-    """Rows, and for each size the very first run (ms), when neither code nor connections were warm."""
+    """Return the rows, and for each size the time of the first run (ms), without warm code and connections."""
     first: dict[int, float] = {}
     floors: dict[int, list[float]] = {n: [] for n in sizes}
     runs: dict[int, list[Timeline]] = {n: [] for n in sizes}
@@ -59,7 +60,7 @@ async def measure(api: ApiServer, sizes: Sequence[int], repetitions: int) -> tup
         await api.post_pods(nodes)
     for repetition in range(repetitions):
         for nodes in sizes:
-            # Whoever comes second may find the server warmer, or busier with cleaning up: take turns.
+            # Alternate the order: the second may find the server warmer, or busy with deleting.
             if repetition % 2:
                 runs[nodes].append(await api.run_job(nodes))
             floors[nodes].append((await api.post_pods(nodes)).total_ms)
@@ -87,7 +88,7 @@ def _row(nodes: int, floors: list[float], runs: list[Timeline]) -> Row:
 
 
 async def run(sizes: tuple[int, ...], repetitions: int) -> dict[str, object]:
-    """Bring up the control plane and the operator, measure, and take both down again."""
+    """Start the control plane and the operator, measure, stop both, and return the result."""
     machine = describe_machine()  # before the benchmark's own load
     with control_plane() as plane, OperatorProcess(plane.kubeconfig()) as operator:
         operator.wait_until_ready()
@@ -103,7 +104,7 @@ async def run(sizes: tuple[int, ...], repetitions: int) -> dict[str, object]:
 
 
 def table(result: dict[str, object]) -> str:
-    """The result as a Markdown table."""
+    """Return the result as a Markdown table."""
     rows = result["rows"]
     first = result["first_run_ms"]
     assert isinstance(rows, list) and isinstance(first, dict)
@@ -125,7 +126,7 @@ def table(result: dict[str, object]) -> str:
 
 
 def main() -> int:
-    """Exit code 0 when the aim is held at every size, 1 when it is missed."""
+    """Measure and print. The exit code is 0 if the target is met at every size, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.apply_to_pods", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="NODES")
@@ -133,6 +134,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
+    prepare.ensure("etcd", "kube-apiserver")
     result = asyncio.run(run(tuple(options.sizes), options.repetitions))
     print(json.dumps(result, indent=2) if options.json else table(result))
     if options.write:

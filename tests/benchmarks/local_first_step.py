@@ -1,16 +1,16 @@
-"""How long from `ddpjob run` to the end of the first training step on this machine, without a cluster.
+"""Measure the time from `ddpjob run` to the end of the first training step on this machine, without a cluster.
 
     python -m tests.benchmarks.local_first_step            # table on standard output
     python -m tests.benchmarks.local_first_step --write    # and into docs/benchmarks.md
 
-With manifests/examples/mnist-cpu.yaml, two nodes of two processes, on scikit-learn's digits and, where
-DDPJOB_MNIST_DIR or ../shared/mnist has it, on MNIST. The clock starts before the process does and stops at the time
-that the trainer's own row of step 1 bears: Python's start, the control plane, four imports of torch, the rendezvous and
-the data are inside.
+It runs manifests/examples/mnist-cpu.yaml, two nodes of two processes, on scikit-learn's digits and, if
+DDPJOB_MNIST_DIR or ../shared/mnist has it, on MNIST. The time starts before the process starts and ends at the time in
+the trainer's row of step 1. It includes Python's start, the control plane, four imports of torch, the rendezvous and
+the data.
 
-Cold: before the run the pages of all files of this virtual environment, torch's above all, are dropped from the page
-cache (posix_fadvise, POSIX_FADV_DONTNEED); what stayed, because other programs have it mapped, is told. Warm: right
-after a run. Cold and warm runs take turns. Every run has a state folder of its namespace.
+Cold: before the run, the pages of all files of this virtual environment are dropped from the page cache
+(posix_fadvise, POSIX_FADV_DONTNEED). The table shows how much stayed because other programs have it mapped. Warm: right
+after another run. Cold and warm runs alternate. Every run has its own state folder.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Start:
-    """One run; seconds since the command was started."""
+    """One run, in seconds since the command was started."""
 
     shown: float
-    """The command line showed the job for the first time."""
+    """When the command line first showed the job."""
     running: float
-    """All pods ran."""
+    """When all pods ran."""
     first_step: float
 
 
 def datasets() -> dict[str, list[str]]:
-    """Options of `ddpjob run` by the data that they train on, for what this machine has."""
+    """Return the options of `ddpjob run` for each dataset that this machine has."""
     found = {"digits": ["--set", "args=[train, --data, digits, --epochs, 2]"]}
     mnist = Path(os.environ.get("DDPJOB_MNIST_DIR") or ROOT.parent / "shared" / "mnist")
     if mnist.is_dir():
@@ -59,7 +59,7 @@ def datasets() -> dict[str, list[str]]:
 
 
 def start(options: list[str]) -> Start:
-    """Run the example until its first step is done, then stop it."""
+    """Run the example until its first step is done, stop it, and return its times."""
     with tempfile.TemporaryDirectory(prefix="ddpjob-first-step-") as folder:
         command = [sys.executable, "-m", "ddpjob.cli.main", "run", str(EXAMPLE), "-o", "json", "--state-dir", folder]
         begin = time.time()
@@ -73,7 +73,7 @@ def start(options: list[str]) -> Start:
                     running = running or seconds
                 if event.get("step", 0) >= 1:
                     break
-            process.terminate()  # the trainer writes down its rows, saves and leaves
+            process.terminate()  # the trainer writes its rows, saves and exits
             process.communicate(timeout=SECONDS)
         finally:
             process.kill()
@@ -90,7 +90,7 @@ def _events(process: subprocess.Popen[str], deadline: float) -> Iterator[dict[st
         if event["type"] == "result" and event["exitCode"] != 0:
             raise SystemExit(f"the run ended before its first step: {event}")
         if time.time() > deadline:
-            raise SystemExit(f"no step within {SECONDS:g} s")
+            raise SystemExit(f"timed out after {SECONDS:g} s waiting for the first step")
 
 
 def _first_step(folder: Path) -> float:
@@ -98,11 +98,11 @@ def _first_step(folder: Path) -> float:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         if times := [row["time"] for row in rows if row["event"] == "train"]:
             return float(times[0])
-    raise SystemExit("the run ended before its first step; what it said stands above")
+    raise SystemExit("the run ended before its first step; its output is above")
 
 
 def measure(repetitions: int) -> tuple[dict[str, dict[str, list[Start]]], int, int]:
-    """Starts by data and temperature; bytes that were dropped each time, and the most that stayed."""
+    """Return the runs by data and cache state, the bytes dropped each time, and the largest number that stayed."""
     found: dict[str, dict[str, list[Start]]] = {}
     dropped = stayed = 0
     for name, options in datasets().items():
@@ -118,7 +118,7 @@ def measure(repetitions: int) -> tuple[dict[str, dict[str, list[Start]]], int, i
 
 
 def table(measured: Mapping[str, Mapping[str, list[Start]]], foot: str) -> str:
-    """The result as a Markdown table."""
+    """Return the result as a Markdown table."""
     lines = [
         "| data | page cache | `ddpjob run` → first training step | fastest | slowest | job shown | all pods run |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -135,7 +135,7 @@ def table(measured: Mapping[str, Mapping[str, list[Start]]], foot: str) -> str:
 
 
 def main() -> int:
-    """Exit code 0."""
+    """Measure, print the result, and return exit code 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.local_first_step", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
@@ -145,7 +145,7 @@ def main() -> int:
     machine = describe_machine(kubernetes=False)
     measured, dropped, stayed = measure(options.repetitions)
     foot = (
-        f"Medians of {options.repetitions} repetitions, cold and warm in turns. Cold: {dropped / 1e6:,.0f} MB of the "
+        f"Medians of {options.repetitions} repetitions, alternating. Cold: {dropped / 1e6:,.0f} MB of the "
         f"virtual environment dropped from the page cache before each; at most {stayed / 1e6:,.0f} MB of it stayed. "
         f"Measured on {machine}."
     )

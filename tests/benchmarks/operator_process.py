@@ -1,4 +1,4 @@
-"""The operator as an ordinary process against any kubeconfig: what a benchmark measures is what is deployed."""
+"""The operator as a process, started as in a deployment, for any kubeconfig."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_SECONDS = 20.0
 
 
 class OperatorProcess:
-    """Context manager: starts the operator, and ends it by SIGTERM; shows its log when the block failed."""
+    """Context manager that starts the operator and stops it with SIGTERM. Prints the log's end if the block fails."""
 
     def __init__(self, kubeconfig: Path, *flags: str) -> None:
         self.port = free_port()
@@ -50,7 +50,7 @@ class OperatorProcess:
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
-        """Until /readyz says that the watches are open."""
+        """Wait until /readyz reports that the watches are open."""
         eventually("the operator is ready", self._is_ready, timeout=READY_SECONDS)
 
     def _is_ready(self) -> bool:

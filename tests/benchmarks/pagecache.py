@@ -1,4 +1,4 @@
-"""Drops files from the page cache, and tells what of them is in it: without root, and files of nobody else."""
+"""Drop files from the page cache, and count their cached bytes. Needs no root, and affects no other files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(folder: Path) -> int:
-    """Ask the kernel to forget the pages of all files in a folder. Returns the size of the files, in bytes.
+    """Drop the pages of all files in a folder from the page cache, and return the size of the files in bytes.
 
     Pages that a running program has mapped stay; see ``resident``.
     """
@@ -28,7 +28,7 @@ def drop(folder: Path) -> int:
 
 
 def resident(folder: Path) -> int:
-    """Bytes of the files in a folder that are in the page cache (mincore(2))."""
+    """Return how many bytes of the files in a folder are in the page cache (mincore(2))."""
     return sum(_resident(path) for path in _files(folder))
 
 

@@ -1,11 +1,11 @@
-"""How long until a training steps: after `kubectl apply`, and again after one of its pods is killed.
+"""Measure the time from `kubectl apply` to the first step, and from the loss of a pod to the next step.
 
     python -m tests.benchmarks.recovery            # table on standard output
     python -m tests.benchmarks.recovery --write    # and into docs/benchmarks.md
 
-On the kind cluster of the tests, with manifests/examples/mnist-cpu.yaml: two pods on two nodes, two processes each. The
-times are those of the trainer's own rows in metrics.jsonl, so scheduling, container start, the import of torch, the
-rendezvous, the data and the checkpoint are all inside.
+It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests: two pods on two nodes, two processes each.
+The times are those of the trainer's rows in metrics.jsonl. They include scheduling, container start, the import of
+torch, the rendezvous, the data and the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ REPETITIONS = 5
 
 @dataclass(frozen=True)
 class Life:
-    """One job that lost a pod; seconds."""
+    """One job that lost a pod; times in seconds."""
 
     first_step: float
     next_step: float
     lost_steps: int
-    """Steps that were trained twice: those since the last checkpoint."""
+    """The steps since the last checkpoint, which were trained twice."""
 
 
 def live(cluster: Cluster) -> Life:
-    """Apply the example, kill the pod of the last node in mid-training, wait for the end."""
-    with job_namespace(cluster, NAME) as place:
-        place.kubectl.apply(claim_of(place))
+    """Apply the example, kill the pod of the last node during training, wait for the end, and return the times."""
+    with job_namespace(cluster, NAME) as namespace:
+        namespace.kubectl.apply(claim_of(namespace))
         applied = time.time()
-        place.kubectl.apply(mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
-        place.until_step(NAME, 60, checkpoint=50)
-        victim = max(pod["metadata"]["name"] for pod in place.pods())
+        namespace.kubectl.apply(mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
+        namespace.until_step(NAME, 60, checkpoint=50)
+        victim = max(pod["metadata"]["name"] for pod in namespace.pods())
         killed = time.time()
-        place.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-        place.until_finished(NAME)
-        before, after = (_steps(place, run) for run in (1, 2))
+        namespace.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+        namespace.until_finished(NAME)
+        before, after = (_steps(namespace, run) for run in (1, 2))
         return Life(
             first_step=before[0]["time"] - applied,
             next_step=after[0]["time"] - killed,
@@ -58,13 +58,13 @@ def live(cluster: Cluster) -> Life:
         )
 
 
-def _steps(place: JobNamespace, run: int) -> list[Json]:
-    rows = [json.loads(line) for line in metrics_of(place).read_text().splitlines()]
+def _steps(namespace: JobNamespace, run: int) -> list[Json]:
+    rows = [json.loads(line) for line in metrics_of(namespace).read_text().splitlines()]
     return [row for row in rows if row["event"] == "train" and row["run"] == run]
 
 
 def table(lives: list[Life], machine: str) -> str:
-    """The result as a Markdown table."""
+    """Return the result as a Markdown table."""
     columns = {
         "apply → first training step": [life.first_step for life in lives],
         "killed pod → next training step": [life.next_step for life in lives],
@@ -77,11 +77,11 @@ def table(lives: list[Life], machine: str) -> str:
 
 
 def main() -> int:
-    """Exit code 0."""
+    """Measure, print the result, and return exit code 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.recovery", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or make (default: %(default)s)")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()

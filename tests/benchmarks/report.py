@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
 def describe_machine(*, kubernetes: bool = True) -> str:
-    """Processor, cores, kernel, versions, date and what else the machine is doing, in one line."""
+    """Return processor, cores, kernel, versions, date and load average in one line."""
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
     cluster = f"Kubernetes {KUBERNETES_VERSION}, " if kubernetes else ""
@@ -25,12 +25,12 @@ def describe_machine(*, kubernetes: bool = True) -> str:
 
 
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
-    """Replace what stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``."""
+    """Replace the text between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, opened, rest = page.read_text().partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise SystemExit(f"{page} has no section {begin} ... {end}: add the two markers where the table belongs")
+        raise SystemExit(f"{page} has no section {begin} ... {end}: add the two markers where the table should be")
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 

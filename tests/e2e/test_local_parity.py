@@ -31,7 +31,7 @@ TRAINING = ("train", "--data", "digits", "--epochs", "1", "--checkpoint-every", 
 
 
 def job(name: str, *args: str, **spec: object) -> Json:
-    """Two nodes of one process each; one thread per rank, so that both paths compute the very same numbers."""
+    """Return a job of two nodes with one process each, and one thread per rank for identical numbers."""
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
