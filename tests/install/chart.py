@@ -1,4 +1,4 @@
-"""Runs Helm on the chart of this repository, as a user would, and gives back objects."""
+"""Run Helm on the chart of this repository and return the rendered objects."""
 
 import json
 import subprocess
@@ -13,19 +13,19 @@ from tests.prepared import program
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob"
 NAMESPACE = "ddpjob-system"
-# Rendering without a cluster must not depend on the version that Helm happens to have been built with.
+# Without a cluster, Helm renders for the Kubernetes version that it was built with; fix it.
 KUBE_VERSION = ("--kube-version", "1.34.0")
 
 Object = dict[str, Any]
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Helm; the caller looks at the exit status."""
+    """Run Helm. The caller checks the exit status."""
     return subprocess.run([program("helm"), *arguments], text=True, capture_output=True, timeout=120, check=False)
 
 
 def template(values: Object | None = None, *, release: str = "ddpjob", hooks: bool = True) -> list[Object]:
-    """The objects that ``helm install`` would send.
+    """Return the objects that ``helm install`` would create.
 
     Raises:
         AssertionError: Helm refused the values; its message is in the error.
@@ -37,10 +37,10 @@ def template(values: Object | None = None, *, release: str = "ddpjob", hooks: bo
 
 
 def refusal(values: Object) -> str:
-    """What Helm says of values that it refuses.
+    """Return Helm's error for values that it refuses.
 
     Raises:
-        AssertionError: it did not refuse them.
+        AssertionError: Helm accepted the values.
     """
     done = helm("template", "ddpjob", str(CHART), *KUBE_VERSION, *_set(values))
     assert done.returncode != 0, f"accepted {values}"
@@ -48,10 +48,10 @@ def refusal(values: Object) -> str:
 
 
 def of_kind(objects: Iterable[Object], *kinds: str) -> list[Object]:
-    """The objects of these kinds, in their order."""
+    """Return the objects of these kinds, in order."""
     return [item for item in objects if item["kind"] in kinds]
 
 
 def _set(values: Object | None) -> list[str]:
-    # Dotted keys, JSON values: --set-json keeps types where --set would guess them.
+    # --set-json keeps the types of values; --set would guess them.
     return [part for key, value in (values or {}).items() for part in ("--set-json", f"{key}={json.dumps(value)}")]

@@ -1,4 +1,4 @@
-"""Prints docs/fields.md from the models, so that the reference cannot say what the code does not."""
+"""Generate docs/fields.md from the models of the resource."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ validation, dropped.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for title, model in (("spec", DDPJobSpec), ("status", DDPJobStatus)):
         schema = model.model_json_schema(by_alias=True)
@@ -45,7 +45,7 @@ def _sections(root: Schema, title: str) -> Iterator[str]:
 
 
 def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | None) -> str:
-    """One object's text and table. ``changeable`` None: each field by its own name (the spec itself)."""
+    """Return the text and table of one object. ``changeable`` is None for the spec: each field decides by its name."""
     lines = [" ".join(schema.get("description", "").split()), ""]
     if with_limits:
         lines += ["| Field | Type | Default | Limits | Live job | Meaning |", "|---|---|---|---|---|---|"]
@@ -69,14 +69,14 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
 
 
 def _meaning(field: Schema, defs: Schema) -> str:
-    """The field's description; pydantic leaves it to the object's where the two are equal."""
+    """Return the field's description. pydantic omits it if it equals the description of the field's type."""
     reference = _plain(field).get("$ref", "").rsplit("/", 1)[-1]
     text: str = field.get("description") or defs.get(reference, {}).get("description", "")
     return text
 
 
 def _plain(field: Schema) -> Schema:
-    """The field without its null alternative."""
+    """Return the field without its null alternative."""
     options = [option for option in field.get("anyOf", ()) if option.get("type") != "null"]
     if len(options) == 1:
         merged: Schema = options[0] | {key: value for key, value in field.items() if key != "anyOf"}
@@ -90,10 +90,10 @@ def _type(field: Schema) -> str:
         name = field["$ref"].rsplit("/", 1)[-1]
         return f"[{name}](#{name.lower()})"
     if field.get("x-kubernetes-int-or-string"):
-        words = [f"`{option['const']}`" for option in field["anyOf"] if "const" in option]
-        return f"integer or {words[0]}" if words else "quantity"
+        names = [f"`{option['const']}`" for option in field["anyOf"] if "const" in option]
+        return f"integer or {names[0]}" if names else "quantity"
     if "enum" in field or "const" in field:
-        return ", ".join(f"`{word}`" for word in field.get("enum") or [field["const"]])
+        return ", ".join(f"`{value}`" for value in field.get("enum") or [field["const"]])
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}"
     if isinstance(field.get("additionalProperties"), dict):
@@ -114,18 +114,18 @@ def _default(name: str, field: Schema, schema: Schema) -> str:
 
 def _limits(field: Schema) -> str:
     field = _plain(field)
-    words = []
+    limits = []
     if "minimum" in field or "maximum" in field:
-        words.append(f"{field.get('minimum', '')} … {field.get('maximum', '')}")
+        limits.append(f"{field.get('minimum', '')} … {field.get('maximum', '')}")
     if field.get("maxLength"):
-        words.append(f"≤ {field['maxLength']} characters")
+        limits.append(f"≤ {field['maxLength']} characters")
     if field.get("maxItems") or field.get("maxProperties"):
-        words.append(f"≤ {field.get('maxItems') or field['maxProperties']} entries")
+        limits.append(f"≤ {field.get('maxItems') or field['maxProperties']} entries")
     quantity = field.get("x-kubernetes-int-or-string") and field.get("pattern")
     if field.get("pattern") and not quantity:
-        words.append(f"`{_cell(field['pattern'])}`")
-    words += [_cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
-    return "; ".join(words)
+        limits.append(f"`{_cell(field['pattern'])}`")
+    limits += [_cell(rule["message"]) for rule in field.get("x-kubernetes-validations", ())]
+    return "; ".join(limits)
 
 
 def _cell(text: str) -> str:
@@ -155,7 +155,7 @@ def _in_order_of_use(root: Schema, defs: Schema) -> list[str]:
 
 
 def _changeable(root: Schema, defs: Schema) -> dict[str, bool]:
-    """For each object whether it stands under changeable fields of the spec only."""
+    """Return for each object whether only changeable fields of the spec use it."""
     under: dict[str, set[bool]] = {}
     for name, field in root.get("properties", {}).items():
         for used in _in_order_of_use({"properties": {name: field}}, defs):

@@ -1,4 +1,4 @@
-"""Writes every file that is derived from another: ``make generate``.
+"""Write every generated file: ``make generate``.
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; flow.py → docs/flow.svg;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
@@ -13,6 +13,7 @@ from ddpjob.api.crd import as_yaml
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
+from tests.kind import prepare
 
 CRD = ROOT / "manifests" / "crd.yaml"
 CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
@@ -27,7 +28,7 @@ _HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 
 
 def namespace() -> Object:
-    """The operator's namespace. Helm makes its own; `kubectl apply` needs to be told, and may as well be strict."""
+    """Return the operator's namespace for `kubectl apply`, with Pod Security `restricted`. Helm creates its own."""
     modes = ("enforce", "warn", "audit")
     return {
         "apiVersion": "v1",
@@ -40,7 +41,7 @@ def namespace() -> Object:
 
 
 def plain_manifests() -> dict[str, list[Object]]:
-    """What the chart's defaults install, without Helm's own labels: file name to objects."""
+    """Return the objects of the chart's defaults without Helm's labels, by file name."""
     objects = [without_helm(item) for item in template({"crds.install": False}, hooks=False)]
     rights = [item for item in objects if item["kind"] in _RIGHTS]
     others = [item for item in objects if item["kind"] not in _RIGHTS]
@@ -48,13 +49,13 @@ def plain_manifests() -> dict[str, list[Object]]:
 
 
 def without_helm(item: Object) -> Object:
-    """The object without the labels by which Helm knows its own."""
+    """Return the object without the labels that Helm adds."""
     labels = {key: value for key, value in item["metadata"].get("labels", {}).items() if key not in _HELM_LABELS}
     return item | {"metadata": item["metadata"] | {"labels": labels}}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, and writes repeated parts out in full."""
+    """Indents lists, and writes no YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -68,10 +69,11 @@ def _text(objects: list[Object]) -> str:
 
 
 def main() -> None:
-    """Write them all; those that need Helm come last, so that the others are there if it cannot be built."""
+    """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     for path, text in ((CRD, as_yaml()), (CHART_CRD, as_yaml()), (FIELDS, reference()), (FLOW, draw().svg())):
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+    prepare.ensure("helm")
     for name, objects in plain_manifests().items():
         (ROOT / "manifests" / name).write_text(_text(objects), encoding="utf-8")
         print(f"wrote manifests/{name}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The chart by itself: what Helm accepts, refuses and renders."""
+"""Which values Helm accepts and refuses, and what it renders from the chart."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding
 
 
 def leaves(values: dict[str, Any], path: str = "") -> list[str]:
-    """Dotted names of what a user can set; an empty or free-form object is one of them."""
+    """Return the dotted names of all values; an empty or free-form object counts as one."""
     found = []
     for key, value in values.items():
         name = f"{path}{key}"
@@ -31,13 +31,13 @@ def environment(**values: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("values", [[], ["--set", "scope=namespace,crds.install=false,metrics.enabled=true"]])
-def test_helm_lint_has_nothing_to_say(values: list[str]) -> None:
+def test_helm_lint_reports_nothing(values: list[str]) -> None:
     done = helm("lint", "--strict", str(CHART), *values)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[WARNING]" not in done.stdout
 
 
-def test_a_user_chooses_among_at_most_25_values_and_each_has_a_comment() -> None:
+def test_chart_has_at_most_25_values_and_each_has_a_comment() -> None:
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     names = leaves(yaml.safe_load(text))
     assert len(names) <= 25, names
@@ -47,12 +47,12 @@ def test_a_user_chooses_among_at_most_25_values_and_each_has_a_comment() -> None
         at = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
         block = lines[:at]
         while block and not block[-1].strip().startswith("#") and block[-1].strip():
-            block.pop()  # neighbours without a blank line between share the comment above them
+            block.pop()  # values without a blank line between them share a comment
         assert block and block[-1].strip().startswith("#"), f"{name} has no comment"
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "name"),
     [
         ({"imagee": {}}, "imagee"),
         ({"image.repo": "x"}, "repo"),
@@ -87,10 +87,10 @@ def test_a_user_chooses_among_at_most_25_values_and_each_has_a_comment() -> None
     ],
     ids=str,
 )
-def test_values_that_cannot_work_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_refused_by_name(values: dict[str, Any], name: str) -> None:
     message = refusal(values)
     assert "values don't meet the specifications of the schema" in message
-    assert said in message
+    assert name in message
 
 
 def test_cluster_scope_serves_all_namespaces_with_one_cluster_role() -> None:
@@ -113,12 +113,12 @@ def test_namespace_scope_has_a_role_and_a_binding_in_each_namespace(given: list[
     assert not of_kind(objects, "ClusterRoleBinding")
 
 
-def test_namespace_scope_can_do_without_any_cluster_wide_object() -> None:
+def test_namespace_scope_can_install_no_cluster_wide_object() -> None:
     objects = template({"scope": "namespace", "crds.install": False, "userRoles": False})
     assert not of_kind(objects, *CLUSTER_SCOPED)
 
 
-def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
+def test_crd_is_kept_on_uninstall_unless_crds_keep_is_false() -> None:
     [kept] = of_kind(template(), "CustomResourceDefinition")
     [dropped] = of_kind(template({"crds.keep": False}), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -126,7 +126,7 @@ def test_the_crd_is_kept_on_uninstall_unless_told_otherwise() -> None:
     assert not of_kind(template({"crds.install": False}), "CustomResourceDefinition")
 
 
-def test_the_default_image_name_which_nobody_owns_is_never_pulled() -> None:
+def test_default_image_name_is_never_pulled() -> None:
     default = operator_pod()["containers"][0]
     mine = operator_pod(**{"image.repository": "registry.example.com/ddpjob/operator"})["containers"][0]
     forced = operator_pod(**{"image.pullPolicy": "Always"})["containers"][0]
@@ -142,7 +142,7 @@ def test_an_image_can_be_pinned_by_its_digest() -> None:
     assert pod["containers"][0]["image"] == f"registry.example.com/op@{digest}"
 
 
-def test_every_setting_reaches_the_operator_as_the_text_the_user_wrote() -> None:
+def test_every_setting_reaches_the_operator_unchanged() -> None:
     values = {
         "operator.clusterDomain": "corp.example",
         "operator.progressIntervalSeconds": 3600,
@@ -174,7 +174,7 @@ def test_scheduling_values_reach_the_operators_pod() -> None:
     assert pod["imagePullSecrets"] == [{"name": "login"}]
 
 
-def test_metrics_are_off_and_come_with_service_then_monitor() -> None:
+def test_metrics_are_off_by_default_and_add_service_and_monitor() -> None:
     kinds = {item["kind"] for item in template(hooks=False)}
     assert kinds.isdisjoint({"Service", "ServiceMonitor"})
     assert "Service" in {item["kind"] for item in template({"metrics.enabled": True}, hooks=False)}
@@ -189,11 +189,11 @@ def test_metrics_are_off_and_come_with_service_then_monitor() -> None:
     ("release", "name"),
     [("ddpjob", "ddpjob-operator"), ("prod", "prod-ddpjob-operator"), ("my-ddpjob", "my-ddpjob-operator")],
 )
-def test_names_say_the_release_and_the_chart_once(release: str, name: str) -> None:
+def test_object_names_have_release_and_chart_once(release: str, name: str) -> None:
     [deployment] = of_kind(template(release=release), "Deployment")
     assert deployment["metadata"]["name"] == name
 
 
-def test_the_longest_release_name_still_gives_valid_names() -> None:
+def test_longest_release_name_gives_valid_object_names() -> None:
     for item in template(release="r" * 53):
         assert len(item["metadata"]["name"]) <= 63

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, examples are valid, and what they name exists."""
+"""Links in the documents work, examples are valid, and everything that they name exists."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def text(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Anchors as GitHub makes them from headings."""
+    """Return the anchors that GitHub generates from the headings."""
     headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", text(path)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -40,7 +40,7 @@ def blocks(path: Path, *languages: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_local_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_every_local_link_has_a_target(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text(page)))
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if re.match(r"[a-z]+:", target):
@@ -53,7 +53,7 @@ def test_every_local_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def job_pieces() -> Iterator[tuple[str, Object]]:
-    """Every YAML block of the documents that is a DDPJob or a part of its spec."""
+    """Return every YAML block of the documents that is a DDPJob or a part of its spec."""
     for page in PAGES:
         for number, block in enumerate(blocks(page, "yaml")):
             for document in yaml.safe_load_all(block):
@@ -67,22 +67,22 @@ PIECES = dict(job_pieces())
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_every_piece_of_a_job_in_the_documents_is_valid(name: str) -> None:
+def test_every_job_in_the_documents_is_valid(name: str) -> None:
     parse_spec({"spec": PIECES[name]})
 
 
-def test_the_documents_show_pieces_of_jobs() -> None:
+def test_documents_contain_jobs() -> None:
     assert len(PIECES) >= 4
 
 
-def test_every_make_target_that_is_named_exists() -> None:
+def test_every_named_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text(ROOT / "Makefile"), re.MULTILINE))
     for page in PAGES:
         for target in re.findall(r"(?:^|`)make ([a-z-]+)", text(page), re.MULTILINE):
-            assert target in targets, f"{page.name} speaks of `make {target}`"
+            assert target in targets, f"{page.name} names `make {target}`, which does not exist"
 
 
-def test_every_chart_value_that_is_named_exists() -> None:
+def test_every_named_chart_value_exists() -> None:
     values = yaml.safe_load(text(CHART / "values.yaml"))
     named = {
         name
@@ -95,7 +95,7 @@ def test_every_chart_value_that_is_named_exists() -> None:
         assert key in values[group], f"no value is called {name}"
 
 
-def test_every_setting_is_in_the_operators_page_with_its_default() -> None:
+def test_operations_page_has_every_setting_with_its_default() -> None:
     page = text(ROOT / "docs" / "operations.md")
     settings = parse([], {})
     for name in re.findall(r"`DDPJOB_OPERATOR_([A-Z_]+)`", page):
@@ -106,7 +106,7 @@ def test_every_setting_is_in_the_operators_page_with_its_default() -> None:
         assert re.search(rf"`DDPJOB_OPERATOR_{name.upper()}` \| {re.escape(shown)} \|", page), name
 
 
-def test_the_operators_page_has_every_metric_that_the_code_registers() -> None:
+def test_operations_page_has_every_registered_metric() -> None:
     page = text(ROOT / "docs" / "operations.md")
     documented = set(re.findall(r"^\| `(ddpjob_\w+)` \|", page, re.MULTILINE))
     package = Path(ddpjob.controller.__file__).parent
@@ -114,13 +114,13 @@ def test_the_operators_page_has_every_metric_that_the_code_registers() -> None:
     assert {name.removesuffix("_total") for name in documented} == registered
 
 
-def test_the_trainers_page_has_every_exit_code() -> None:
+def test_trainer_page_has_every_exit_code() -> None:
     rows = re.findall(r"^\| (\d+) \|", text(ROOT / "docs" / "trainer.md"), re.MULTILINE)
     known = {kind.code for kind in vars(ddptrain.errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
     assert {int(row) for row in rows} == {0, *known}
 
 
-def test_every_variable_of_the_trainer_is_in_the_guide() -> None:
+def test_guide_has_every_environment_variable_of_the_trainer() -> None:
     page = text(ROOT / "docs" / "write-a-job.md")
     claim = {"claimName": "c"}
     spec = parse_spec({"spec": {"image": "i", "checkpoint": claim, "data": claim}})
@@ -129,7 +129,7 @@ def test_every_variable_of_the_trainer_is_in_the_guide() -> None:
         assert f"`{entry['name']}`" in page, entry["name"]
 
 
-def test_every_condition_is_explained() -> None:
+def test_status_page_explains_every_condition() -> None:
     page = text(ROOT / "docs" / "status.md")
     for name in CONDITIONS:
         assert re.search(rf"^\| {name} \|", page, re.MULTILINE), name
@@ -147,7 +147,7 @@ def test_every_field_has_a_description(model: type[DDPJobSpec] | type[DDPJobStat
             assert content.get("description") or referred, f"{name}.{field} has no description"
 
 
-def test_the_field_reference_marks_what_is_fixed() -> None:
+def test_field_reference_marks_fixed_fields() -> None:
     page = text(ROOT / "docs" / "fields.md")
     rows = re.findall(r"^\| `(\w+)` \|(.*)$", page.split("## spec")[1].split("###")[0], re.MULTILINE)
     fixed = {name for name, rest in rows if "| fixed |" in rest}
@@ -163,7 +163,7 @@ def test_the_field_reference_marks_what_is_fixed() -> None:
 PACKAGES = {"operator": ROOT / "operator" / "ddpjob", "trainer": ROOT / "trainer_app" / "ddptrain"}
 
 
-def test_every_file_that_the_architecture_page_names_exists() -> None:
+def test_every_file_on_the_architecture_page_exists() -> None:
     named = re.findall(r"`([\w./-]+\.(?:py|j2|tpl|toml|svg|yaml))`", text(ROOT / "docs" / "architecture.md"))
     assert len(named) >= 60
     for name in named:
@@ -171,7 +171,7 @@ def test_every_file_that_the_architecture_page_names_exists() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
-def test_the_architecture_page_lists_every_module(package: Path) -> None:
+def test_architecture_page_lists_every_module(package: Path) -> None:
     page = text(ROOT / "docs" / "architecture.md")
     table = page.split(f"| `{package.relative_to(ROOT)}/` |", 1)[1].split("\n\n", 1)[0]
     listed = {
@@ -193,7 +193,7 @@ def test_the_walk_of_a_parameter_visits_each_file_once() -> None:
         assert len(files) == len(set(files)), walk
 
 
-def test_the_trainers_messages_are_quoted_as_the_trainer_prints_them() -> None:
+def test_quoted_trainer_messages_are_in_its_source() -> None:
     rows = [row for row in text(ROOT / "docs" / "troubleshooting.md").splitlines() if "(exit code" in row]
     quoted = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
     assert len(quoted) >= 9
@@ -212,7 +212,7 @@ def test_shell_blocks_are_valid_shell() -> None:
             assert done.returncode == 0, f"{page.name}: {done.stderr}\n{block}"
 
 
-def test_every_ddptrain_command_of_the_documents_parses() -> None:
+def test_every_ddptrain_command_in_the_documents_parses() -> None:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if re.match(r"(\.venv/bin/)?ddptrain ", line)]
     assert len(commands) >= 3

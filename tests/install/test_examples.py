@@ -1,4 +1,4 @@
-"""The example files: valid, of the shape they promise, and saying what a stranger must change."""
+"""The example files are valid, have the documented world size, and mark what a user must change."""
 
 import dataclasses
 import itertools
@@ -31,38 +31,38 @@ def job(name: str) -> Job:
     return Job.of({"metadata": meta}, parse_spec(body))
 
 
-def test_every_example_is_known_to_these_tests() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.yaml")} == {*JOBS, "shared-volume.yaml"}
 
 
 @pytest.mark.parametrize(("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2)])
-def test_examples_form_the_world_they_speak_of(name: str, nodes: int, processes: int) -> None:
+def test_examples_have_the_documented_world_size(name: str, nodes: int, processes: int) -> None:
     example = job(name)
     assert (example.spec.num_nodes, example.nproc_per_node) == (nodes, processes)
     assert example.name == name.removesuffix(".yaml")
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_examples_explain_themselves_to_a_beginner(name: str) -> None:
+def test_examples_explain_commands_and_required_changes(name: str) -> None:
     lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
     assert any(f"kubectl apply -f manifests/examples/{name}" in line for line in lines)
     for number, line in enumerate(lines):
-        # Our own image and volume class exist in no cluster of a stranger's.
+        # Other clusters have neither this image nor this storage class.
         if line.strip().startswith(("image: ddpjob/", "storageClassName: ")):
             comment = itertools.takewhile(lambda above: above.strip().startswith("#"), reversed(lines[:number]))
             assert any("CHANGE" in above for above in comment), f"{name}: {line.strip()} must be marked CHANGE"
 
 
 @pytest.mark.parametrize("name", JOBS[:2])
-def test_the_trainer_knows_every_flag_of_the_mnist_examples(name: str) -> None:
+def test_trainer_has_every_flag_of_the_mnist_examples(name: str) -> None:
     verb, *rest = job(name).spec.args or []
     assert verb == "train"
     flags = {word.removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
     assert flags <= {field.name for field in dataclasses.fields(Config)}
 
 
-def test_the_volume_of_kind_clusters_fits_the_claims_of_the_examples() -> None:
+def test_shared_volume_can_bind_the_claims_of_the_examples() -> None:
     [volume] = of_kind(documents("shared-volume.yaml"), "PersistentVolume")
     [storage_class] = of_kind(documents("shared-volume.yaml"), "StorageClass")
     for name in JOBS[:2]:
@@ -74,7 +74,7 @@ def test_the_volume_of_kind_clusters_fits_the_claims_of_the_examples() -> None:
 
 
 def run_script(script: Path, folder: Path) -> str:
-    """The torchrun example on two "nodes" of this machine, in the environment that the operator gives its pods."""
+    """Run the torchrun example as two nodes on this machine, with the environment of the operator's pods."""
     example = job("torchrun-script.yaml")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -96,7 +96,7 @@ def run_script(script: Path, folder: Path) -> str:
     return said[0]
 
 
-def test_the_torchrun_example_trains_and_resumes(tmp_path: Path) -> None:
+def test_torchrun_example_trains_and_resumes(tmp_path: Path) -> None:
     [config_map] = of_kind(documents("torchrun-script.yaml"), "ConfigMap")
     script = tmp_path / "train.py"
     script.write_text(config_map["data"]["train.py"], encoding="utf-8")

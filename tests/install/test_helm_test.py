@@ -1,4 +1,4 @@
-"""The script of `helm test` as its pod runs it: a real API server, the operator's own rights and health server."""
+"""The script of `helm test`, run against a real API server with the operator's rights and health server."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[ControlPlane]:
-    """A control plane of its own with a release of the chart."""
+    """Run a separate control plane with a release of the chart."""
     for name in ("etcd", "kube-apiserver", "helm"):
         program(name)
     with ControlPlane() as plane:
@@ -31,7 +31,7 @@ def installed() -> Iterator[ControlPlane]:
 
 
 def run_script(plane: ControlPlane, folder: Path, values: Object, *, ready: bool) -> "subprocess.CompletedProcess[str]":
-    """Run the test pod's command with the operator's token, against a health server that is ready or not."""
+    """Run the test pod's command with the operator's token and a health server that is ready or not."""
     [pod] = of_kind(template(values), "Pod")
     container = pod["spec"]["containers"][0]
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
@@ -61,7 +61,7 @@ def run_script(plane: ControlPlane, folder: Path, values: Object, *, ready: bool
 
 
 @pytest.mark.parametrize("values", [{}, {"scope": "namespace"}], ids=["cluster", "namespace"])
-def test_it_passes_when_the_operator_is_ready_and_jobs_are_served(
+def test_helm_test_passes_with_a_ready_operator_and_served_jobs(
     installed: ControlPlane, tmp_path: Path, values: Object
 ) -> None:
     done = run_script(installed, tmp_path, values, ready=True)
@@ -72,7 +72,7 @@ def test_it_passes_when_the_operator_is_ready_and_jobs_are_served(
     ]
 
 
-def test_it_fails_and_says_so_when_the_operator_is_not_ready(installed: ControlPlane, tmp_path: Path) -> None:
+def test_helm_test_fails_with_a_message_if_the_operator_is_not_ready(installed: ControlPlane, tmp_path: Path) -> None:
     done = run_script(installed, tmp_path, {}, ready=False)
     assert done.returncode == 1
     assert "error: operator is ready: HTTP Error 503" in done.stderr

@@ -1,4 +1,4 @@
-"""Files that are derived from others say the same as their origin."""
+"""Generated files are current."""
 
 import subprocess
 from pathlib import Path
@@ -21,11 +21,11 @@ def load(path: Path) -> list[Object]:
 
 
 @pytest.mark.parametrize("path", [CRD, CHART_CRD], ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_copy_of_the_crd_is_what_the_models_print(path: Path) -> None:
+def test_every_copy_of_the_crd_is_current(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == as_yaml(), f"{path.name} {AGAIN}"
 
 
-def test_the_field_reference_is_what_the_models_print() -> None:
+def test_field_reference_is_current() -> None:
     assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
 
 
@@ -45,17 +45,17 @@ def test_helm_renders_the_crd_unchanged() -> None:
     assert rendered["metadata"]["name"] == "ddpjobs.ddpjob.dev"
 
 
-def test_the_plain_manifests_install_what_the_chart_installs() -> None:
+def test_plain_manifests_equal_the_charts_objects() -> None:
     for name, objects in plain_manifests().items():
         assert load(ROOT / "manifests" / name) == objects, f"manifests/{name} {AGAIN}"
 
 
-def test_the_plain_namespace_enforces_the_restricted_level() -> None:
+def test_plain_namespace_enforces_the_restricted_level() -> None:
     [namespace] = of_kind(load(RBAC), "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_nothing_of_helm_is_left_in_the_plain_manifests() -> None:
+def test_plain_manifests_do_not_mention_helm() -> None:
     for path in (RBAC, OPERATOR):
         text = path.read_text(encoding="utf-8").split("\n", 1)[1]
         assert "helm" not in text.lower()

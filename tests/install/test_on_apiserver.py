@@ -1,4 +1,4 @@
-"""Chart, manifests and examples against a real API server: what it accepts, explains, grants and keeps."""
+"""Chart, manifests and examples on a real API server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ JOBS_PATH = "/apis/ddpjob.dev/v1alpha1/namespaces/default/ddpjobs"
 
 @pytest.fixture
 def empty_cluster() -> Iterator[ControlPlane]:
-    """A control plane of the test's own, because installing and removing CRDs is not for a shared one."""
+    """Run a separate control plane, because the test installs and removes the CRD."""
     for name in ("etcd", "kube-apiserver", "helm"):
         program(name)
     with ControlPlane() as plane:
@@ -33,7 +33,7 @@ def run_helm(plane: ControlPlane, *arguments: str) -> str:
 
 
 def allowed(plane: ControlPlane, namespace: str, triple: tuple[str, str, str]) -> bool:
-    """Whether RBAC grants the operator's account one (group, resource, verb) in a namespace."""
+    """Return whether RBAC grants the operator's account one (group, resource, verb) in a namespace."""
     group, resource, verb = triple
     resource, _, subresource = resource.partition("/")
     attributes = {
@@ -63,14 +63,14 @@ def exists(plane: ControlPlane, path: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [*JOBS, "shared-volume.yaml"])
-def test_the_api_server_accepts_every_example(control_plane: ControlPlane, namespace: str, name: str) -> None:
+def test_api_server_accepts_every_example(control_plane: ControlPlane, namespace: str, name: str) -> None:
     arguments = ("--namespace", namespace, "--server-side", "--dry-run=server", "--validate=strict")
     done = control_plane.kubectl("apply", *arguments, "-f", str(EXAMPLES / name), check=False)
     assert done.returncode == 0, done.stderr
 
 
 def described_objects(schema: Object, path: str = "ddpjob") -> Iterator[str]:
-    """Every path below which ``kubectl explain`` lists fields."""
+    """Return every path that has fields in ``kubectl explain``."""
     if "properties" in schema and path.count(".") < 4:
         yield path
         for name, child in schema["properties"].items():
@@ -83,15 +83,15 @@ def test_kubectl_explain_describes_every_field(control_plane: ControlPlane) -> N
     paths = [path for path in described_objects(schema) if ".metadata" not in path]
     assert {"ddpjob", "ddpjob.spec", "ddpjob.spec.checkpoint", "ddpjob.status.failures"} <= set(paths)
     for path in paths:
-        said = control_plane.kubectl("explain", path).stdout
-        assert "<no description>" not in said, said
-        assert "DESCRIPTION:\n    <empty>" not in said, said
+        output = control_plane.kubectl("explain", path).stdout
+        assert "<no description>" not in output, output
+        assert "DESCRIPTION:\n    <empty>" not in output, output
     spec = control_plane.kubectl("explain", "ddpjob.spec").stdout
     assert "Number of nodes: one pod each." in spec
     assert "restarts included and suspension excluded" in spec
 
 
-def test_the_table_and_the_wait_are_as_documented(control_plane: ControlPlane, namespace: str) -> None:
+def test_kubectl_table_and_wait_are_as_documented(control_plane: ControlPlane, namespace: str) -> None:
     def kubectl(*arguments: str) -> str:
         return control_plane.kubectl("--namespace", namespace, *arguments).stdout
 
@@ -115,12 +115,12 @@ def test_the_table_and_the_wait_are_as_documented(control_plane: ControlPlane, n
     header, row = kubectl("get", "ddp", "-o", "wide").splitlines()
     documented = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
     assert header.split() == next(line for line in documented.splitlines() if line.startswith("NAME")).split()
-    for word in ("mnist-cpu", "Failed", "2/2", "63% 300/470", "0.0912", "4", "MaxRestartsExceeded"):
-        assert word in row
+    for cell in ("mnist-cpu", "Failed", "2/2", "63% 300/470", "0.0912", "4", "MaxRestartsExceeded"):
+        assert cell in row
     assert "condition met" in kubectl("wait", "ddp/mnist-cpu", "--for=condition=Finished", "--timeout=10s")
 
 
-def test_helm_installs_upgrades_and_uninstalls_without_taking_the_jobs_along(empty_cluster: ControlPlane) -> None:
+def test_helm_uninstall_keeps_jobs_and_the_next_release_finds_them(empty_cluster: ControlPlane) -> None:
     plane = empty_cluster
     run_helm(plane, "install", "ddpjob", str(CHART), "--create-namespace")
     assert plane.request("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
@@ -138,7 +138,7 @@ def test_helm_installs_upgrades_and_uninstalls_without_taking_the_jobs_along(emp
     assert exists(plane, f"{JOBS_PATH}/mnist-cpu")
 
 
-def test_in_namespace_scope_rbac_ends_at_the_namespaces_border(empty_cluster: ControlPlane) -> None:
+def test_namespace_scope_grants_nothing_in_other_namespaces(empty_cluster: ControlPlane) -> None:
     plane = empty_cluster
     for name in ("team-a", "team-b"):
         plane.make_namespace(name)
@@ -148,9 +148,9 @@ def test_in_namespace_scope_rbac_ends_at_the_namespaces_border(empty_cluster: Co
     assert not any(allowed(plane, "team-b", triple) for triple in OPERATOR)
 
 
-def test_the_plain_manifests_install_and_grant_exactly_the_list(empty_cluster: ControlPlane) -> None:
+def test_plain_manifests_install_and_grant_exactly_the_listed_rights(empty_cluster: ControlPlane) -> None:
     plane = empty_cluster
-    # Namespaced objects may reach the server before their namespace's first apply has settled: server-side is one pass.
+    # Server-side apply needs one pass: client-side apply may send objects before their namespace is ready.
     plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests"))
     assert exists(plane, CRD_PATH)
     assert exists(plane, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/ddpjob-operator")
@@ -168,7 +168,7 @@ def test_the_plain_manifests_install_and_grant_exactly_the_list(empty_cluster: C
 
 
 def pods_of(objects: list[Object]) -> list[Object]:
-    """The pods that a release makes: the operator's and that of `helm test`."""
+    """Return the pods of a release: the operator's and that of `helm test`."""
     [deployment] = of_kind(objects, "Deployment")
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}}
     return [{**made, "spec": deployment["spec"]["template"]["spec"]}, *of_kind(objects, "Pod")]

@@ -1,4 +1,4 @@
-"""The rights that the chart gives: exactly these, in both scopes, to the operator and to users."""
+"""The exact rights that the chart grants to the operator and to users, in both scopes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -40,7 +40,7 @@ def named(objects: Iterable[Object], suffix: str) -> Object:
 
 
 @pytest.mark.parametrize("values", [{}, {"scope": "namespace", "namespaces": ["a", "b"]}], ids=["cluster", "namespace"])
-def test_the_operator_may_do_what_it_does_and_nothing_more(values: dict[str, Any]) -> None:
+def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     kind = "Role" if values else "ClusterRole"
     roles = [role for role in of_kind(template(values), kind) if role["metadata"]["name"] == "ddpjob-operator"]
     assert len(roles) == (2 if values else 1)
@@ -49,7 +49,7 @@ def test_the_operator_may_do_what_it_does_and_nothing_more(values: dict[str, Any
     assert len(OPERATOR) == 19
 
 
-def test_nobody_is_given_secrets_wildcards_or_rights_over_rights() -> None:
+def test_no_role_grants_secrets_wildcards_or_escalation() -> None:
     for values in ({}, {"scope": "namespace"}):
         for role in of_kind(template(values), "Role", "ClusterRole"):
             for group, resource, verb in triples(role):
@@ -59,7 +59,7 @@ def test_nobody_is_given_secrets_wildcards_or_rights_over_rights() -> None:
                 assert verb not in ("bind", "escalate", "impersonate")
 
 
-def test_editors_manage_jobs_and_viewers_read_them() -> None:
+def test_edit_role_manages_jobs_and_view_role_reads_them() -> None:
     roles = of_kind(template(), "ClusterRole")
     edit, view = named(roles, "-edit"), named(roles, "-view")
     assert triples(edit) == READ | WRITE

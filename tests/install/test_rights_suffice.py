@@ -1,4 +1,4 @@
-"""The operator as a process, with nothing but the rights that the chart gives it, through a job's whole life."""
+"""The operator as a process with only the chart's rights, from the creation of a job to its deletion."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TEAM = "team-a"
 JOBS = f"/{names.DDPJOBS.path_prefix}/namespaces/{TEAM}/{names.DDPJOBS.plural}"
 CORE = f"/api/v1/namespaces/{TEAM}"
 WRITES = {"create", "update", "patch", "delete"}
-# Owner references may need it (OwnerReferencesPermissionEnforcement), and only repeated events are patched.
+# The first is needed with the admission plugin OwnerReferencesPermissionEnforcement, the second for repeated events.
 NOT_SEEN = {("ddpjob.dev", "ddpjobs/finalizers", "update"), ("", "events", "patch")}
 
 
@@ -30,7 +30,7 @@ def pods_of_attempt(plane: ControlPlane, attempt: int) -> list[dict[str, Any]]:
 
 
 def end_pod(plane: ControlPlane, pod: dict[str, Any], code: int) -> None:
-    """As a kubelet would say it."""
+    """Set the pod's status, as a kubelet does when the container ends."""
     plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": ended(code)})
 
 
@@ -43,7 +43,7 @@ def gone(plane: ControlPlane, path: str) -> bool:
 
 
 def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of every write of an account that the audit log has."""
+    """Return (group, resource, verb) of every write of an account in the audit log."""
     used = set()
     for event in plane.writes():
         if event["user"]["username"] == account:
@@ -54,7 +54,7 @@ def used_by(plane: ControlPlane, account: str) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
-def test_the_charts_rights_suffice_and_are_all_used(scope: str) -> None:
+def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
     for name in ("etcd", "kube-apiserver", "helm"):
         program(name)
     served = TEAM if scope == "namespace" else ""
@@ -78,14 +78,14 @@ def test_the_charts_rights_suffice_and_are_all_used(scope: str) -> None:
 
 
 def live_through(plane: ControlPlane) -> None:
-    """A job with a claim of its own starts, fails once, succeeds, and deletes itself."""
+    """Let a job with a claim template start, fail once, succeed, and delete itself."""
     job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
     job["spec"]["ttlSecondsAfterFinished"] = 0
     plane.request("POST", JOBS, job)
     first, second = eventually("both pods of attempt 1", lambda: pods_of_attempt(plane, 1))
     assert plane.request("GET", f"{CORE}/persistentvolumeclaims/mnist-cpu-checkpoints")
     assert plane.request("GET", f"{CORE}/services/{first['spec']['subdomain']}")
-    # Only once the status has seen them all is a failure one of the whole attempt.
+    # A failure counts for the attempt only after the status has all pods.
     path = f"{JOBS}/mnist-cpu"
     eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)
     end_pod(plane, second, 1)
