@@ -23,11 +23,11 @@ import aiohttp
 
 from ddpjob.api import names
 from ddpjob.api.spec import parse_spec
+from ddpjob.api.wire import Json
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from tests.controlplane import ControlPlane
 
-Json = dict[str, Any]
 SECONDS = 120.0
 CONNECTIONS = 64
 SETTLE_SECONDS = 1.0

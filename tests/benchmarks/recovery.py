@@ -17,10 +17,11 @@ import sys
 import time
 from dataclasses import dataclass
 
+from ddpjob.api.wire import Json
 from tests.benchmarks.report import describe_machine, write_section
 from tests.e2e.demo import set_up
 from tests.e2e.jobs import mnist_job
-from tests.e2e.kubectl import Json, Kubectl
+from tests.e2e.kubectl import Kubectl
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of, job_namespace, until_all_are_gone
 from tests.e2e.reference import metrics_of
 from tests.kind.cluster import DEFAULT_NAME, Cluster

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from ddpjob.api.wire import Json
 from tests.processes import die_with_parent, eventually
 
-Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 SECONDS = 500.0
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.wire import Json
 from ddpjob.cli.prepare import assign
 from ddpjob.local.errors import LocalError
 from tests.cli.program import shell_job
-
-Json = dict[str, Any]
 
 
 def a_job() -> Json:

@@ -3,15 +3,12 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from ddpjob import __version__
 from tests.cli.program import Program, shell_job, with_volume
-
-Json = dict[str, Any]
 
 
 def test_successful_job_ends_with_0_and_prints_locations(ddpjob: Program) -> None:

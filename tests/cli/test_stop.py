@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import Json, Program, shell_job, with_volume
+from ddpjob.api.wire import Json
+from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
 
 # The first attempt waits for SIGTERM; the second finds the saved file.

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from ddpjob.cluster.base import (
     AlreadyExists,
     ClusterError,
     Conflict,
     Invalid,
-    Json,
     NamespaceTerminating,
     NotFound,
     Unavailable,

@@ -12,10 +12,9 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json
 from ddpjob.cluster.base import ClusterError
 from ddpjob.cluster.memory import MemoryCluster
-
-Json = dict[str, Any]
 
 SPEC: Json = {"image": "trainer:1"}
 JOB: Json = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": "job"}, "spec": SPEC}

@@ -15,13 +15,14 @@ import time
 
 import yaml
 
+from ddpjob.api.wire import Json
 from ddptrain.data import download as fetch
 from ddptrain.errors import TrainerError
 from tests.e2e import storage
 from tests.e2e.follow import Follower
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
-from tests.e2e.kubectl import Json, Kubectl, condition_of
+from tests.e2e.kubectl import Kubectl, condition_of
 from tests.kind import images, prepare
 from tests.kind.cluster import DEFAULT_NAME, Cluster, up
 from tests.kind.command import CommandError

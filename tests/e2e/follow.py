@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
+from ddpjob.api.wire import Json
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Json, Kubectl, condition_of
+from tests.e2e.kubectl import Kubectl, condition_of
 from tests.kind.command import CommandError
 
 INTERVAL = 1.0

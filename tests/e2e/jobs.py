@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from ddpjob.api import names
+from ddpjob.api.wire import Json
 from tests.e2e.installation import ROOT
-from tests.e2e.kubectl import Json
 from tests.e2e.storage import has_mnist
 
 EXAMPLE = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"

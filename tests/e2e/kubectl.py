@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
+from ddpjob.api.wire import Json
 from tests.kind.command import CommandError, run
 from tests.kind.toolchain import binary
 from tests.processes import eventually
 
-Json = dict[str, Any]
 T = TypeVar("T")
 
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpjob.api.wire import Json
 from tests.e2e import storage
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Json, Kubectl, until
+from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.command import CommandError
 

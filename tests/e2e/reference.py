@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpjob.api.wire import Json
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from tests.e2e.jobs import mnist_job
-from tests.e2e.kubectl import Json, Kubectl, condition_of, until
+from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.e2e.namespace import JobNamespace
 from tests.kind.toolchain import binary
 from tests.processes import end, spawn

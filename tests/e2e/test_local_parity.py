@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.wire import Json
 from ddpjob.local.admission import admit
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
 from tests.e2e.installation import Installation
-from tests.e2e.kubectl import Json
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from ddpjob.api.wire import Json
 from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import mnist_job
-from tests.e2e.kubectl import Json
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 from tests.e2e.reference import ReferenceRun, metrics_of
 

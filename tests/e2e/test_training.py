@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from ddpjob.api.wire import Json
 from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, mnist_job, training
-from tests.e2e.kubectl import Json, condition_of, until
+from tests.e2e.kubectl import condition_of, until
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 from tests.e2e.reference import ReferenceRun, metrics_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.local import environment
 from ddpjob.local.errors import LocalError
 from ddpjob.local.references import ConfigError, References, expand

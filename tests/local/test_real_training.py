@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.local.state import StateFolder
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from tests.local.bench import MARKER, marked

@@ -7,10 +7,8 @@ protocol; ``kubernetes.py`` implements it over HTTP, ``memory`` in the process.
 from dataclasses import dataclass
 from typing import Protocol
 
-from ddpjob.api import wire
 from ddpjob.api.names import Resource
-
-Json = wire.Json
+from ddpjob.api.wire import Json
 
 
 class ClusterError(Exception):

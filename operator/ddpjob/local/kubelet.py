@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Json, NotFound
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.memory import ApiServer, MemoryCluster
 from ddpjob.local import environment, pod_status
 from ddpjob.local.container import Container, Exit, Program, StartError

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ddpjob.api.wire import timestamp
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json, timestamp
 from ddpjob.local.translate import LOOPBACK
 
 

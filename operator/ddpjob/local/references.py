@@ -12,7 +12,7 @@ from decimal import Decimal
 from functools import cache
 from math import ceil
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.cluster.memory.quantities import amount
 from ddpjob.local.errors import LocalError
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.cluster.memory.quantities import amount
 from ddpjob.local.errors import LocalError
 

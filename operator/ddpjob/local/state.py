@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.cluster.base import Json
+from ddpjob.api.wire import Json
 from ddpjob.local.errors import LocalError
 
 _PLURALS = frozenset(r.plural for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS))

@@ -4,11 +4,10 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.spec import parse_spec
+from ddpjob.api.wire import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS
 from tests.builders import SETTINGS, UID, a_job, ended, running
-
-Json = dict[str, Any]
 
 CLAIM_SPEC = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ddpjob.api.wire import Json
 from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UID_OF_NOBODY
 from tests.cluster.contract.worlds import KINDS
-
-Json = dict[str, Any]
 
 KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["Service", "PersistentVolumeClaim", "PersistentVolumeClaim", "Event"]
 KINDS_BY_NAME = {kind.kind: kind for kind in KINDS}

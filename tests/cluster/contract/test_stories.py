@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.cluster.base import ClusterError, Invalid, Json, NamespaceTerminating, NotFound
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
 from tests.cluster.contract.bodies import claim, job, pod, service
