@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs into a virtual environment during an image build:  pip-install.sh VENV PIP-ARGUMENTS...
-# From /wheels alone where that folder is filled (a build without network), from PyPI otherwise; under constraints.txt where there is one.
+# Only from /wheels if it has wheels (a build without a network), else from PyPI; with constraints.txt if it exists.
 set -eu
 venv=$1
 shift
@@ -12,6 +12,6 @@ for constraints in /build/constraints*.txt; do
     set -- --constraint "$constraints" "$@"
   fi
 done
-# pip works from its own environment on another one, so that the image's has no pip in it.
+# pip runs from another environment, so that the image's environment does not contain pip.
 exec /build/pip/bin/python -m pip --python "$venv/bin/python" install --no-cache-dir --disable-pip-version-check \
   --root-user-action=ignore "$@"
