@@ -2,9 +2,7 @@
 
 import os
 import select
-import shutil
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +12,7 @@ from ddpjob.api import names
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import one_line
 from ddpjob.local.errors import LocalError
-from ddpjob.local.state import JobFolder, StateFolder
+from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 
 _SECONDS = 120.0  # longer than a pod's grace period
 
@@ -39,7 +37,7 @@ def delete(
         typer.echo(f"stopping {name} (process {pid}): waiting for its trainer to save and exit", err=True)
         _stop(record, pid)
     with record.locked():
-        remove(record.path, folder.root)
+        remove_tree(record.path, folder.root)
     typer.echo(f"{name} deleted")
     _volume(folder, record, volumes)
     return 0
@@ -50,7 +48,7 @@ def _volume(folder: StateFolder, record: JobFolder, wanted: bool) -> None:
     if not path.is_dir() and not path.is_symlink():
         return
     if wanted:
-        remove(path, folder.root)
+        remove_tree(path, folder.root)
         typer.echo(f"volume {names.claim_name(record.name)} deleted")
     else:
         typer.echo(f"its volume is kept: {one_line(path)}")
@@ -81,30 +79,3 @@ def _stop(record: JobFolder, pid: int) -> None:
         ) from error
     finally:
         os.close(process)
-
-
-def remove(path: Path, root: Path) -> None:
-    """Remove a directory below ``root``; never follow a symbolic link.
-
-    Raises:
-        LocalError: a part of the path is a link, or something cannot be removed.
-    """
-    part = path
-    while part != root:
-        if part.is_symlink():
-            raise LocalError(
-                f"{part} is a symbolic link, so nothing was deleted",
-                "only files in the state folder itself are deleted",
-                f"remove the link yourself: rm {part}",
-            )
-        part = part.parent
-    try:
-        shutil.rmtree(path)  # which does not follow links
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise LocalError(
-            f"{error.filename or path} cannot be deleted: {error.strerror}",
-            "it belongs to another user, or the disk is read-only",
-            f"check it with ls -ld {error.filename or path}",
-        ) from error

@@ -18,7 +18,7 @@ _FILTER = re.compile(r'(\w+)\[\?\(@\.(\w+)=="(\w+)"\)\]')
 
 
 def get(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this job.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this job.")] = None,
     output: Annotated[
         Literal["table", "wide", "json", "yaml"],
         Option("--output", "-o", metavar="FORM", help="table, wide, json or yaml."),

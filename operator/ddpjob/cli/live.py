@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ddpjob.cli.output import Display
 from ddpjob.cli.snapshot import NodeState, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import accuracy_text, age, duration, one_line, ranks_text, sanitize_line, speed_text
@@ -31,7 +31,7 @@ _REFRESHES_PER_SECOND = 8
 _HISTORY = 512  # losses; beyond that, neighbours are averaged
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Redraws the table several times a second, so that times advance between changes."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,9 +47,6 @@ class LiveDisplay:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *reason: object) -> None:
         self._live.stop()

@@ -1,5 +1,6 @@
 """``ddpjob logs``: prints what the nodes of a job printed, also while it runs. Holds the reader of log files."""
 
+import mmap
 import os
 import sys
 import time
@@ -23,16 +24,14 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 def logs(
     name: Name,
     *,
-    node: Annotated[
-        int | None, Option("--node", min=0, metavar="N", help="Only this node.", show_default=False)
-    ] = None,
+    node: Annotated[int | None, Option("--node", min=0, metavar="N", help="Only this node.")] = None,
     attempt: Annotated[
         int | None, Option("--attempt", min=1, metavar="N", help="Logs of this attempt.", show_default="the newest")
     ] = None,
     all_nodes: Annotated[bool, Option("--all", help="All nodes, not only node 0 and nodes that failed.")] = False,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow the logs until the run ends.")] = False,
     tail: Annotated[
-        int | None, Option("--tail", min=0, metavar="N", help="Only the last N lines of each node.", show_default=False)
+        int | None, Option("--tail", min=0, metavar="N", help="Only the last N lines of each node.")
     ] = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
@@ -219,24 +218,12 @@ def last_lines(path: Path, count: int) -> list[str]:
 def _start_of_last(path: Path, count: int) -> int:
     """Return where the last ``count`` lines begin; a last line without a line feed counts."""
     try:
-        stream = path.open("rb")
-    except OSError:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            begin = len(text)
+            for _ in range(count):
+                if begin == 0:
+                    break
+                begin = text.rfind(b"\n", 0, begin - 1) + 1
+            return begin
+    except (OSError, ValueError):  # no file, or an empty one
         return 0
-    with stream:
-        position = end = stream.seek(0, os.SEEK_END)
-        if count == 0:
-            return end
-        wanted = count
-        while position > 0:
-            size = min(_BLOCK, position)
-            position -= size
-            stream.seek(position)
-            block = stream.read(size)
-            found = len(block)
-            while (found := block.rfind(b"\n", 0, found)) >= 0:
-                if position + found == end - 1:
-                    continue  # the line feed at the end of the file begins no line
-                wanted -= 1
-                if wanted == 0:
-                    return position + found + 1
-    return 0

@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -40,19 +39,13 @@ def run(
     ],
     script_args: Annotated[
         list[str] | None,
-        Argument(
-            metavar="SCRIPT_ARGS",
-            help="Arguments of the script; put -- before arguments that begin with -.",
-            show_default=False,
-        ),
+        Argument(metavar="SCRIPT_ARGS", help="Arguments of the script; put -- before arguments that begin with -."),
     ] = None,
     *,
-    nodes: Annotated[
-        int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).", show_default=False)
-    ] = None,
+    nodes: Annotated[int | None, Option("--nodes", min=1, metavar="N", help="Number of nodes (spec.numNodes).")] = None,
     nproc: Annotated[
         int | None,
-        Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode).", show_default=False),
+        Option("--nproc", min=1, metavar="N", help="Processes per node (spec.nprocPerNode)."),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -61,24 +54,16 @@ def run(
             metavar="FIELD=VALUE",
             help="Set a field below spec to a YAML value, for example restartPolicy.maxRestarts=0 or 'args[2]=5'. "
             "null removes it. May be repeated.",
-            show_default=False,
         ),
     ] = None,
-    name: Annotated[
-        str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Option("--name", metavar="NAME", help="Name of the job (metadata.name).")] = None,
     volumes: Annotated[
         list[str] | None,
-        Option(
-            "--volume",
-            metavar="CLAIM=DIR",
-            help="Use DIR as the claim CLAIM. May be repeated.",
-            show_default=False,
-        ),
+        Option("--volume", metavar="CLAIM=DIR", help="Use DIR as the claim CLAIM. May be repeated."),
     ] = None,
     data_dir: Annotated[
         str | None,
-        Option("--data-dir", metavar="DIR", help="Let ddptrain read the MNIST files in DIR.", show_default=False),
+        Option("--data-dir", metavar="DIR", help="Let ddptrain read the MNIST files in DIR."),
     ] = None,
     digits_if_offline: Annotated[
         bool,
@@ -104,7 +89,6 @@ def run(
             "-o",
             metavar="FORM",
             help="table (on a terminal), plain (elsewhere), json: one object a line, yaml: the finished job.",
-            show_default=False,
         ),
     ] = None,
 ) -> int:
@@ -123,27 +107,11 @@ def run(
     Example:
       ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
     """
+    options = locals()  # all options by name; no other variable exists yet
     from ddpjob.cli.run import execute
 
-    arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-    return execute(
-        Request(
-            source=source,
-            script_args=script_args or (),
-            nodes=nodes,
-            nproc=nproc,
-            assignments=assignments or (),
-            name=name,
-            volumes=volumes or (),
-            data_dir=data_dir,
-            digits_if_offline=digits_if_offline,
-            fresh=fresh,
-            state_dir=Path(state_dir) if state_dir else None,
-            dry_run=dry_run,
-            output=output,
-            again=shlex.join(["ddpjob", *arguments]),
-        )
-    )
+    again = shlex.join(["ddpjob", *(argument for argument in sys.argv[1:] if argument != "--fresh")])
+    return execute(Request(**options, again=again))
 
 
 _VERBS = {verb.__name__: verb for verb in (run, get, logs, delete)}

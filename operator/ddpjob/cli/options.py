@@ -17,14 +17,13 @@ StateDir = Annotated[
         "--state-dir",
         metavar="DIR",
         help="Directory of jobs and volumes, instead of $DDPJOB_STATE_DIR or ~/.local/state/ddpjob.",
-        show_default=False,
     ),
 ]
 Namespace = Annotated[
     str | None,
-    Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only.", show_default=False),
+    Option("--namespace", "-n", metavar="NAME", help="Look in this namespace only."),
 ]
-Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,16 @@ class Request:
     """The options of ``ddpjob run`` as they were given. again: the command that resumes the job."""
 
     source: str
-    script_args: Sequence[str] = ()
+    script_args: Sequence[str] | None = None
     nodes: int | None = None
     nproc: int | None = None
-    assignments: Sequence[str] = ()
+    assignments: Sequence[str] | None = None
     name: str | None = None
-    volumes: Sequence[str] = ()
+    volumes: Sequence[str] | None = None
     data_dir: str | None = None
     digits_if_offline: bool = False
     fresh: bool = False
-    state_dir: Path | None = None
+    state_dir: str | None = None
     dry_run: bool = False
     output: str | None = None
     again: str = ""

@@ -3,9 +3,10 @@
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol, Self, TextIO, cast
+from typing import Self, TextIO, cast
 
 from ddpjob.api.wire import Json
 from ddpjob.cli.snapshot import NodeState, Snapshot
@@ -18,27 +19,33 @@ INTERVAL = 2.0
 _STARTING = ("Pending", "ContainerCreating", "PodInitializing")
 
 
-class Display(Protocol):
+class Display(ABC):
     """One way of showing a run; used as a context manager around it."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *reason: object) -> None: ...
+    def __exit__(self, *reason: object) -> None:  # noqa: B027 - optional to override
+        """Stop drawing; only the live table does."""
 
+    @abstractmethod
     def show(self, snapshot: Snapshot) -> None:
         """Show the job as it is now."""
 
+    @abstractmethod
     def note(self, line: str, *, loud: bool = False) -> None:
         """Show one line from local mode to the user. loud: it is a warning."""
 
+    @abstractmethod
     def output(self, line: str) -> None:
         """Show one line that node 0 of a program without progress reports printed."""
 
+    @abstractmethod
     def end(self, result: RunResult) -> None:
         """Show how the run ended; the last call."""
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """Writes a line for every change."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,12 +56,6 @@ class PlainDisplay:
         self._last_line = ""
         self._last_time = -INTERVAL
         self._nodes: dict[int, NodeState] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._stream.flush()
 
     def show(self, snapshot: Snapshot) -> None:
         """Write changes of state at once, and progress every few seconds."""
@@ -130,18 +131,12 @@ def _urgent_part(snapshot: Snapshot) -> tuple[object, ...]:
     return (*job, *training)
 
 
-class JsonDisplay:
+class JsonDisplay(Display):
     """Writes one JSON object per line. JSON escapes everything that is not ASCII, control characters included."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._last: Json = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._stream.flush()
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a ``status`` if something changed."""

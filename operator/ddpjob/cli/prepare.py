@@ -3,6 +3,7 @@
 Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used by ``run``.
 """
 
+import argparse
 import ctypes
 import importlib.util
 import re
@@ -21,12 +22,11 @@ from ddpjob.api.wire import Json
 from ddpjob.cli import jobfile
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
-from ddpjob.cli.options import Request
+from ddpjob.cli.options import Request, state_folder
 from ddpjob.cli.text import did_you_mean
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.errors import LocalError
 from ddpjob.local.resources import gpu_limit, visible_gpus
-from ddpjob.local.state import StateFolder
 
 Step = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
@@ -51,7 +51,7 @@ class Prepared:
 
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
-    file = jobfile.read(request.source, request.script_args)
+    file = jobfile.read(request.source, request.script_args or ())
     spec = file.job["spec"]
     if request.nodes is not None:
         spec["numNodes"] = request.nodes
@@ -59,12 +59,12 @@ def prepare(request: Request) -> Prepared:
         spec["nprocPerNode"] = request.nproc
     if request.name is not None:
         file.job["metadata"]["name"] = request.name
-    for assignment in request.assignments:
+    for assignment in request.assignments or ():
         assign(file.job, assignment)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
-    paths = HostPaths(admitted.job, StateFolder(request.state_dir), _volumes(request.volumes, admitted.claims))
+    paths = HostPaths(admitted.job, state_folder(request.state_dir), _volumes(request.volumes or (), admitted.claims))
     if request.data_dir is not None:
         admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
@@ -265,12 +265,11 @@ def digits_if_offline(
 ) -> AdmittedJob:
     """Return the job with MNIST on this machine instead of ``--download``, or with scikit-learn's digits."""
     _require_ddptrain(admitted, "--digits-if-offline")
-    args = list(admitted.job.spec.args or ())
-    if "--download" not in args:
+    options, others = _data_options(admitted)
+    if not options.download:
         return admitted
-    asked = value_of(args, "--data-dir")
     # --fresh empties the volume of the claimTemplate, and the data in it.
-    if asked and not fresh and _is_complete(paths.on_host(asked)):
+    if options.data_dir and not fresh and _is_complete(paths.on_host(options.data_dir)):
         return admitted
     kept = paths.folder.root / "datasets" / "mnist"
     say("looking for MNIST")
@@ -279,36 +278,22 @@ def digits_if_offline(
         return _with_data_dir(admitted, kept)
     warn(f"NOT MNIST: it is not on this machine and cannot be downloaded ({problem})")
     warn("training on scikit-learn's digits instead (1,797 images of 8×8); --data-dir DIR uses files you have")
-    args = without(without(args, "--data-dir", takes_value=True), "--download")
-    return admitted.with_args([*without(args, "--data", takes_value=True), "--data", "digits"])
+    return admitted.with_args([*others, "--data", "digits"])
 
 
-def value_of(args: list[str], flag: str) -> str | None:
-    """Return the value of a flag; the last occurrence counts."""
-    found = None
-    for position, arg in enumerate(args):
-        if arg == flag and position + 1 < len(args):
-            found = args[position + 1]
-        elif arg.startswith(f"{flag}="):
-            found = arg.partition("=")[2]
-    return found
-
-
-def without(args: list[str], flag: str, *, takes_value: bool = False) -> list[str]:
-    """Return the arguments without a flag and, if it takes one, its value."""
-    kept: list[str] = []
-    skip = False
-    for arg in args:
-        if skip or arg == flag or (takes_value and arg.startswith(f"{flag}=")):
-            skip = not skip and arg == flag and takes_value
-            continue
-        kept.append(arg)
-    return kept
+def _data_options(admitted: AdmittedJob) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of ``ddptrain train`` that choose its data, and its other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", nargs="?")
+    parser.add_argument("--data-dir", nargs="?")
+    parser.add_argument("--download", action="store_true")
+    return parser.parse_known_args(admitted.job.spec.args or ["train"])
 
 
 def _with_data_dir(admitted: AdmittedJob, directory: Path) -> AdmittedJob:
-    args = without(admitted.job.spec.args or ["train"], "--download")
-    return admitted.with_args([*without(args, "--data-dir", takes_value=True), "--data-dir", str(directory)])
+    options, others = _data_options(admitted)
+    data = ["--data", options.data] if options.data else []
+    return admitted.with_args([*others, *data, "--data-dir", str(directory)])
 
 
 def _require_ddptrain(admitted: AdmittedJob, option: str) -> None:

@@ -1,7 +1,5 @@
 """The start of a run: resume the job that the state folder holds, or replace it with a new one."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,9 +14,8 @@ from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import status_patch
 from ddpjob.engine.desired import spec_hash
 from ddpjob.local.admission import AdmittedJob
-from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import ENTRYPOINT, is_over
-from ddpjob.local.state import JobFolder, StateFolder
+from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 from ddpjob.local.volumes import remove_private_volumes
 
 Say = Callable[[str], None]
@@ -69,14 +66,14 @@ def remove_state(
 ) -> None:
     """Remove the job's record, its logs, and the checkpoints on its own claim: ``--fresh``."""
     (folder.path / "cluster.json").unlink(missing_ok=True)
-    _remove(folder.path / "pods")
+    remove_tree(folder.path / "pods", folder.path)
     claim = wanted.own_claim
     if claim is None:
         return
     if claim in volumes:
         say(f"--fresh does not empty {volumes[claim]}: you named it with --volume; empty it yourself if you want to")
     else:
-        _remove(state.volume(folder.namespace, claim))
+        remove_tree(state.volume(folder.namespace, claim), state.root)
 
 
 def explain_differences(wanted: AdmittedJob, folder: StateFolder, volumes: Mapping[str, Path], say: Say) -> None:
@@ -100,7 +97,7 @@ def resumed(job: Json) -> str:
 
 def _load_new(cluster: MemoryCluster, folder: JobFolder, wanted: AdmittedJob, kept: Json) -> None:
     """Load the admitted job and the kept objects. The job is not created again: it has passed admission."""
-    _remove(folder.path / "pods")
+    remove_tree(folder.path / "pods", folder.path)
     version = int(kept["version"]) + 1
     body = wanted.body | {"metadata": wanted.body["metadata"] | {"resourceVersion": str(version)}}
     objects = [*kept["objects"], [names.DDPJOBS.plural, body]]
@@ -132,13 +129,3 @@ def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Admitt
         return ResumeState(suspend)
     last = datetime.fromtimestamp((folder.path / "cluster.json").stat().st_mtime, UTC)
     return ResumeState(suspend, min(last, datetime.now(UTC)))
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder of local mode with its content; never follow a symbolic link."""
-    if folder.is_symlink():
-        raise LocalError(
-            f"{folder} is a symbolic link", "local mode empties only its own folders", f"remove the link: rm {folder}"
-        )
-    if os.path.lexists(folder):
-        shutil.rmtree(folder)

@@ -9,6 +9,7 @@ volumes/<namespace>/<claim>/           one directory per PersistentVolumeClaim; 
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddpjob.local.errors import LocalError
 
+_PROBE_SECONDS = 0.5  # ``lock_holder`` takes the lock, shared, for a moment
+_PAUSE = 0.02
 _PLURALS = frozenset(r.plural for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS))
 
 
@@ -134,8 +137,31 @@ class StateFolder:
         return self.root / kind / namespace / name
 
 
-_PROBE_SECONDS = 0.5  # ``lock_holder`` takes the lock, shared, for a moment
-_PAUSE = 0.02
+def remove_tree(path: Path, root: Path) -> None:
+    """Remove a directory below ``root``; never follow a symbolic link.
+
+    Raises:
+        LocalError: a part of the path below ``root`` is a link, or something cannot be removed.
+    """
+    part = path
+    while part != root:
+        if part.is_symlink():
+            raise LocalError(
+                f"{part} is a symbolic link, so nothing was deleted",
+                "only files in the state folder itself are deleted",
+                f"remove the link yourself: rm {part}",
+            )
+        part = part.parent
+    try:
+        shutil.rmtree(path)  # which does not follow links
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LocalError(
+            f"{error.filename or path} cannot be deleted: {error.strerror}",
+            "it belongs to another user, or the disk is read-only",
+            f"check it with ls -ld {error.filename or path}",
+        ) from error
 
 
 @contextmanager
