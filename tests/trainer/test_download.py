@@ -99,7 +99,7 @@ def test_next_mirror_is_used_after_one_fails(
 ) -> None:
     printed: list[str] = []
     with mirror(bad) as (broken, asked), mirror(good(idx)) as (working, _):
-        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, say=printed.append, pause=0.01)
+        fetch.fetch(str(tmp_path), mirrors=(broken, working), files=files, log=printed.append, pause=0.01)
     assert asked == [f"{file.name}.gz" for file in files for _ in range(tries)]
     assert load("idx", str(tmp_path)).digest == load("idx", str(idx)).digest
     assert not list(tmp_path.glob(".*.tmp"))

@@ -226,7 +226,7 @@ class Checkpoints:
             write_atomically(probe, b"")
             probe.unlink(missing_ok=True)
 
-    def resume(self, say: Callable[[str], None]) -> tuple[Saved, bytes] | None:
+    def resume(self, log: Callable[[str], None]) -> tuple[Saved, bytes] | None:
         """Return the newest valid checkpoint; quarantine the invalid ones and report each."""
 
         def quarantine(path: Path, reason: str) -> None:
@@ -236,7 +236,7 @@ class Checkpoints:
                 done = "set aside as *.corrupt"
             except OSError as error:  # a finished run may be on a read-only volume
                 done = f"cannot be renamed: {error.strerror}"
-            say(f"checkpoint {path} is unusable: {reason}; {done}")
+            log(f"checkpoint {path} is unusable: {reason}; {done}")
 
         with self._writing():
             found = newest_valid(self.root, quarantine)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,12 +61,11 @@ class Worker:
         job: str = "train",
         wanted: Wanted | None = None,
         diagnostics: Diagnostics | None = None,
-        env: Mapping[str, str] = os.environ,
     ) -> None:
-        self._config, self._ranks, self._console, self._stop, self._env = config, ranks, console, stop, env
+        self._config, self._ranks, self._console, self._stop = config, ranks, console, stop
         self._progress = Progress(ranks.world_size, config.data)
         self._heartbeat = Heartbeat(
-            diagnostics.memory() if diagnostics else None, fault_injection.planned(config, ranks.rank, env)
+            diagnostics.memory() if diagnostics else None, fault_injection.planned(config, ranks.rank, os.environ)
         )
         self._job, self._wanted, self._diagnostics = job, wanted, diagnostics
         self._group: Group | None = None
@@ -111,11 +110,11 @@ class Worker:
         backend = resolve_backend(config.backend, device)
         keep_freed_memory()
         threads = config.threads or (bitwise.THREADS if config.sync == "bitwise" else 0)
-        torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node, self._env))
+        torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node))
         if config.bf16 and device.type != "cuda":
             raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
         self._serve_progress()
-        self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(self._env.get("PET_RDZV_CONF", ""))
+        self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(os.environ.get("PET_RDZV_CONF", ""))
         self._begin("rendezvous")
         self._group = join_group(
             ranks,
@@ -125,7 +124,6 @@ class Worker:
             collective_timeout=config.collective_timeout,
             stop=self._stop,
             heartbeat=self._heartbeat,
-            env=self._env,
         )
         self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
         return self._group
@@ -146,7 +144,7 @@ class Worker:
         group = self._join()
         self._begin("infer")
         done = infer(self._config, group, self._wanted, self._timeout)
-        self._console.say(done)
+        self._console.log(done)
         group.close()
         return termination.done(done, rank=self._ranks.rank)
 
@@ -155,7 +153,7 @@ class Worker:
         group = self._join()
         self._begin("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
-        self._console.say(
+        self._console.log(
             f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each; "
             f"{dataset.name}: {len(dataset.train_labels):,} samples, global batch {config.global_batch}, "
             f"{config.epochs} epoch(s)"
@@ -172,23 +170,23 @@ class Worker:
 
     def _load_data(self) -> Dataset:
         with self._stop.interruptible("data"):
-            return download.load(self._config, say=self._console.say, alive=self._heartbeat.touch)
+            return download.load(self._config, log=self._console.log, alive=self._heartbeat.touch)
 
     def _serve_progress(self) -> None:
-        port = self._env.get("DDPJOB_PROGRESS_PORT", "")
+        port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
         if not self._ranks.is_zero or not port.isdecimal():
             return
         try:
             self._progress.serve(int(port))
         except (OSError, OverflowError) as error:
-            self._console.say(f"warning: no progress on port {port}: {error}")
+            self._console.log(f"warning: no progress on port {port}: {error}")
 
     def _success(self, result: Result) -> termination.Report:
         accuracy = result.evaluation["accuracy"]
-        what = "already finished" if result.already_finished else "finished"
+        outcome = "already finished" if result.already_finished else "finished"
         place = result.checkpoint
-        kept = f"; checkpoint {checkpoint_file(Path(self._config.checkpoint_dir), **place)}" if place else ""
-        self._console.say(f"{what}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{kept}")
+        saved = f"; checkpoint {checkpoint_file(Path(self._config.checkpoint_dir), **place)}" if place else ""
+        self._console.log(f"{outcome}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{saved}")
         return termination.success(
             result.evaluation,
             rank=self._ranks.rank,

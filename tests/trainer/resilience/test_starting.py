@@ -18,33 +18,47 @@ from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_unti
 from tests.trainer.synthetic import write_idx
 
 
-def from_flags(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
+def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
     place = ("--init", init, "--rank", rank, "--world-size", world_size)
     return ["train", *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *place]
 
 
+@pytest.fixture(scope="module")
+def launched(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint directory of a whole run of two launched ranks."""
+    folder = tmp_path_factory.mktemp("launched")
+    _server.run(*command(2, idx, folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launched_three(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint directory of a short run of three launched ranks."""
+    folder = tmp_path_factory.mktemp("launched-three")
+    _server.run("launch", "--nproc-per-node", 3, *SMALL, "--data-dir", idx, "--checkpoint-dir", folder)
+    return folder
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
 def test_ranks_started_by_hand_train_like_launched_ones(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, scheme: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched_three: Path, scheme: str
 ) -> None:
     port = free_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path / 'meet'}", "env": "env"}[scheme]
     env: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if scheme == "env" else {}
-    ranks = [ddptrain.start(*from_flags(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
+    ranks = [ddptrain.start(*by_hand(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
     for run in ranks:
         assert run.wait() == 0, run.output()
-    launched = ("launch", "--nproc-per-node", 3, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "launched")
-    ddptrain.run(*launched)
-    assert_same_end(tmp_path / "launched", tmp_path / "hand")
+    assert_same_end(launched_three, tmp_path / "hand")
 
 
 def test_a_rendezvous_file_of_an_earlier_run_is_refused(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     file = tmp_path / "meet"
-    first = ddptrain.start(*from_flags(idx, tmp_path, f"file://{file}", 0, 2))
+    first = ddptrain.start(*by_hand(idx, tmp_path, f"file://{file}", 0, 2))
     wait_until(lambda: file.exists() and b"present/0" in file.read_bytes(), "rank 0 to register")
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    second = ddptrain.run(*from_flags(idx, tmp_path, f"file://{file}", 0, 2), code=71)
+    second = ddptrain.run(*by_hand(idx, tmp_path, f"file://{file}", 0, 2), code=71)
     assert f"{file} is left from an earlier run" in second.output()
 
 
@@ -63,7 +77,7 @@ def test_an_impossible_rank_or_rendezvous_is_refused(ddptrain: ForkServer, argv:
 
 
 def test_a_rendezvous_file_in_a_missing_directory_is_refused(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    run = ddptrain.run(*from_flags(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
+    run = ddptrain.run(*by_hand(idx, tmp_path, f"file://{tmp_path}/absent/meet", 0, 2), code=69)
     assert "No such file or directory" in run.message()["message"]
 
 
@@ -88,12 +102,11 @@ def test_a_backend_that_the_build_or_machine_lacks_is_refused(
 
 
 def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
 ) -> None:
-    ddptrain.run(*command(2, idx, tmp_path / "forked"))
     more = ("--how", "spawn", "--log-dir", tmp_path / "logs", "--log-format", "json")
     run = ddptrain.run(*command(2, idx, tmp_path / "spawned", *more))
-    assert_same_end(tmp_path / "forked", tmp_path / "spawned")
+    assert_same_end(launched, tmp_path / "spawned")
     lines = [json.loads(line) for line in run.output().splitlines()]
     assert {line["rank"] for line in lines} == {0}
     assert any("finished: test accuracy" in line["message"] for line in lines)
@@ -106,19 +119,19 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
     assert (run.message()["rank"], run.message()["step"]) == (1, 3)
 
 
-def test_how_torchrun_trains_the_same_model(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    ddptrain.run(*command(2, idx, tmp_path / "forked"))
+def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, launched: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ddptrain", *map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))],
         capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_end(tmp_path / "forked", tmp_path / "torchrun")
+    assert_same_end(launched, tmp_path / "torchrun")
 
 
-def test_max_restarts_starts_the_ranks_again_and_they_resume(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    ddptrain.run(*command(2, idx, tmp_path / "whole"))
+def test_max_restarts_starts_the_ranks_again_and_they_resume(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+) -> None:
     more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json")
     run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
     said = [json.loads(line) for line in run.output().splitlines()]
@@ -126,7 +139,7 @@ def test_max_restarts_starts_the_ranks_again_and_they_resume(ddptrain: ForkServe
     assert own
     assert own[0].startswith("restart 1 of 1: rank 1 was killed by SIGKILL")
     assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
-    assert_same_end(tmp_path / "whole", tmp_path / "cut")
+    assert_same_end(launched, tmp_path / "cut")
 
 
 def test_after_max_restarts_the_last_failure_is_reported(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
@@ -165,9 +178,9 @@ def test_a_rank_with_settings_other_than_rank_0_is_refused(
 ) -> None:
     init = f"tcp://127.0.0.1:{free_port()}"
     (common, own), other = flags, write_idx(tmp_path / "other", seed=1)
-    zero = ddptrain.start(*from_flags(idx, tmp_path, init, 0, 2), *common)
+    zero = ddptrain.start(*by_hand(idx, tmp_path, init, 0, 2), *common)
     own = [other if flag == "OTHER" else flag for flag in own]
-    one = ddptrain.start(*from_flags(idx, tmp_path, init, 1, 2), *common, *own)
+    one = ddptrain.start(*by_hand(idx, tmp_path, init, 1, 2), *common, *own)
     assert (one.wait(), zero.wait()) == (78, 77), one.output() + zero.output()
     assert f"rank 1 has different settings from rank 0: {difference}" in one.message()["message"]
 

@@ -44,7 +44,7 @@ def fetch(
     *,
     mirrors: Sequence[str] = MIRRORS,
     files: Sequence[IdxFile] = MNIST_FILES,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     tries: int = TRIES,
     pause: float = 1.0,
     alive: Callable[[], None] = lambda: None,
@@ -69,8 +69,8 @@ def fetch(
                 continue
             if locked:
                 _clear_leftovers(folder, file)
-            say(f"fetching {file.name}.gz")
-            content = _download(file, mirrors, (tries, pause), say, alive)
+            log(f"fetching {file.name}.gz")
+            content = _download(file, mirrors, (tries, pause), log, alive)
             try:
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
@@ -78,13 +78,13 @@ def fetch(
                 raise volume_error(error, folder) from error
 
 
-def load(config: Config, *, say: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
+def load(config: Config, *, log: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
     """Return the configured data set, downloaded first with ``--download``; raises as ``fetch`` and ``mnist.load``."""
     if config.download and config.data == "mnist":
         if not config.data_dir:
             raise UsageError("--download needs --data-dir (or DDPJOB_DATA_DIR)", next_step="add --data-dir DIR")
         # Called on every rank: the first one on each volume downloads, the others wait for its lock.
-        fetch(config.data_dir, say=say, alive=alive)
+        fetch(config.data_dir, log=log, alive=alive)
     return mnist.load(config.data, config.data_dir)
 
 
@@ -150,7 +150,7 @@ def _download(
     file: IdxFile,
     mirrors: Sequence[str],
     patience: tuple[int, float],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     alive: Callable[[], None],
 ) -> bytes:
     """Return the gzipped file from the first mirror that delivers the right content."""
@@ -174,7 +174,7 @@ def _download(
                     break  # permanent
             except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
                 failure = str(error) or type(error).__name__
-            say(f"{url}: {failure}")
+            log(f"{url}: {failure}")
         failures.append(f"{url}: {failure}")
     raise DownloadFailed(
         f"no mirror delivered {file.name}: {'; '.join(failures)}",

@@ -35,7 +35,7 @@ class Console:
         self._shown = 0.0
         self._drawn = False
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print one line."""
         if not self._quiet:
             self._erase()

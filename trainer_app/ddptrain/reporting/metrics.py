@@ -73,10 +73,10 @@ class MetricsLogger:
         """Open metrics.jsonl in a new temporary directory and print its path. A failure is only a warning."""
         try:
             self.open(Path(tempfile.mkdtemp(prefix="ddptrain-")), 1, with_checkpoints=False, **start)
-            self._console.say(f"metrics: {self._path}")
+            self._console.log(f"metrics: {self._path}")
         except (OSError, VolumeError) as error:
             self._path = None
-            self._console.say(f"warning: no metrics: {error}")
+            self._console.log(f"warning: no metrics: {error}")
 
     def resumed(self, checkpoint: Mapping[str, int], accuracy: float | None) -> None:
         """Report that training continues from ``checkpoint``, with its test accuracy if one was measured."""
@@ -104,7 +104,7 @@ class MetricsLogger:
         self._progress.update(phase="evaluate", accuracy=accuracy)
         self.log("eval", step, accuracy=accuracy, loss=loss, samples=samples)
         epoch = step // self._steps_per_epoch
-        self._console.say(f"epoch {epoch}/{self._epochs}: test accuracy {accuracy:.4f}, loss {loss:.4f}")
+        self._console.log(f"epoch {epoch}/{self._epochs}: test accuracy {accuracy:.4f}, loss {loss:.4f}")
 
     def not_finite(
         self, step: int, *, loss: float, learning_rate: float, indices: Sequence[int], folder: Path | None
@@ -139,7 +139,7 @@ class MetricsLogger:
         self._refusals += 1
         if self._refusals == 1:
             lost = "without saving" if self._with_checkpoints else "without these metrics"
-            self._console.say(f"warning: {error}; training continues {lost}")
+            self._console.log(f"warning: {error}; training continues {lost}")
             self._append_step("refused", step, {"message": str(error)})
         if self._with_checkpoints:
             self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")

@@ -63,9 +63,9 @@ class Checkpointer:
         world_size: int,
         *,
         metrics: MetricsLogger,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._bitwise, self._schedule, self._metrics, self._say = config.sync == "bitwise", schedule, metrics, say
+        self._bitwise, self._schedule, self._metrics, self._log = config.sync == "bitwise", schedule, metrics, log
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
             self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, keep_best=config.keep_best)
@@ -93,9 +93,9 @@ class Checkpointer:
             VolumeError: the directory cannot be read.
         """
         if self._checkpoints is None:
-            self._say("no --checkpoint-dir: nothing will be saved, and a restart begins at step 0")
+            self._log("no --checkpoint-dir: nothing will be saved, and a restart begins at step 0")
             return None
-        found = self._checkpoints.resume(self._say)
+        found = self._checkpoints.resume(self._log)
         if found is None:
             return None
         manifest = found[0].manifest
@@ -105,7 +105,7 @@ class Checkpointer:
             if changed and self._bitwise:
                 raise bitwise_mismatch(changed)
             if changed or (not self._bitwise and manifest.get("worldSize") != self.facts["worldSize"]):
-                self._say(
+                self._log(
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
                 )
         return found
@@ -191,7 +191,7 @@ def resume(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> ResumeState:
     """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.
 
@@ -239,10 +239,10 @@ def resume(
         loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
         model.load_state_dict(loaded["model"])
         optimizer.load_state_dict(loaded["optimizer"])
-        say(f"resumed from run {state.checkpoint['run']}, step {state.step}")
+        log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
     elif config.init_from:
         weights.load(model, weights.parse(content, group.device), config.init_from)
-        say(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
+        log(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
     weights.assert_alike(model, group)
     return state
 

@@ -44,7 +44,7 @@ class Trainer:
     def __init__(
         self, config: Config, dataset: Dataset, group: Group, *, progress: Progress, console: Console, stop: StopFlag
     ) -> None:
-        self._config, self._dataset, self._group, self._stop, self._say = config, dataset, group, stop, console.say
+        self._config, self._dataset, self._group, self._stop, self._log = config, dataset, group, stop, console.log
         group.heartbeat.mark("setup")
         if config.cuda_graph:
             gradient_sync.check_cuda_graph(config, group)
@@ -53,7 +53,7 @@ class Trainer:
             progress, console, epochs=config.epochs, steps_per_epoch=self._schedule.steps_per_epoch
         )
         self._checkpointer = Checkpointer(
-            config, dataset, self._schedule, group.world_size, metrics=self._metrics, say=console.say
+            config, dataset, self._schedule, group.world_size, metrics=self._metrics, log=console.log
         )
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None
         self._model = models.build(config, group.device)
@@ -67,7 +67,7 @@ class Trainer:
             NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
         """
         config, group, schedule = self._config, self._group, self._schedule
-        start = resume(config, group, self._checkpointer, model=self._model, optimizer=self._optimizer, say=self._say)
+        start = resume(config, group, self._checkpointer, model=self._model, optimizer=self._optimizer, log=self._log)
         if start.checkpoint:
             self._metrics.resumed(start.checkpoint, (start.evaluation or {}).get("accuracy"))
         if start.complete:
