@@ -1,0 +1,70 @@
+"""The result of a save: which checkpoint was written, or why none was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddptrain.config import Config
+from ddptrain.data.mnist import load
+from ddptrain.data.sampling import Schedule
+from ddptrain.errors import VolumeError
+from ddptrain.reporting.console import Console
+from ddptrain.reporting.metrics import MetricsLogger, effective_rows
+from ddptrain.reporting.progress import Progress
+from ddptrain.training.checkpointer import Checkpointer, SaveResult
+
+LAST = 9  # step
+
+
+def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger, Progress]:
+    """Return the checkpointer of a new run of LAST steps in ``folder``."""
+    config, dataset = Config(data="idx", checkpoint_dir=str(folder), epochs=1), load("idx", str(idx))
+    progress = Progress(1, "idx")
+    metrics = MetricsLogger(progress, Console(0, None), epochs=1, steps_per_epoch=LAST)
+    schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
+    checkpointer = Checkpointer(config, dataset, schedule, 1, metrics=metrics, say=print)
+    assert checkpointer.newest() is None
+    checkpointer.claim(None)
+    return checkpointer, metrics, progress
+
+
+def state() -> dict[str, Any]:
+    return {"model": {}, "optimizer": {}}
+
+
+def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path, idx: Path) -> None:
+    checkpointer, metrics, progress = claimed(tmp_path, idx)
+    for step in range(1, 5):
+        metrics.step(step, loss=1.0, learning_rate=0.1, samples=37, seconds=0.1)
+    result = checkpointer.save(4, state, None)
+    assert result == SaveResult({"run": 1, "step": 4})
+    assert progress.snapshot()["checkpoint"] == {"run": 1, "step": 4}
+    assert [row["step"] for row in effective_rows(tmp_path / "metrics.jsonl", "train")] == [1, 2, 3, 4]
+    manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
+    assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
+
+
+def test_save_without_a_checkpoint_directory_returns_the_reason(
+    tmp_path: Path, idx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the metrics
+    checkpointer, _, _ = claimed("", idx)
+    assert checkpointer.save(4, state, None) == SaveResult(None, "no --checkpoint-dir")
+
+
+def test_refused_save_returns_the_reason_and_raises_only_at_the_last_step(tmp_path: Path, idx: Path) -> None:
+    checkpointer, _, progress = claimed(tmp_path, idx)
+    shutil.rmtree(tmp_path / "run-000001")
+    assert checkpointer.save(4, state, None) == SaveResult(None, "the volume refused")
+    assert progress.snapshot()["checkpointProblem"].endswith("(1 in a row)")
+    with pytest.raises(VolumeError):
+        checkpointer.save(LAST, state, None)
+    (tmp_path / "run-000001").mkdir()
+    assert checkpointer.save(5, state, None).checkpoint == {"run": 1, "step": 5}
+    assert progress.snapshot()["checkpointProblem"] is None
