@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpjob.api import exit_codes
 from ddpjob.api.wire import Json
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.logs import last_lines
@@ -19,7 +20,6 @@ METRICS_FILE = "metrics.jsonl"
 """The trainer writes it into the checkpoint directory."""
 _LOG_LINES = 15  # of the node that failed
 _LONGEST_ERROR = 400  # characters
-_MISMATCH = 78  # the trainer's exit code for a checkpoint of another configuration
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -185,7 +185,7 @@ def _local_hint(failure: Json, finished: Json) -> str:
     reason, number = failure.get("reason"), failure.get("signal")
     if reason in ("StartError", "ContainerCannotRun"):
         return "local mode does not use images: the program must be installed here and on PATH"
-    if reason in ("ConfigMismatch", "DataMismatch") or failure.get("exitCode") == _MISMATCH:
+    if reason in ("ConfigMismatch", "DataMismatch") or failure.get("exitCode") == exit_codes.MISMATCH:
         return "--fresh removes the existing checkpoints, another --name keeps them"
     if reason == "DownloadFailed":
         return "--data-dir DIR trains with files you have, --digits-if-offline on scikit-learn's digits"
