@@ -1,4 +1,4 @@
-"""The client under test, as administrator of the real API server."""
+"""Fixtures: the client under test, with administrator rights on a real API server."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -12,7 +12,7 @@ from tests.faults import FaultProxy
 
 @pytest.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[KubernetesCluster]:
-    """Straight to the API server."""
+    """Return a client of the API server."""
     connection = await Connection.open(str(control_plane.kubeconfig()))
     client = KubernetesCluster(connection)
     yield client
@@ -22,14 +22,14 @@ async def cluster(control_plane: ControlPlane) -> AsyncIterator[KubernetesCluste
 
 @pytest.fixture
 def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    """A proxy that can misbehave."""
+    """Return a proxy to the API server that injects faults."""
     with FaultProxy(control_plane) as proxy:
         yield proxy
 
 
 @pytest.fixture
 async def through_proxy(control_plane: ControlPlane, proxy: FaultProxy) -> AsyncIterator[KubernetesCluster]:
-    """Through the proxy; gives up on an answer after one second."""
+    """Return a client through the proxy. Its requests time out after one second."""
     connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
     client = KubernetesCluster(connection, timeout=1.0)
     yield client

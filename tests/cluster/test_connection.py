@@ -1,4 +1,4 @@
-"""Where the configuration comes from, and what happens when credentials change."""
+"""The connection: sources of the configuration, the proxy, and changed credentials."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.controlplane import ControlPlane
 from tests.processes import free_port
 
 
-async def test_without_any_configuration_the_error_says_what_to_set(
+async def test_the_error_without_any_configuration_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -25,19 +25,19 @@ async def test_without_any_configuration_the_error_says_what_to_set(
         await Connection.open()
 
 
-async def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+async def test_the_error_names_a_missing_kubeconfig() -> None:
     with pytest.raises(ConfigurationError, match="/nowhere/config does not exist"):
         await Connection.open("/nowhere/config")
 
 
-async def test_a_kubeconfig_that_is_broken_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_broken_kubeconfig(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("apiVersion: v1\nkind: Config\ncurrent-context: absent\ncontexts: []\nclusters: []\n")
     with pytest.raises(ConfigurationError, match=str(path)):
         await Connection.open(str(path))
 
 
-async def test_kubeconfig_in_the_environment_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_kubeconfig_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(json.dumps(a_kubeconfig("https://192.0.2.1:6443", {"token": "secret"})))
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -48,13 +48,13 @@ async def test_kubeconfig_in_the_environment_counts(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("no_proxy", "used"), [("", True), ("127.0.0.1", False), ("other.example", True)])
-async def test_the_proxy_of_the_environment_is_used_unless_it_is_excepted(
+async def test_the_proxy_of_the_environment_is_used_unless_no_proxy_excludes_the_host(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_proxy: str, used: bool
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readline()).decode())
+        requests.append((await reader.readline()).decode())
         writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
         writer.close()
 
@@ -70,15 +70,15 @@ async def test_the_proxy_of_the_environment_is_used_unless_it_is_excepted(
     client = KubernetesCluster(connection)
     with pytest.raises(Unavailable):
         await client.get(names.PODS, "default", "pod")
-    assert bool(asked) is used
-    assert all(line.startswith(f"CONNECT {nowhere}") for line in asked)
+    assert bool(requests) is used
+    assert all(line.startswith(f"CONNECT {nowhere}") for line in requests)
     await client.close()
     await connection.close()
     server.close()
 
 
 @pytest.mark.apiserver
-async def test_a_token_that_was_replaced_on_disk_is_read_again_when_the_old_one_is_refused(
+async def test_a_token_replaced_on_disk_is_read_again_after_a_401(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
@@ -99,14 +99,14 @@ async def test_credentials_of_an_exec_plugin_are_used(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "plugin"
-    answer = {
+    credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
         "status": {"token": control_plane.admin_token},
     }
-    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
     plugin.chmod(0o700)
-    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
+    user = {"exec": {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
     path = tmp_path / "config"
     path.write_text(json.dumps(a_kubeconfig(control_plane.server, user, str(control_plane.ca_file))))
     connection = await Connection.open(str(path))

@@ -1,4 +1,4 @@
-"""What the client makes of an API server, or a network, that misbehaves."""
+"""The client on an API server or a network that fails."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from tests.faults import Fault, FaultProxy
 pytestmark = pytest.mark.apiserver
 
 
-async def test_a_create_whose_answer_was_lost_is_found_to_exist(
+async def test_a_create_whose_response_is_lost_ends_as_already_exists(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     proxy.once("POST", "/pods", Fault(after_commit=True))
@@ -26,7 +26,7 @@ async def test_a_create_whose_answer_was_lost_is_found_to_exist(
     assert len((await through_proxy.list(names.PODS, namespace)).items) == 1
 
 
-async def test_a_status_patch_whose_answer_was_lost_ends_as_a_conflict_not_as_two_writes(
+async def test_a_status_patch_whose_response_is_lost_ends_as_conflict(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     job = await through_proxy.create(names.DDPJOBS, namespace, a_job())
@@ -44,7 +44,7 @@ async def test_retry_after_is_obeyed(through_proxy: KubernetesCluster, proxy: Fa
     assert 1.0 <= second - first < 5.0
 
 
-async def test_a_server_that_stays_busy_is_given_up_with_the_time_it_asked_for(
+async def test_a_server_that_stays_busy_raises_its_retry_after(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     proxy.rule = lambda request: Fault(status=429, headers={"Retry-After": "120"})
@@ -55,7 +55,7 @@ async def test_a_server_that_stays_busy_is_given_up_with_the_time_it_asked_for(
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
-async def test_a_passing_server_error_is_not_noticed(
+async def test_a_transient_server_error_is_retried(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str, status: int
 ) -> None:
     proxy.once("POST", "/pods", Fault(status=status), times=2)
@@ -63,7 +63,7 @@ async def test_a_passing_server_error_is_not_noticed(
     assert created["metadata"]["name"] == "pod"
 
 
-async def test_a_lasting_server_error_is_unavailable_within_a_bounded_time(
+async def test_a_lasting_server_error_raises_unavailable_in_bounded_time(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     body = '{"kind":"Status","message":"etcdserver: leader changed"}'
@@ -76,7 +76,7 @@ async def test_a_lasting_server_error_is_unavailable_within_a_bounded_time(
     assert len(proxy.seen) > 1
 
 
-async def test_a_server_that_does_not_answer_is_given_up(
+async def test_a_server_that_does_not_respond_raises_unavailable(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     proxy.rule = lambda request: Fault(hold=60)
@@ -86,7 +86,7 @@ async def test_a_server_that_does_not_answer_is_given_up(
     assert time.monotonic() - began < RETRY_SECONDS + 5
 
 
-async def test_an_answer_that_is_no_kubernetes_object_is_not_believed(
+async def test_a_response_that_is_not_json_raises_unavailable(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str
 ) -> None:
     proxy.rule = lambda request: Fault(status=200, body="<html>log in to the network</html>")
@@ -94,7 +94,7 @@ async def test_an_answer_that_is_no_kubernetes_object_is_not_believed(
         await through_proxy.get(names.PODS, namespace, "pod")
 
 
-async def test_connections_are_bounded(control_plane: ControlPlane, proxy: FaultProxy, namespace: str) -> None:
+async def test_connections_are_limited(control_plane: ControlPlane, proxy: FaultProxy, namespace: str) -> None:
     connections = set()
 
     def count(request: web.BaseRequest) -> None:

@@ -1,4 +1,4 @@
-"""What the in-memory cluster offers beyond an API server: faults, time, watches to disturb, a state to keep."""
+"""What the in-memory cluster has and an API server lacks: faults, a given clock, disturbed watches, dumps."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ def seen(watch: Watch) -> list[tuple[str, str]]:
     return [(event["type"], event["object"]["metadata"]["name"]) for event in watch.take()]
 
 
-async def test_an_answer_is_the_callers_own() -> None:
+async def test_a_returned_object_is_a_copy() -> None:
     cluster = MemoryCluster()
     body = a_job()
     created = await cluster.create(names.DDPJOBS, "default", body)
@@ -46,7 +46,7 @@ async def test_an_answer_is_the_callers_own() -> None:
     assert (await cluster.get(names.DDPJOBS, "default", "job"))["spec"]["image"] == "image:1"
 
 
-async def test_a_body_that_is_no_json_is_refused_before_anything_happens() -> None:
+async def test_a_body_that_is_not_json_is_refused_and_nothing_is_stored() -> None:
     cluster = MemoryCluster()
     job = a_job()
     job["spec"]["numNodes"] = float("nan")
@@ -55,7 +55,7 @@ async def test_a_body_that_is_no_json_is_refused_before_anything_happens() -> No
     assert not (await cluster.list(names.DDPJOBS)).items
 
 
-async def test_what_a_deleted_job_owned_is_collected_by_itself_and_nothing_else() -> None:
+async def test_objects_owned_by_a_deleted_job_are_collected_and_no_others() -> None:
     cluster = MemoryCluster()
     job = await cluster.create(names.DDPJOBS, "default", a_job())
     await cluster.create(names.PODS, "default", owned_by(job, "mine"))
@@ -65,7 +65,7 @@ async def test_what_a_deleted_job_owned_is_collected_by_itself_and_nothing_else(
     assert (await cluster.list(names.PODS)).items[0]["metadata"]["name"] == "free"
 
 
-async def test_garbage_outlives_the_request_that_made_it() -> None:
+async def test_garbage_is_collected_after_the_request_not_during_it() -> None:
     cluster = MemoryCluster()
     job = await cluster.create(names.DDPJOBS, "default", a_job())
     await cluster.create(names.PODS, "default", owned_by(job, "mine"))
@@ -76,7 +76,7 @@ async def test_garbage_outlives_the_request_that_made_it() -> None:
         cluster.server.get(names.PODS, "default", "mine")
 
 
-async def test_collection_can_be_left_to_the_caller() -> None:
+async def test_without_automatic_collection_only_collect_collects() -> None:
     cluster = MemoryCluster(collects=False)
     job = await cluster.create(names.DDPJOBS, "default", a_job())
     await cluster.create(names.PODS, "default", owned_by(job, "mine"))
@@ -87,7 +87,7 @@ async def test_collection_can_be_left_to_the_caller() -> None:
     assert not (await cluster.list(names.PODS)).items
 
 
-async def test_a_placed_pod_goes_when_its_kubelet_says_so() -> None:
+async def test_a_bound_pod_is_removed_when_its_kubelet_confirms_the_deletion() -> None:
     cluster = MemoryCluster(clock=lambda: NOW)
     await cluster.create(names.PODS, "default", a_pod())
     cluster.server.bind("default", "pod", "worker")
@@ -101,7 +101,7 @@ async def test_a_placed_pod_goes_when_its_kubelet_says_so() -> None:
         await cluster.get(names.PODS, "default", "pod")
 
 
-async def test_times_and_uids_come_from_where_the_caller_says() -> None:
+async def test_times_and_uids_come_from_the_given_functions() -> None:
     moments = itertools.count()
     cluster = MemoryCluster(clock=lambda: NOW + timedelta(hours=next(moments)), new_uid=lambda: "the-uid")
     first = await cluster.create(names.PODS, "default", a_pod("a"))
@@ -111,14 +111,14 @@ async def test_times_and_uids_come_from_where_the_caller_says() -> None:
     assert first["metadata"]["uid"] == "the-uid"
 
 
-async def test_a_fault_before_a_write_keeps_it_from_happening() -> None:
+async def test_a_fault_before_a_write_prevents_it() -> None:
     cluster = MemoryCluster(hook=lambda call: Fault(before=Unavailable("down")) if call.is_write else None)
     with pytest.raises(Unavailable, match="down"):
         await cluster.create(names.PODS, "default", a_pod())
     assert not (await cluster.list(names.PODS)).items
 
 
-async def test_a_lost_answer_leaves_the_write_done() -> None:
+async def test_a_write_whose_response_is_lost_is_carried_out() -> None:
     cluster = MemoryCluster(hook=lambda call: lost_answer(call.verb) if call.number == 1 else None)
     with pytest.raises(Unavailable):
         await cluster.create(names.PODS, "default", a_pod())
@@ -126,17 +126,17 @@ async def test_a_lost_answer_leaves_the_write_done() -> None:
         await cluster.create(names.PODS, "default", a_pod())
 
 
-async def test_a_hook_is_told_of_every_call_in_order() -> None:
+async def test_a_hook_receives_every_call_in_order() -> None:
     calls: list[Call] = []
     cluster = MemoryCluster(hook=calls.append)
     await cluster.create(names.PODS, "default", a_pod())
     await cluster.patch_status(names.PODS, "default", "pod", {"status": {"phase": "Running"}})
     await cluster.list(names.PODS)
-    told = [(call.number, call.verb, call.name, call.is_write) for call in calls]
-    assert told == [(1, "create", "pod", True), (2, "patch_status", "pod", True), (3, "list", "", False)]
+    seen_calls = [(call.number, call.verb, call.name, call.is_write) for call in calls]
+    assert seen_calls == [(1, "create", "pod", True), (2, "patch_status", "pod", True), (3, "list", "", False)]
 
 
-async def test_a_watch_tells_what_there_is_and_what_changes() -> None:
+async def test_a_watch_sends_existing_objects_and_then_changes() -> None:
     cluster = MemoryCluster()
     await cluster.create(names.PODS, "default", a_pod("a", colour="red"))
     await cluster.create(names.PODS, "default", a_pod("b", colour="blue"))
@@ -148,7 +148,7 @@ async def test_a_watch_tells_what_there_is_and_what_changes() -> None:
     assert seen(watch) == [("ADDED", "b"), ("DELETED", "a"), ("MODIFIED", "b")]
 
 
-async def test_a_watch_goes_on_from_a_version_without_loss() -> None:
+async def test_a_watch_from_a_version_misses_no_change() -> None:
     cluster = MemoryCluster()
     await cluster.create(names.PODS, "default", a_pod("before"))
     listed = await cluster.list(names.PODS)
@@ -158,7 +158,7 @@ async def test_a_watch_goes_on_from_a_version_without_loss() -> None:
     assert seen(watch) == [("ADDED", "between"), ("ADDED", "after")]
 
 
-async def test_a_watch_waits_for_news_until_it_is_closed() -> None:
+async def test_a_watch_waits_for_events_until_it_is_closed() -> None:
     cluster = MemoryCluster()
     watch = cluster.watch(names.PODS)
 
@@ -172,7 +172,7 @@ async def test_a_watch_waits_for_news_until_it_is_closed() -> None:
     assert await reader == ["a"]
 
 
-async def test_history_that_was_forgotten_is_gone() -> None:
+async def test_a_watch_from_a_dropped_version_gets_410() -> None:
     cluster = MemoryCluster()
     await cluster.create(names.PODS, "default", a_pod("a"))
     version = (await cluster.list(names.PODS)).resource_version
@@ -183,7 +183,7 @@ async def test_history_that_was_forgotten_is_gone() -> None:
     assert caught.value.code == 410
 
 
-async def test_a_watch_can_be_held_back_and_catches_up_in_order() -> None:
+async def test_a_held_watch_delivers_its_events_in_order_when_released() -> None:
     cluster = MemoryCluster()
     watch = cluster.watch(names.PODS)
     cluster.watches.hold()
@@ -195,7 +195,7 @@ async def test_a_watch_can_be_held_back_and_catches_up_in_order() -> None:
     assert seen(watch) == [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
 
 
-async def test_a_watch_that_is_cut_fails_and_loses_what_was_under_way() -> None:
+async def test_a_watch_that_is_cut_fails_and_loses_its_unread_events() -> None:
     cluster = MemoryCluster()
     watch = cluster.watch(names.PODS)
     await cluster.create(names.PODS, "default", a_pod("a"))
@@ -204,7 +204,7 @@ async def test_a_watch_that_is_cut_fails_and_loses_what_was_under_way() -> None:
         await anext(watch)
 
 
-async def test_a_dump_is_json_and_a_cluster_goes_on_from_it() -> None:
+async def test_a_dump_is_json_and_can_be_loaded_into_another_cluster() -> None:
     cluster = MemoryCluster()
     cluster.create_namespace("team")
     job = await cluster.create(names.DDPJOBS, "team", a_job())
@@ -218,7 +218,7 @@ async def test_a_dump_is_json_and_a_cluster_goes_on_from_it() -> None:
     assert not (await again.list(names.PODS)).items
 
 
-async def test_a_namespace_that_is_not_there_or_goes_away_takes_nothing_in() -> None:
+async def test_nothing_is_created_in_a_missing_or_terminating_namespace() -> None:
     cluster = MemoryCluster()
     with pytest.raises(NotFound, match='namespaces "nowhere" not found'):
         await cluster.create(names.PODS, "nowhere", a_pod())
@@ -230,7 +230,7 @@ async def test_a_namespace_that_is_not_there_or_goes_away_takes_nothing_in() -> 
     assert not (await cluster.list(names.PODS)).items
 
 
-async def test_only_headless_services_exist() -> None:
+async def test_a_service_with_an_address_is_refused() -> None:
     body: Json = {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 1}]}}
     with pytest.raises(Invalid, match="only headless Services"):
         await MemoryCluster().create(names.SERVICES, "default", body)

@@ -39,14 +39,14 @@ async def test_a_bad_spec_is_refused_with_its_field_and_the_text_of_the_rule(bad
 
 
 @pytest.mark.parametrize("edit", ILLEGAL_EDITS, ids=lambda edit: edit.id)
-async def test_an_edit_of_what_is_immutable_is_refused(edit: Edit) -> None:
+async def test_an_edit_of_an_immutable_field_is_refused(edit: Edit) -> None:
     with pytest.raises(Invalid, match=f"{edit.field} is immutable"):
         await edited(edit)
     assert edit.field in IMMUTABLE
 
 
 @pytest.mark.parametrize("edit", LEGAL_EDITS, ids=lambda edit: edit.id)
-async def test_an_edit_of_what_may_change_is_accepted(edit: Edit) -> None:
+async def test_an_edit_of_a_mutable_field_is_accepted(edit: Edit) -> None:
     await edited(edit)
 
 

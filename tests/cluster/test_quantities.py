@@ -18,5 +18,5 @@ def test_a_quantity_is_written_as_the_api_server_writes_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1x", "1 Gi", "Gi", "1KiB", True])
-def test_a_text_that_is_not_a_quantity_is_recognized(text: object) -> None:
+def test_other_values_are_not_quantities(text: object) -> None:
     assert not is_quantity(text)

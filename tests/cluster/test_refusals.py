@@ -99,7 +99,7 @@ JOBS = (
     job("no kind", "Kind", 400, kind=None),
     job("another kind", "kind", 422, kind="Job"),
     job("another version", "API version", 400, apiVersion="v1"),
-    job("unknown field beside spec", "foo", 400, foo=1),
+    job("unknown field next to spec", "foo", 400, foo=1),
     job("no spec", "spec", spec=None),
     job("spec as a list", "spec", spec=[]),
     job("unknown field in status", "status.foo", 400, status={"foo": 1}),
@@ -172,7 +172,7 @@ PODS = (
     pod("host name that is not text", "spec.hostname", 400, hostname=5),
     pod("containers as an object", "spec.containers", 400, containers={}),
     container("environment value that is not text", "env[0].value", 400, env=[{"name": "A", "value": 1}]),
-    container("quantity in words", "resources.limits.cpu", 400, resources={"limits": {"cpu": "two"}}),
+    container("quantity that is not a number", "resources.limits.cpu", 400, resources={"limits": {"cpu": "two"}}),
     container("port that is not a number", "ports[0].containerPort", 400, ports=[{"containerPort": "x"}]),
     pod("no containers", "spec.containers", containers=[]),
     pod("container without a name", "spec.containers[0].name", containers=[{"image": "i"}]),
@@ -273,7 +273,11 @@ SERVICES = (
 CLAIMS = (
     of_spec(CLAIM, "unknown field", "spec.foo", 400, foo=1),
     of_spec(
-        CLAIM, "size in words", "spec.resources.requests.storage", 400, resources={"requests": {"storage": "much"}}
+        CLAIM,
+        "size in letters",
+        "spec.resources.requests.storage",
+        400,
+        resources={"requests": {"storage": "much"}},
     ),
     of_spec(CLAIM, "no size", "spec.resources[storage]", resources={}),
     of_spec(CLAIM, "size of zero", "spec.resources[storage]", resources={"requests": {"storage": "0"}}),

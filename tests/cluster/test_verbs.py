@@ -1,4 +1,4 @@
-"""The verbs and every typed error, against the real API server."""
+"""The client's verbs and every typed error, on a real API server."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ async def test_a_created_object_is_read_back_and_deleted(cluster: KubernetesClus
         await cluster.get(names.PODS, namespace, "pod")
 
 
-async def test_a_list_gives_complete_objects_of_one_namespace_by_label(
+async def test_a_list_returns_complete_objects_of_one_namespace_by_label(
     cluster: KubernetesCluster, namespace: str, control_plane: ControlPlane
 ) -> None:
     control_plane.make_namespace(f"{namespace}-other")
@@ -74,7 +74,7 @@ async def test_a_list_of_several_pages_is_complete(
     assert [pod["metadata"]["name"] for pod in listed.items] == [f"pod-{number}" for number in range(5)]
 
 
-async def test_a_list_whose_next_page_expired_is_read_again_as_a_whole(
+async def test_a_list_whose_next_page_expired_is_read_again_in_one_page(
     through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "PAGE_SIZE", 2)
@@ -85,7 +85,7 @@ async def test_a_list_whose_next_page_expired_is_read_again_as_a_whole(
     assert len((await through_proxy.list(names.PODS, namespace)).items) == 5
 
 
-async def test_a_status_patch_changes_the_status_alone_and_only_at_its_version(
+async def test_a_status_patch_changes_only_the_status_and_only_at_its_version(
     cluster: KubernetesCluster, namespace: str
 ) -> None:
     job = await cluster.create(names.DDPJOBS, namespace, a_job())
@@ -104,7 +104,7 @@ async def test_a_patch_changes_an_object(cluster: KubernetesCluster, namespace: 
     assert (await cluster.patch(names.PODS, namespace, "pod", body))["metadata"]["labels"] == {"colour": "blue"}
 
 
-async def test_a_second_create_of_the_same_name_is_told_from_other_conflicts(
+async def test_a_second_create_of_the_same_name_raises_already_exists(
     cluster: KubernetesCluster, namespace: str
 ) -> None:
     await cluster.create(names.PODS, namespace, a_pod())
@@ -112,14 +112,14 @@ async def test_a_second_create_of_the_same_name_is_told_from_other_conflicts(
         await cluster.create(names.PODS, namespace, a_pod())
 
 
-async def test_a_delete_spares_another_object_of_the_same_name(cluster: KubernetesCluster, namespace: str) -> None:
+async def test_a_delete_with_another_uid_raises_conflict(cluster: KubernetesCluster, namespace: str) -> None:
     await cluster.create(names.PODS, namespace, a_pod())
     with pytest.raises(Conflict):
         await cluster.delete(names.PODS, namespace, "pod", uid="00000000-0000-0000-0000-000000000000")
     assert await cluster.get(names.PODS, namespace, "pod")
 
 
-async def test_a_delete_without_a_name_spares_the_collection(cluster: KubernetesCluster, namespace: str) -> None:
+async def test_a_delete_without_a_name_keeps_the_collection(cluster: KubernetesCluster, namespace: str) -> None:
     await cluster.create(names.PODS, namespace, a_pod())
     with pytest.raises(Invalid, match="delete of a Pod without a name"):
         await cluster.delete(names.PODS, namespace, "")
@@ -140,11 +140,11 @@ async def test_an_invalid_object_is_refused_with_the_field(cluster: KubernetesCl
         await cluster.create(names.PODS, namespace, body)
 
 
-async def test_a_missing_permission_is_forbidden_with_the_servers_words(
+async def test_a_missing_permission_raises_forbidden_with_the_servers_message(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    token = control_plane.service_account(namespace, "nobody")
-    connection = await Connection.open(str(control_plane.kubeconfig(token, name=f"nobody-{namespace}")))
+    token = control_plane.service_account(namespace, "no-rights")
+    connection = await Connection.open(str(control_plane.kubeconfig(token, name=f"no-rights-{namespace}")))
     client = KubernetesCluster(connection)
     with pytest.raises(Forbidden, match='cannot create resource "pods"'):
         await client.create(names.PODS, namespace, a_pod())
@@ -152,7 +152,7 @@ async def test_a_missing_permission_is_forbidden_with_the_servers_words(
     await connection.close()
 
 
-async def test_a_namespace_that_is_going_away_is_told_from_other_refusals(
+async def test_a_create_in_a_terminating_namespace_raises_its_own_error(
     cluster: KubernetesCluster, control_plane: ControlPlane, namespace: str
 ) -> None:
     control_plane.request("DELETE", f"/api/v1/namespaces/{namespace}")  # stays: nothing finalizes it here
@@ -160,7 +160,7 @@ async def test_a_namespace_that_is_going_away_is_told_from_other_refusals(
         await cluster.create(names.PODS, namespace, a_pod())
 
 
-async def test_a_refused_token_is_unauthorized(control_plane: ControlPlane, namespace: str) -> None:
+async def test_a_refused_token_raises_unauthorized(control_plane: ControlPlane, namespace: str) -> None:
     connection = await Connection.open(str(control_plane.kubeconfig("wrong", name=f"wrong-{namespace}")))
     client = KubernetesCluster(connection)
     with pytest.raises(Unauthorized):
@@ -169,7 +169,7 @@ async def test_a_refused_token_is_unauthorized(control_plane: ControlPlane, name
     await connection.close()
 
 
-async def test_a_server_that_is_not_there_is_unavailable(control_plane: ControlPlane, namespace: str) -> None:
+async def test_an_unreachable_server_raises_unavailable(control_plane: ControlPlane, namespace: str) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     connection = await Connection.open(str(control_plane.kubeconfig(server=nowhere)))
     client = KubernetesCluster(connection)
@@ -179,7 +179,7 @@ async def test_a_server_that_is_not_there_is_unavailable(control_plane: ControlP
     await connection.close()
 
 
-async def test_requests_say_who_sends_them(
+async def test_requests_carry_the_operators_user_agent(
     cluster: KubernetesCluster, control_plane: ControlPlane, namespace: str
 ) -> None:
     await cluster.create(names.PODS, namespace, a_pod())

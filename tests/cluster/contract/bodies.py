@@ -1,4 +1,4 @@
-"""Objects, patches and mistakes that the random requests are put together from: what the operator sends, and worse."""
+"""Objects and patches for the random requests: those of the operator, and wrong ones."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def job(**spec: Any) -> Json:
 
 
 def pod(**spec: Any) -> Json:
-    # Without the token volume that only kube-apiserver's own plugin makes.
+    # Without the token volume, which a plugin of kube-apiserver adds.
     base = {"automountServiceAccountToken": False, "containers": [{"name": "main", "image": "image:1"}]}
     return {"apiVersion": "v1", "kind": "Pod", "spec": base | spec}
 
@@ -45,13 +45,13 @@ FENCES = {"DDPJob": job(), "Pod": pod(), "Service": service(), "PersistentVolume
 
 
 def _without_identity(body: Json) -> Json:
-    """A rendered object without its name, its namespace and the uid of an owner that exists in neither world."""
+    """Return a rendered object without its name, its namespace and the uid of an owner that does not exist."""
     kept = ("labels", "annotations")
     return body | {"metadata": {key: body["metadata"][key] for key in kept if key in body["metadata"]}}
 
 
 def _rendered(spec: Json) -> dict[str, list[Json]]:
-    """What the operator makes of a job."""
+    """Return the objects that the operator creates for a job."""
     made = a_job(**spec)
     parsed = Job.of(made, parse_spec(made))
     claims = [claim.body for claim in (desired_claim(parsed),) if claim is not None]
@@ -64,7 +64,7 @@ def _rendered(spec: Json) -> dict[str, list[Json]]:
 
 
 _GOOD_SPECS = [spec | ({"numNodes": 2} if spec.get("numNodes", 1) > 2 else {}) for spec in GOOD.values()]
-_OF_THE_OPERATOR = [_rendered(spec) for spec in _GOOD_SPECS]
+_RENDERED = [_rendered(spec) for spec in _GOOD_SPECS]
 
 JOBS: list[Json] = [
     *(job(**bad.spec) for bad in BAD),
@@ -190,18 +190,18 @@ EVENTS: list[Json] = [
     event(count=0, message="", reason=""),
 ]
 
-# What is accepted, so that enough objects come to be.
+# Objects that are accepted, so that enough of them exist.
 SOUND: dict[str, list[Json]] = {
     "DDPJob": [{**job(), "spec": spec} for spec in GOOD.values()] + [job(), job(suspend=True), job(numNodes=2)],
     "Pod": [
-        *(body for rendered in _OF_THE_OPERATOR for body in rendered["Pod"]),
+        *(body for rendered in _RENDERED for body in rendered["Pod"]),
         *[pod(), pod(nodeName="worker"), pod(restartPolicy="Never"), pod(restartPolicy="OnFailure")] * 4,
         *[pod(nodeName="worker", restartPolicy="Never", terminationGracePeriodSeconds=n) for n in (0, 1, 60)],
         *[pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "a"}}], nodeName=n) for n in ("n", None)]
         * 3,
     ],
-    "Service": [service(), *(body for rendered in _OF_THE_OPERATOR for body in rendered["Service"])],
-    "PersistentVolumeClaim": [claim(), *(body for r in _OF_THE_OPERATOR for body in r["PersistentVolumeClaim"])],
+    "Service": [service(), *(body for rendered in _RENDERED for body in rendered["Service"])],
+    "PersistentVolumeClaim": [claim(), *(body for r in _RENDERED for body in r["PersistentVolumeClaim"])],
     "Event": [event(), event(lastTimestamp="2026-03-01T13:00:00Z", count=1)],
 }
 
@@ -274,7 +274,7 @@ STATUSES: dict[str, list[Any]] = {
     "Event": [{"phase": "Bound"}],
 }
 
-# Merge patches of the main resource, beside those of metadata.
+# Merge patches of the main resource, in addition to those of metadata.
 PATCHES: dict[str, list[Json]] = {
     "DDPJob": [
         *({"spec": {key: edit.after.get(key) for key in {*edit.after, *edit.before}}} for edit in LEGAL_EDITS),
@@ -323,4 +323,4 @@ PATCHES: dict[str, list[Json]] = {
     ],
 }
 
-UID_OF_NOBODY = UID
+UNUSED_UID = UID

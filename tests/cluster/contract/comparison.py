@@ -1,7 +1,7 @@
-"""Sends one sequence of requests to both worlds and compares every answer, every watch event and the end.
+"""Sends a sequence of requests to both clusters and compares every response, every watch event and the end state.
 
-What a server makes up by itself is given a name by the order of its first appearance, in each world: the third uid
-seen is ``uid 3`` on both sides or the worlds differ. Times only have to be there. ``managedFields`` are dropped.
+Uids and versions are replaced by names in the order of their first appearance in each cluster: the third uid must be
+``uid 3`` on both sides. Times must be present, with any value. ``managedFields`` are dropped.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from ddpjob.api.wire import Json
 from ddpjob.cluster.base import ClusterError, Invalid, NotFound, ObjectList
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
-from tests.cluster.contract.worlds import KINDS, NAMESPACE, MemoryWorld, RealWorld
+from tests.cluster.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
 from tests.processes import eventually_async
 
-World = MemoryWorld | RealWorld
+Target = MemoryTarget | RealTarget
 
 WAIT_SECONDS = 30.0
 TIMES = ("creationTimestamp", "deletionTimestamp")
@@ -32,15 +32,15 @@ UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass
 class Side:
-    """One world during one sequence: what was seen of it, under which names."""
+    """One cluster during one sequence: the metadata it returned, and the names given to its uids and versions."""
 
-    world: World
+    target: Target
     seen: dict[tuple[str, str], list[Json]] = field(default_factory=lambda: defaultdict(list))
     uids: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     def resolve(self, value: Any) -> Any:
-        """A request's body or argument with the placeholders of ``requests`` filled in."""
+        """Return a request's body or argument with the placeholders of ``requests`` replaced."""
         if isinstance(value, dict):
             if "$uid" in value:
                 return self._of(value["$uid"], "uid", value.get("first", False)) or DEAD_UID
@@ -54,24 +54,25 @@ class Side:
         return str(objects[0 if first else -1].get(key, ""))
 
     async def send(self, request: Request) -> Any:
-        """The answer, or the error, in a form that can be compared."""
-        verb = getattr(self.world.cluster, request.verb)
+        """Return the response or error in a form that can be compared."""
+        verb = getattr(self.target.cluster, request.verb)
         arguments = {key: self.resolve(value) for key, value in request.arguments.items()}
         try:
-            answer = await verb(KINDS_BY_NAME[request.kind], NAMESPACE, **arguments)
+            response = await verb(KINDS_BY_NAME[request.kind], NAMESPACE, **arguments)
         except ClusterError as error:
             return self.normal(_description(error))
-        if isinstance(answer, ObjectList):
-            assert answer.resource_version.isdecimal()
-            return [self.object(obj) for obj in answer.items]
-        return self.object(answer) if "uid" in answer.get("metadata", {}) else self.normal(answer)
+        if isinstance(response, ObjectList):
+            assert response.resource_version.isdecimal()
+            return [self.object(obj) for obj in response.items]
+        return self.object(response) if "uid" in response.get("metadata", {}) else self.normal(response)
 
     def object(self, obj: Json) -> Json:
+        """Return an object in a form that can be compared."""
         meta = obj["metadata"]
         self.seen[obj["kind"], meta["name"]].append(meta)
         meta = {key: value for key, value in meta.items() if key != "managedFields"}
         version = meta["resourceVersion"]
-        # The API server stores a claim anew at its first update even where that changes nothing.
+        # The API server stores a claim again at its first update, even if nothing changes.
         is_claim = obj["kind"] == names.CLAIMS.kind
         meta["resourceVersion"] = "<version>" if is_claim else self._named(self.versions, version, "version")
         meta |= {key: "<time>" for key in TIMES if key in meta}
@@ -80,7 +81,7 @@ class Side:
         return normal
 
     def normal(self, value: Any) -> Any:
-        """With every uid that this world made up replaced by its name, wherever it stands."""
+        """Return a value with every uid of this cluster replaced by its name."""
         if isinstance(value, dict):
             return {key: self.normal(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -94,20 +95,20 @@ class Side:
         return known.setdefault(value, f"{what} {len(known) + 1}")
 
     async def state(self, kinds: Sequence[Resource]) -> list[Json]:
-        """Everything there is of these kinds."""
-        return [self.object(obj) for obj in await _everything(self.world, kinds)]
+        """Return all objects of these kinds."""
+        return [self.object(obj) for obj in await _everything(self.target, kinds)]
 
     def histories(self, events: list[tuple[Resource, Json]]) -> dict[str, list[Json]]:
-        """Watch events of each object, in order; between objects controllers decide the order."""
+        """Return the watch events of each object, in order. The order between objects depends on controllers."""
         found: dict[str, list[Json]] = defaultdict(list)
         for resource, event in events:
             obj = event["object"]
             meta = obj["metadata"]
             key = f"{resource.plural}/{meta['name']}/{self.uids.get(meta['uid'], meta['uid'])}"
-            told: Json = {"type": event["type"], "object": _without_version(self.object(obj))}
-            if resource is names.CLAIMS and found[key] and found[key][-1]["object"] == told["object"]:
+            compared: Json = {"type": event["type"], "object": _without_version(self.object(obj))}
+            if resource is names.CLAIMS and found[key] and found[key][-1]["object"] == compared["object"]:
                 continue  # see object()
-            found[key].append(told)
+            found[key].append(compared)
         return dict(found)
 
 
@@ -123,7 +124,7 @@ def _with_reported_causes(expected: Any, got: Any) -> Any:
 
     Of a DDPJob with several mistakes the models may find fewer than schema and CEL rules do, but nothing else.
     """
-    both = [answer for answer in (expected, got) if isinstance(answer, dict) and answer.get("causes")]
+    both = [response for response in (expected, got) if isinstance(response, dict) and response.get("causes")]
     if len(both) < 2 or not (reported := [cause for cause in got["causes"] if cause in expected["causes"]]):
         return expected
     return expected | {"causes": reported}
@@ -138,15 +139,15 @@ def _without_version(obj: Json) -> Json:
 
 
 class Comparison:
-    """Runs sequences. ``outcomes`` counts the answers, ``collections`` how often the collectors had work."""
+    """Runs sequences. ``outcomes`` counts the responses, ``collections`` the times that the collectors had work."""
 
-    def __init__(self, memory: MemoryWorld, real: RealWorld) -> None:
+    def __init__(self, memory: MemoryTarget, real: RealTarget) -> None:
         self._memory, self._real = memory, real
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.collections = 0
 
     async def run(self, sequence: Sequence[Request]) -> None:
-        """Raises ``AssertionError`` at the first difference. Leaves both worlds empty."""
+        """Run a sequence. Raises ``AssertionError`` at the first difference. Leaves both clusters empty."""
         memory, real = Side(self._memory), Side(self._real)
         kinds = [kind for kind in KINDS if kind.kind in {request.kind for request in sequence}]
         try:
@@ -167,7 +168,7 @@ class Comparison:
         await self._compare_events(memory, real)
 
     async def _settle(self, where: str, kinds: Sequence[Resource]) -> None:
-        """Where the collector has work in memory, wait until the real one has done the same."""
+        """Run the in-memory collector. If it had work, wait until the real one has done the same."""
         if not self._memory.cluster.collect():
             return
         self.collections += 1
@@ -177,51 +178,51 @@ class Comparison:
         expected = await _outline(self._memory, kinds)
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := await _outline(self._real, kinds)) != expected:
-            assert time.monotonic() < deadline, f"{where}: memory came down to {expected}, the API server to {found}"
+            assert time.monotonic() < deadline, f"{where}: memory has {expected}, the API server {found}"
             await asyncio.sleep(0.005)
 
     async def _clean(self, kinds: Sequence[Resource]) -> None:
-        """Delete everything, then let go what finalizers hold; in two steps, so that controllers do the same twice."""
+        """Delete all objects, then remove finalizers. In two steps, so that both controllers do the same."""
         left = await _everything(self._memory, kinds)
         for obj in _dependents_first(left):
-            for world in (self._memory, self._real):
-                await _delete(world, obj)
+            for target in (self._memory, self._real):
+                await _delete(target, obj)
         await self._settle("cleaning up", kinds)
         for obj in await _everything(self._memory, kinds):
-            for world in (self._memory, self._real):
-                await _let_go(world, obj)
+            for target in (self._memory, self._real):
+                await _let_go(target, obj)
         await self._settle("letting go", kinds)
 
     async def clear(self) -> None:
-        """After a difference, when neither world can be told from the other: empty both, forget all events."""
-        for world in (self._memory, self._real):
+        """Empty both clusters and drop all events, after a difference."""
+        for target in (self._memory, self._real):
             for act in (_delete, _let_go):
-                for obj in await _everything(world, KINDS):
-                    await act(world, obj)
+                for obj in await _everything(target, KINDS):
+                    await act(target, obj)
         self._memory.cluster.collect()
-        await self._agree("clearing both worlds", KINDS)
+        await self._agree("clearing both clusters", KINDS)
         await self._drain()
 
     async def _compare_events(self, memory: Side, real: Side) -> None:
-        """What watches told of the whole sequence, the cleaning included."""
+        """Compare the watch events of the whole sequence, including the cleaning."""
         expected = self._memory.take_events()
         number = _deletions(expected)
         await eventually_async(f"{number} DELETED events", lambda: _deletions(self._real.events) >= number)
-        told, got = real.histories(self._real.take_events()), memory.histories(expected)
-        assert got == told, f"watches: {_difference(got, told)}"
+        wanted, got = real.histories(self._real.take_events()), memory.histories(expected)
+        assert got == wanted, f"watches: {_difference(got, wanted)}"
 
     async def _drain(self) -> None:
-        """Forget all events up to now: those of two fences, one in each world, are the last."""
-        for world in (self._memory, self._real):
+        """Drop all events up to now. The events of a fence object, created in each cluster, are the last."""
+        for target in (self._memory, self._real):
             for kind in KINDS:
                 body = FENCES[kind.kind] | {"metadata": {"name": "fence"}}
-                await world.cluster.create(kind, NAMESPACE, body)
-                await world.cluster.delete(kind, NAMESPACE, "fence", grace_seconds=0)
+                await target.cluster.create(kind, NAMESPACE, body)
+                await target.cluster.delete(kind, NAMESPACE, "fence", grace_seconds=0)
         await self._settle("draining the watches", KINDS)
         left = {kind.kind for kind in KINDS}
         deadline = time.monotonic() + WAIT_SECONDS
         while left:
-            assert time.monotonic() < deadline, f"the watches do not come to the fence: {left}"
+            assert time.monotonic() < deadline, f"no events of the fence on the watches of {left}"
             await asyncio.sleep(0.005)
             for _, event in self._real.take_events():
                 if event["type"] == "DELETED" and event["object"]["metadata"]["name"] == "fence":
@@ -229,20 +230,20 @@ class Comparison:
         self._memory.take_events()
 
 
-async def _delete(world: World, obj: Json) -> None:
+async def _delete(target: Target, obj: Json) -> None:
     with contextlib.suppress(NotFound):
         kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-        await world.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
+        await target.cluster.delete(kind, NAMESPACE, name, grace_seconds=0)
 
 
-async def _let_go(world: World, obj: Json) -> None:
+async def _let_go(target: Target, obj: Json) -> None:
     with contextlib.suppress(NotFound):
         kind, name = KINDS_BY_NAME[obj["kind"]], obj["metadata"]["name"]
-        await world.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
+        await target.cluster.patch(kind, NAMESPACE, name, {"metadata": {"finalizers": None}})
 
 
 def _dependents_first(objects: list[Json]) -> Iterator[Json]:
-    """No object before those that it owns, so that no collector gets at them first."""
+    """Yield each object after those that it owns, so that no collector deletes them first."""
     left = list(objects)
     while left:
         owners = {ref["uid"] for obj in left for ref in obj["metadata"].get("ownerReferences", ())}
@@ -251,31 +252,31 @@ def _dependents_first(objects: list[Json]) -> Iterator[Json]:
         left = [obj for obj in left if obj not in free]
 
 
-def _outcome(answer: Any) -> str:
-    return str(answer["error"]) if isinstance(answer, dict) and "error" in answer else "ok"
+def _outcome(response: Any) -> str:
+    return str(response["error"]) if isinstance(response, dict) and "error" in response else "ok"
 
 
 def _deletions(events: list[tuple[Resource, Json]]) -> int:
-    """How many objects came to their end: after the cleaning, all."""
+    """Return the number of objects that were deleted: after the cleaning, all."""
     return sum(event["type"] == "DELETED" for _, event in events)
 
 
-async def _everything(world: World, kinds: Sequence[Resource]) -> list[Json]:
-    lists = await asyncio.gather(*(world.cluster.list(kind, NAMESPACE) for kind in kinds))
+async def _everything(target: Target, kinds: Sequence[Resource]) -> list[Json]:
+    lists = await asyncio.gather(*(target.cluster.list(kind, NAMESPACE) for kind in kinds))
     return [obj for listed in lists for obj in listed.items]
 
 
-async def _outline(world: World, kinds: Sequence[Resource]) -> list[Any]:
-    """What collectors change: which objects there are, which of them are going, what holds them."""
-    objects = [(obj["kind"], obj["metadata"]) for obj in await _everything(world, kinds)]
+async def _outline(target: Target, kinds: Sequence[Resource]) -> list[Any]:
+    """Return what collectors change: the objects, whether they terminate, their finalizers and number of owners."""
+    objects = [(obj["kind"], obj["metadata"]) for obj in await _everything(target, kinds)]
     return [
         (kind, meta["name"], "deletionTimestamp" in meta, meta.get("finalizers"), len(meta.get("ownerReferences", ())))
         for kind, meta in objects
     ]
 
 
-def _difference(got: Any, expected: Any, path: str = "answer") -> str:
-    """The first place where memory and the API server differ."""
+def _difference(got: Any, expected: Any, path: str = "response") -> str:
+    """Return the first place where memory and the API server differ."""
     if isinstance(got, dict) and isinstance(expected, dict):
         for key in sorted({*got, *expected}):
             if got.get(key, "(absent)") != expected.get(key, "(absent)"):

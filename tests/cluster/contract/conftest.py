@@ -1,4 +1,4 @@
-"""One pair of worlds for all contract tests, and the event loop that its watches live on."""
+"""Fixtures: one in-memory and one real cluster for all contract tests, and the event loop of their watches."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 import pytest
 
 from ddpjob.cluster import kubernetes
-from tests.cluster.contract.worlds import ContractPlane, MemoryWorld, RealWorld, both_worlds, contract_plane
+from tests.cluster.contract.targets import ContractPlane, MemoryTarget, RealTarget, both_targets, contract_plane
 from tests.prepared import program
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Worlds:
-    """Both worlds. ``run`` runs a coroutine on their loop."""
+class Targets:
+    """Both clusters. ``run`` runs a coroutine on their loop."""
 
-    memory: MemoryWorld
-    real: RealWorld
+    memory: MemoryTarget
+    real: RealTarget
     plane: ContractPlane
     runner: asyncio.Runner
 
@@ -28,12 +28,12 @@ class Worlds:
 
 
 @pytest.fixture(scope="package")
-def worlds() -> Iterator[Worlds]:
+def targets() -> Iterator[Targets]:
     for name in ("etcd", "kube-apiserver", "kube-controller-manager"):
         program(name)
     with pytest.MonkeyPatch.context() as patch, contract_plane() as plane, asyncio.Runner() as runner:
-        patch.setattr(kubernetes, "RETRY_DELAYS", ())  # a 500 is an answer like any other here
-        context = both_worlds(plane)
+        patch.setattr(kubernetes, "RETRY_DELAYS", ())  # a 500 is compared like any other response
+        context = both_targets(plane)
         memory, real = runner.run(context.__aenter__())
-        yield Worlds(memory, real, plane, runner)
+        yield Targets(memory, real, plane, runner)
         runner.run(context.__aexit__(None, None, None))

@@ -1,7 +1,7 @@
-"""Random sequences of requests: few names, so that they meet; half of them sensible, half of them not.
+"""Random sequences of requests, about half of them valid. Few names are used, so that requests affect each other.
 
-What only a server knows stands in for itself: ``{"$uid": [kind, name]}`` and ``{"$version": [kind, name]}`` become
-what that world showed last (or first) of the object.
+Uids and versions differ between the clusters, so requests have placeholders: ``{"$uid": [kind, name]}`` and
+``{"$version": [kind, name]}`` become the uid and version that the cluster returned last (or first) for the object.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ddpjob.api.wire import Json
-from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UID_OF_NOBODY
-from tests.cluster.contract.worlds import KINDS
+from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UNUSED_UID
+from tests.cluster.contract.targets import KINDS
 
 KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["Service", "PersistentVolumeClaim", "PersistentVolumeClaim", "Event"]
 KINDS_BY_NAME = {kind.kind: kind for kind in KINDS}
@@ -48,19 +48,19 @@ def _uids(kind: str, name: str) -> st.SearchStrategy[Any]:
 
 def _versions(kind: str, name: str) -> st.SearchStrategy[Any]:
     seen = {"$version": [kind, name]}
-    # A claim's first version is replaced behind its writer's back, see Side.object.
+    # A claim's first version is replaced without a request, see Side.object.
     first = {"first": True} if kind != "PersistentVolumeClaim" else {}
     return st.sampled_from([seen, seen, seen | first, "1", "", None])
 
 
 @st.composite
 def _references(draw: st.DrawFn) -> list[Json]:
-    """Owners that are there, that are gone, that never were, and that cannot be."""
+    """Owner references: to present, deleted and unknown objects, and invalid ones."""
     found = []
     for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
         kind = draw(st.sampled_from(["DDPJob", "DDPJob", "DDPJob", "Pod", "Service"]))
         name = draw(st.sampled_from(NAMES))
-        uid = draw(st.sampled_from([{"$uid": [kind, name]}, {"$uid": [kind, name]}, UID_OF_NOBODY]))
+        uid = draw(st.sampled_from([{"$uid": [kind, name]}, {"$uid": [kind, name]}, UNUSED_UID]))
         reference: Json = {"apiVersion": API_VERSIONS[kind], "kind": kind, "name": name, "uid": uid}
         reference |= draw(
             st.sampled_from([{}, {"controller": True, "blockOwnerDeletion": True}, {"controller": False}])
@@ -110,7 +110,7 @@ _PATCHED_METADATA: tuple[Json, ...] = (
     {"uid": None},
     {"creationTimestamp": None},
     {"creationTimestamp": "2020-01-01T00:00:00Z"},
-    # Not deletionTimestamp: the API server's bookkeeping of managed fields then makes a write of what changes nothing.
+    # Not deletionTimestamp: the API server then updates managedFields, which is a write although nothing else changes.
     {"deletionGracePeriodSeconds": 7},
     {"generation": 77},
     {"foo": 1},
@@ -122,7 +122,7 @@ def _create(draw: st.DrawFn, kind: str, name: str) -> Request:
     body = draw(st.sampled_from(SOUND[kind] if draw(st.integers(0, 2)) else BODIES[kind]))
     own = body.get("metadata", {})
     meta = draw(_metadata(kind, name))
-    # Labels that the operator put on stay on; what the random metadata says goes over the rest.
+    # Keep the operator's labels; the random metadata overrides the rest.
     return Request("create", kind, {"body": body | {"metadata": own | meta}})
 
 
@@ -157,7 +157,7 @@ Place = tuple[str, str]
 
 @st.composite
 def _request(draw: st.DrawFn, made: list[Place]) -> Request:
-    """One request, mostly about what an earlier one made."""
+    """One request, mostly for an object that an earlier one created."""
     verb = draw(st.sampled_from(["create"] * 4 + ["patch"] * 5 + ["delete"] * 2 + ["get", "list"]))
     kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
     if made and verb != "create" and draw(st.integers(0, 5)):
@@ -177,7 +177,7 @@ def _request(draw: st.DrawFn, made: list[Place]) -> Request:
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[Request]:
-    """Three to twelve requests; the first makes something."""
+    """Three to twelve requests. The first creates an object."""
     kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
     made = [(kind, name)]
     return [draw(_create(kind, name)), *(draw(_request(made)) for _ in range(draw(st.integers(2, 11))))]

@@ -1,4 +1,4 @@
-"""The in-memory cluster and the real API server, with its controllers, give the same answers to the same requests."""
+"""The in-memory cluster and a real API server with its controllers give the same responses to random requests."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.cluster.contract.comparison import Comparison
-from tests.cluster.contract.conftest import Worlds
+from tests.cluster.contract.conftest import Targets
 from tests.cluster.contract.requests import Request, sequences
 
 pytestmark = pytest.mark.apiserver
 
 SEQUENCES = 500
 
-# Fewer of these, and the comparison would be one of refusals: some are rarer than a twentieth of their kind.
+# Without these, the comparison would be one of errors.
 EXPECTED = {
     *((verb, "DDPJob", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
     *((verb, "Pod", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
@@ -27,11 +27,11 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def comparison(worlds: Worlds) -> Iterator[Comparison]:
-    comparison = Comparison(worlds.memory, worlds.real)
+def comparison(targets: Targets) -> Iterator[Comparison]:
+    comparison = Comparison(targets.memory, targets.real)
     yield comparison
     total = sum(comparison.outcomes.values())
-    print(f"\n{total} requests to each world, {comparison.collections} waits for the controllers")
+    print(f"\n{total} requests to each cluster, {comparison.collections} waits for the controllers")
 
 
 @settings(
@@ -42,13 +42,13 @@ def comparison(worlds: Worlds) -> Iterator[Comparison]:
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 @given(sequence=sequences())
-def test_both_worlds_answer_random_requests_alike(
-    worlds: Worlds, comparison: Comparison, sequence: list[Request]
+def test_both_clusters_give_the_same_responses_to_random_requests(
+    targets: Targets, comparison: Comparison, sequence: list[Request]
 ) -> None:
-    worlds.run(comparison.run(sequence))
+    targets.run(comparison.run(sequence))
 
 
-def test_the_random_requests_met_every_kind_of_answer(comparison: Comparison) -> None:
+def test_the_random_requests_got_every_kind_of_response(comparison: Comparison) -> None:
     if sum(comparison.outcomes.values()) < SEQUENCES:
         pytest.skip("only means something after the random requests")
     assert not EXPECTED - comparison.outcomes.keys()

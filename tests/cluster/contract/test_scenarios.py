@@ -1,4 +1,4 @@
-"""What the random requests leave out: selectors of watches and fields, bindings, quantities, namespaces that go."""
+"""Scenarios that the random requests lack: selectors of watches and fields, bindings, quantities, namespaces."""
 
 import json
 import urllib.parse
@@ -13,7 +13,7 @@ from ddpjob.cluster.base import ClusterError, Invalid, NamespaceTerminating, Not
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
 from tests.cluster.contract.bodies import claim, job, pod, service
-from tests.cluster.contract.conftest import Worlds
+from tests.cluster.contract.conftest import Targets
 from tests.cluster.test_quantities import QUANTITIES
 from tests.controlplane import ApiError
 from tests.processes import eventually
@@ -40,21 +40,21 @@ async def make_pods(cluster: Cluster) -> None:
     await cluster.create(names.PODS, "selected", named(pod(nodeName="worker"), "b"))
 
 
-def test_field_selectors_choose_alike(worlds: Worlds) -> None:
+def test_field_selectors_match_the_same_pods(targets: Targets) -> None:
     memory = MemoryCluster()
     memory.create_namespace("selected")
-    worlds.plane.make_namespace("selected")
-    worlds.plane.wait_for_account("selected")
-    for cluster in (memory, worlds.real.cluster):
-        worlds.run(make_pods(cluster))
+    targets.plane.make_namespace("selected")
+    targets.plane.wait_for_account("selected")
+    for cluster in (memory, targets.real.cluster):
+        targets.run(make_pods(cluster))
     for selector in FIELD_SELECTORS:
         path = f"/api/v1/namespaces/selected/pods?fieldSelector={urllib.parse.quote(selector)}"
         try:
-            expected: Any = [item["metadata"]["name"] for item in worlds.plane.request("GET", path)["items"]]
+            expected: Any = [item["metadata"]["name"] for item in targets.plane.request("GET", path)["items"]]
         except ApiError as error:
             expected = error.status
         try:
-            listed = worlds.run(memory.list(names.PODS, "selected", field_selector=selector))
+            listed = targets.run(memory.list(names.PODS, "selected", field_selector=selector))
             got: Any = [item["metadata"]["name"] for item in listed.items]
         except ClusterError as error:
             got = error.code
@@ -62,7 +62,7 @@ def test_field_selectors_choose_alike(worlds: Worlds) -> None:
 
 
 async def change_labels(cluster: Cluster) -> None:
-    """A service that begins to match, changes, ceases to match, and is deleted while it matches again."""
+    """Make a Service match, change, no longer match, and delete it while it matches again."""
     for colour in ("red", "blue", "blue", "red", "blue"):
         body: Json = {"metadata": {"labels": {"colour": colour}}}
         try:
@@ -73,16 +73,16 @@ async def change_labels(cluster: Cluster) -> None:
     await cluster.delete(names.SERVICES, "watched", "s")
 
 
-def test_a_watch_with_a_selector_tells_the_same_story(worlds: Worlds) -> None:
+def test_a_watch_with_a_selector_sends_the_same_events(targets: Targets) -> None:
     memory = MemoryCluster()
     memory.create_namespace("watched")
-    worlds.plane.make_namespace("watched")
-    since = worlds.run(worlds.real.cluster.list(names.SERVICES, "watched")).resource_version
+    targets.plane.make_namespace("watched")
+    since = targets.run(targets.real.cluster.list(names.SERVICES, "watched")).resource_version
     watch = memory.watch(names.SERVICES, "watched", "colour=blue", resource_version=str(memory.store.version))
-    for cluster in (memory, worlds.real.cluster):
-        worlds.run(change_labels(cluster))
+    for cluster in (memory, targets.real.cluster):
+        targets.run(change_labels(cluster))
     path = "/api/v1/namespaces/watched/services?labelSelector=colour%3Dblue"
-    expected = [outline(event) for event in worlds.plane.history(path, since)]
+    expected = [outline(event) for event in targets.plane.history(path, since)]
     assert [outline(event) for event in watch.take()] == expected
     assert len(expected) > 4
 
@@ -105,51 +105,51 @@ async def contents(cluster: Cluster) -> list[str]:
     return [f"{obj['kind']}/{obj['metadata']['name']}" for listed in lists for obj in listed.items]
 
 
-def _holds(worlds: Worlds, expected: list[str]) -> bool:
-    return worlds.run(contents(worlds.real.cluster)) == expected
+def _holds(targets: Targets, expected: list[str]) -> bool:
+    return targets.run(contents(targets.real.cluster)) == expected
 
 
-def test_a_namespace_that_goes_away_takes_everything_along_and_lets_nothing_in(worlds: Worlds) -> None:
+def test_a_deleted_namespace_is_emptied_and_refuses_new_objects(targets: Targets) -> None:
     memory = MemoryCluster(collects=False)
     memory.create_namespace("doomed")
-    worlds.plane.make_namespace("doomed")
-    worlds.plane.wait_for_account("doomed")
-    # What a finalizer holds keeps the rest: pods go first.
+    targets.plane.make_namespace("doomed")
+    targets.plane.wait_for_account("doomed")
+    # A pod with a finalizer delays the other objects: pods are deleted first.
     held = named(pod(), "held", finalizers=["example.com/hold"])
-    for cluster in (memory, worlds.real.cluster):
-        worlds.run(fill(cluster))
-        worlds.run(cluster.create(names.PODS, "doomed", held))
+    for cluster in (memory, targets.real.cluster):
+        targets.run(fill(cluster))
+        targets.run(cluster.create(names.PODS, "doomed", held))
     memory.delete_namespace("doomed")
-    worlds.plane.request("DELETE", "/api/v1/namespaces/doomed")
+    targets.plane.request("DELETE", "/api/v1/namespaces/doomed")
     errors = []
-    for cluster in (memory, worlds.real.cluster):
+    for cluster in (memory, targets.real.cluster):
         with pytest.raises(NamespaceTerminating) as caught:
-            worlds.run(cluster.create(names.PODS, "doomed", named(pod(), "late")))
+            targets.run(cluster.create(names.PODS, "doomed", named(pod(), "late")))
         errors.append((str(caught.value), caught.value.code, caught.value.details))
     assert errors[0] == errors[1]
     for release in (False, True):
         if release:
-            for cluster in (memory, worlds.real.cluster):
-                worlds.run(cluster.patch(names.PODS, "doomed", "held", {"metadata": {"finalizers": None}}))
+            for cluster in (memory, targets.real.cluster):
+                targets.run(cluster.patch(names.PODS, "doomed", "held", {"metadata": {"finalizers": None}}))
         memory.collect()
-        left = worlds.run(contents(memory))
-        agrees = partial(_holds, worlds, left)
+        left = targets.run(contents(memory))
+        agrees = partial(_holds, targets, left)
         eventually(f"only {left} is left", agrees)
     assert not left
 
 
-def test_a_pod_is_placed_once_and_not_while_it_is_going(worlds: Worlds) -> None:
+def test_a_pod_is_bound_once_and_not_while_it_terminates(targets: Targets) -> None:
     memory = MemoryCluster()
     memory.create_namespace("placed")
-    worlds.plane.make_namespace("placed")
-    worlds.plane.wait_for_account("placed")
-    for cluster in (memory, worlds.real.cluster):
-        worlds.run(cluster.create(names.PODS, "placed", named(pod(), "p")))
+    targets.plane.make_namespace("placed")
+    targets.plane.wait_for_account("placed")
+    for cluster in (memory, targets.real.cluster):
+        targets.run(cluster.create(names.PODS, "placed", named(pod(), "p")))
 
     def bind(node: str) -> str:
         body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": node}}
         try:
-            worlds.plane.request("POST", "/api/v1/namespaces/placed/pods/p/binding", body)
+            targets.plane.request("POST", "/api/v1/namespaces/placed/pods/p/binding", body)
         except ApiError as error:
             return str(error).removeprefix("HTTP 409: ")
         return ""
@@ -163,10 +163,10 @@ def test_a_pod_is_placed_once_and_not_while_it_is_going(worlds: Worlds) -> None:
 
     for step in (1, 2, 3):
         if step == 3:
-            for cluster in (memory, worlds.real.cluster):
-                worlds.run(cluster.delete(names.PODS, "placed", "p"))
+            for cluster in (memory, targets.real.cluster):
+                targets.run(cluster.delete(names.PODS, "placed", "p"))
         assert bind_in_memory(f"node-{step}") == bind(f"node-{step}")
-        bodies = [worlds.run(cluster.get(names.PODS, "placed", "p")) for cluster in (memory, worlds.real.cluster)]
+        bodies = [targets.run(cluster.get(names.PODS, "placed", "p")) for cluster in (memory, targets.real.cluster)]
         for body in bodies:
             for condition in body["status"]["conditions"]:
                 assert condition.pop("lastTransitionTime")
@@ -175,34 +175,34 @@ def test_a_pod_is_placed_once_and_not_while_it_is_going(worlds: Worlds) -> None:
         assert bodies[0]["metadata"].get("generation") == bodies[1]["metadata"].get("generation")
 
 
-def test_quantities_are_spelled_alike(worlds: Worlds) -> None:
+def test_quantities_are_written_in_the_same_form(targets: Targets) -> None:
     memory = MemoryCluster()
     memory.create_namespace("measured")
-    worlds.plane.make_namespace("measured")
-    worlds.plane.wait_for_account("measured")
+    targets.plane.make_namespace("measured")
+    targets.plane.wait_for_account("measured")
     written = [*QUANTITIES, *(f"{number}{unit}" for number in ("1.5", "0.001", "2048") for unit in UNITS)]
     spelled = []
-    for cluster in (memory, worlds.real.cluster):
+    for cluster in (memory, targets.real.cluster):
         claims = []
         for index, text in enumerate(written):
             size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi", "other": text}}}
-            made = worlds.run(cluster.create(names.CLAIMS, "measured", named(claim(**size), f"c{index}")))
+            made = targets.run(cluster.create(names.CLAIMS, "measured", named(claim(**size), f"c{index}")))
             claims.append(made["spec"]["resources"]["requests"]["other"])
         spelled.append(claims)
     assert spelled[0] == spelled[1]
 
 
-def test_nobody_can_say_that_an_object_is_being_deleted(worlds: Worlds) -> None:
+def test_a_client_cannot_set_the_deletion_timestamp(targets: Targets) -> None:
     memory = MemoryCluster()
     memory.create_namespace("claimed")
-    worlds.plane.make_namespace("claimed")
-    worlds.plane.wait_for_account("claimed")
+    targets.plane.make_namespace("claimed")
+    targets.plane.wait_for_account("claimed")
     body = {"metadata": {"deletionTimestamp": "2020-01-01T00:00:00Z"}}
     for kind, made in ((names.DDPJOBS, job()), (names.PODS, pod()), (names.CLAIMS, claim())):
         errors = []
-        for cluster in (memory, worlds.real.cluster):
-            worlds.run(cluster.create(kind, "claimed", named(made, "a")))
+        for cluster in (memory, targets.real.cluster):
+            targets.run(cluster.create(kind, "claimed", named(made, "a")))
             with pytest.raises(Invalid, match="field is immutable") as caught:
-                worlds.run(cluster.patch(kind, "claimed", "a", body))
+                targets.run(cluster.patch(kind, "claimed", "a", body))
             errors.append((caught.value.code, {cause["field"] for cause in caught.value.details["causes"]}))
         assert errors[0] == errors[1]

@@ -1,4 +1,4 @@
-"""The two worlds that get the same requests: the in-memory cluster, and a real control plane with its controllers."""
+"""The two clusters that get the same requests: the in-memory one, and a real control plane with its controllers."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ CLAIM_CONTROLLER = "persistentvolumeclaim-protection-controller"
 
 
 class ContractPlane(ControlPlane):
-    """A control plane whose collector knows DDPJobs from its start, protects claims and is not slowed down."""
+    """A control plane whose controllers know DDPJobs from the start, protect claims and have no rate limit."""
 
     def _start_controllers(self) -> None:
-        self.apply_crd()  # a collector that is there first looks for new kinds every half a minute only
+        self.apply_crd()  # a running collector looks for new kinds only every 30 s
         super()._start_controllers()
 
     def _run(self, name: str, *flags: str) -> None:
@@ -36,7 +36,7 @@ class ContractPlane(ControlPlane):
         super()._run(name, *flags)
 
     def wait_for_account(self, namespace: str) -> None:
-        """Until the controllers made the service account without which no pod is admitted."""
+        """Wait for the default service account. Pods are refused without it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         eventually(f"the default service account of {namespace}", lambda: self._exists(path))
 
@@ -49,8 +49,8 @@ def contract_plane() -> Iterator[ContractPlane]:
         yield plane
 
 
-class RealWorld:
-    """The real API server through the real client, and everything that its watches tell."""
+class RealTarget:
+    """A real API server through the real client, with all events of its watches."""
 
     name = "real"
 
@@ -63,7 +63,7 @@ class RealWorld:
         return taken
 
     async def follow(self, session: aiohttp.ClientSession, server: str, resource: Resource, since: str) -> None:
-        """Read a watch for as long as the tests run."""
+        """Read a watch until the task is cancelled."""
         url = f"{server}/{resource.path_prefix}/namespaces/{NAMESPACE}/{resource.plural}"
         query = {"watch": "true", "resourceVersion": since}
         async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as response:
@@ -72,8 +72,8 @@ class RealWorld:
                 self.events.append((resource, json.loads(line)))
 
 
-class MemoryWorld:
-    """The in-memory cluster, which collects garbage only when it is told to."""
+class MemoryTarget:
+    """The in-memory cluster. It collects garbage only in ``collect``."""
 
     name = "memory"
 
@@ -87,16 +87,16 @@ class MemoryWorld:
 
 
 @asynccontextmanager
-async def both_worlds(plane: ControlPlane) -> AsyncIterator[tuple[MemoryWorld, RealWorld]]:
-    """Both, empty, with the real watches open."""
+async def both_targets(plane: ControlPlane) -> AsyncIterator[tuple[MemoryTarget, RealTarget]]:
+    """Yield both clusters, empty, with the watches open."""
     connection = await Connection.open(str(plane.kubeconfig()))
     cluster = KubernetesCluster(connection)
-    real = RealWorld(cluster)
+    real = RealTarget(cluster)
     async with connection.session(0) as session:
         since = (await cluster.list(names.EVENTS, NAMESPACE)).resource_version
         followers = [asyncio.create_task(real.follow(session, connection.server, kind, since)) for kind in KINDS]
         try:
-            yield MemoryWorld(), real
+            yield MemoryTarget(), real
         finally:
             for task in followers:
                 task.cancel()
