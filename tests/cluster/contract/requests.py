@@ -177,7 +177,9 @@ def _request(draw: st.DrawFn, made: list[Place]) -> Request:
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[Request]:
-    """Three to twelve requests. The first creates an object."""
+    """Three to twelve requests. The first creates an object, in half of the sequences a valid one."""
     kind, name = draw(st.sampled_from(KIND_WEIGHTS)), draw(st.sampled_from(NAMES))
     made = [(kind, name)]
-    return [draw(_create(kind, name)), *(draw(_request(made)) for _ in range(draw(st.integers(2, 11))))]
+    valid = Request("create", kind, {"body": SOUND[kind][-1] | {"metadata": {"name": name}}})
+    first = valid if draw(st.booleans()) else draw(_create(kind, name))
+    return [first, *(draw(_request(made)) for _ in range(draw(st.integers(2, 11))))]
