@@ -77,7 +77,7 @@ def test_a_manifest_that_is_no_manifest_is_listed_and_named_by_verify(
 def test_a_file_or_a_folder_that_bears_the_name_of_the_other_is_passed_over(saved: Path) -> None:
     (saved / "run-000007").touch()
     (saved / "run-000002" / "step-000000099.json").mkdir()
-    assert [row["step"] for row in ckpt.listing(saved, verify=True) if row["verdict"] == "ok"] == [25, 20, 15, 10]
+    assert [row["step"] for row in ckpt.listing(saved, check=True) if row["verdict"] == "ok"] == [25, 20, 15, 10]
     writer = Checkpoints(saved, keep=9)
     found = writer.resume(lambda _: None)
     assert found is not None

@@ -11,7 +11,7 @@ import pytest
 from ddptrain.checkpoint import newest_valid
 from ddptrain.cli import main
 from ddptrain.errors import UsageError
-from ddptrain.flags import worlds_of
+from ddptrain.flags import parse_worlds
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 
 
@@ -96,7 +96,7 @@ def test_compare_reads_settings_from_file_and_environment_and_defaults_to_digits
 @pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000", "²"])
 def test_malformed_list_of_worlds_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--worlds"):
-        worlds_of(text)
+        parse_worlds(text)
 
 
 def test_keep_directory_that_cannot_be_created_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

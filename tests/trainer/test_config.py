@@ -70,6 +70,12 @@ def test_the_file_stands_between_the_jobs_variables_and_the_trainers(tmp_path: P
     assert (config.data_dir, config.epochs, config.lr) == ("/file", 5, 0.02)
 
 
+def test_a_config_is_the_same_in_another_process_through_the_environment() -> None:
+    config = resolve({}, {"lr": "0.02", "bf16": True, "keep_best": False, "data_dir": "/a b", "seed": str(2**61)})
+    inherited = {"DDPJOB_DATA_DIR": "/job", "DDPJOB_CHECKPOINT_DIR": "/job", "DDPTRAIN_LR": "0.5"}
+    assert resolve(inherited | config.environment(), {}) == config
+
+
 def test_an_unknown_job_variable_is_none_of_our_business() -> None:
     assert resolve({"DDPJOB_FROM_THE_FUTURE": "1"}, {}) == Config()
 
@@ -124,8 +130,8 @@ def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("train --epocs 3", "ddptrain train knows no --epocs; did you mean --epochs?"),
-        ("ckpt ls --chekpoint-dir x", "ddptrain ckpt ls knows no --chekpoint-dir; did you mean --checkpoint-dir?"),
+        ("train --epocs 3", "ddptrain train has no flag --epocs; did you mean --epochs?"),
+        ("ckpt ls --chekpoint-dir x", "ddptrain ckpt ls has no flag --chekpoint-dir; did you mean --checkpoint-dir?"),
         ("trian", "argument VERB: invalid choice: 'trian'"),
         ("train --epochs", "argument --epochs: expected one argument"),
     ],

@@ -70,7 +70,7 @@ def test_an_unwritable_volume_exits_with_73(ddptrain: ForkServer, idx: Path, tmp
     out = tmp_path / "file" / "checkpoints"
     run = ddptrain.run("preflight", "--data", "idx", "--data-dir", idx, "--checkpoint-dir", out, code=73)
     assert "cannot write" in run.output()
-    assert "not fit, code 73" in run.output()
+    assert "not ready, exit code 73" in run.output()
 
 
 def test_preflight_runs_on_ranks_started_by_hand(ddptrain: ForkServer, idx: Path) -> None:

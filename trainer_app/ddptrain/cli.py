@@ -1,185 +1,317 @@
-"""The command line: verbs, flags, and the choice between training here and launching a node's ranks.
+"""The command line: the verbs that train or use models, and ``main``. ``commands`` has the verbs that need no torch.
 
-Nothing imported at the top imports torch: help, version, mistakes and ``data`` answer at once.
+No module that imports torch is imported at the top, so help, version, usage errors and file verbs answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddptrain import __version__
-from ddptrain.commands import add_data_verbs, add_model_verbs, add_run_verbs
-from ddptrain.config import Config, resolve
-from ddptrain.errors import TrainerError
-from ddptrain.flags import Parser, add_config, add_node, add_place, add_rank_by_hand, add_verb
-from ddptrain.reporting.console import escape_unencodable, ignore_write_errors, log_as_json
-from ddptrain.resources import check_gpus
+from ddptrain.commands import add_file_verbs, preflight_text
+from ddptrain.config import Config
+from ddptrain.errors import TrainerError, UsageError
+from ddptrain.files import Json
+from ddptrain.flags import (
+    Parser,
+    add_checkpoint_choice,
+    add_node,
+    add_rank,
+    add_settings,
+    add_verb,
+    parse_choices,
+    parse_worlds,
+    resolve_flags,
+    whole_number,
+)
+from ddptrain.reporting.console import (
+    Console,
+    escape_unencodable,
+    ignore_write_errors,
+    log_as_json,
+    terminal_or_none,
+)
+from ddptrain.resources import check_gpus, set_torch_defaults
 from ddptrain.signals import StopFlag
 
-_RANK_FLAGS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
-_EXAMPLES = {
-    "": "ddptrain train --data digits --epochs 2",
-    "train": "ddptrain train --data digits --epochs 2 --checkpoint-dir /tmp/ddptrain-checkpoints",
-    "launch": "ddptrain launch --nproc-per-node 2 --data digits --epochs 2",
-    "preflight": "ddptrain preflight --nproc-per-node 2 --data digits --checkpoint-dir /tmp/ddptrain-checkpoints",
-    "eval": "ddptrain eval --checkpoint-dir /tmp/ddptrain-checkpoints",
-}
+_CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
+_COMPARE_DEFAULTS = {"data": "digits"}  # every installation has this set
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code of trainer-interface's table."""
+    """Run one command and return its exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
     try:
-        arguments = vars(_parser().parse_args(argv))
-        return int(arguments.pop("run")(arguments))
+        arguments = _parser().parse_args(argv)
+        return int(arguments.handler(arguments))
     except TrainerError as error:
         print(error.lines(), file=sys.stderr)
-        _leave_message(error)
+        from ddptrain.reporting import termination
+
+        report = termination.failure(error, rank=None, progress={"phase": "start"})
+        termination.write(report, termination.destination())
         return error.code
-
-
-def _train(arguments: dict[str, Any]) -> int:
-    from ddptrain.distributed import topology as ranks
-
-    ignore_write_errors()
-    given = {name: arguments.pop(name) for name in ("init", "rank", "world_size", "local_rank")}
-    if not any(given.values()) and ranks.needs_launch(os.environ):
-        return int(_launch(arguments)["code"])
-    stop = StopFlag()
-    stop.install()
-    config = _resolved(arguments)
-    place = ranks.from_flags(os.environ, **given)
-    if config.log_format == "json":
-        log_as_json(place.rank)
-    check_gpus(config.backend, config.device, place.nproc_per_node)
-    from ddptrain.resources import set_torch_defaults
-
-    set_torch_defaults()
-    from ddptrain.reporting.console import Console, terminal_or_none
-    from ddptrain.worker import run_here
-
-    return run_here(config, place, Console(place.rank, terminal_or_none(), as_json=config.log_format == "json"), stop)
-
-
-def _preflight(arguments: dict[str, Any]) -> int:
-    from ddptrain.commands import text
-
-    as_json = arguments.pop("json")
-
-    def tell(report: dict[str, Any]) -> None:
-        if found := report.get("preflight"):
-            print(text(found, as_json=as_json), flush=True)
-
-    if "RANK" in os.environ:  # torchrun, or by hand
-        from ddptrain.distributed import topology as ranks
-        from ddptrain.resources import set_torch_defaults
-
-        set_torch_defaults()
-        from ddptrain.reporting.console import Console
-        from ddptrain.worker import run_here
-
-        for name in (*_RANK_FLAGS, "log_dir"):
-            arguments.pop(name)
-        stop, place = StopFlag(), ranks.from_rank_environment(os.environ)
-        stop.install()
-        console = Console(place.rank, None)
-        on_report = tell if place.is_zero else lambda _: None
-        return run_here(_resolved(arguments), place, console, stop, job="preflight", on_report=on_report)
-    report = _launch(arguments, "preflight")
-    if report.get("node") == 0:
-        tell(report)
-    return int(report["code"])
-
-
-def _launch_here(arguments: dict[str, Any]) -> int:
-    ignore_write_errors()
-    return int(_launch(arguments)["code"])
-
-
-def _launch(arguments: dict[str, Any], job: str = "train") -> dict[str, Any]:
-    from ddptrain.distributed import topology as ranks
-    from ddptrain.launcher import launcher as launch
-
-    stop = StopFlag()
-    stop.install()
-    given = {name: arguments.pop(name, None) for name in _RANK_FLAGS}
-    how, log_dir = arguments.pop("how", "prefork"), arguments.pop("log_dir", "")
-    max_restarts = arguments.pop("max_restarts", 0)
-    config = _resolved(arguments)
-    if config.log_format == "json":
-        log_as_json(None, ("stderr",))
-    place = ranks.from_node_environment(os.environ, **given)
-    check_gpus(config.backend, config.device, place.nproc_per_node)
-    port = given["master_port"] or os.environ.get("MASTER_PORT")
-    options = launch.LaunchOptions(how, job, log_dir, max_restarts, fixed_port=bool(port))
-    if how == "torchrun":
-        command = launch.torchrun_command(place, arguments, options)
-        os.execv(command[0], command)  # noqa: S606 - torchrun replaces this process and gets its signals
-    return launch.launch(config, place, stop, options)
-
-
-def _resolved(arguments: dict[str, Any]) -> Config:
-    config = resolve(os.environ, arguments)
-    if config.chaos:
-        from ddptrain.fault_injection import Plan
-
-        Plan.parse(config.chaos)  # refused here rather than by every rank
-    return config
-
-
-def _evaluate(arguments: dict[str, Any]) -> int:
-    from ddptrain.resources import set_torch_defaults
-
-    set_torch_defaults()
-    from ddptrain.inference import evaluate_checkpoint
-
-    run, step = arguments.pop("only_run"), arguments.pop("step")
-    return evaluate_checkpoint(resolve(os.environ, arguments), run=run, step=step)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ddptrain",
         description="Train MNIST data-parallel with PyTorch, on one process or many nodes.",
-        epilog=f"example:\n  {_EXAMPLES['']}",
+        epilog="example:\n  ddptrain train --data digits --epochs 2",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ddptrain {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    names = [f.name for f in dataclasses.fields(Config)]
 
-    train = _verb(verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train)
-    add_rank_by_hand(train)
-    add_config(train, names)
-    launch = _verb(verbs, "launch", "fork this node's ranks, watch them, report the root cause", _launch_here)
+    train = add_verb(
+        verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train,
+        example=f"train --data digits --epochs 2 {_CHECKPOINTS}",
+    )  # fmt: skip
+    add_rank(train)
+    add_settings(train)
+    launch = add_verb(
+        verbs, "launch", "start this node's ranks, supervise them, report the root cause of a failure", _launch,
+        example="launch --nproc-per-node 2 --data digits --epochs 2",
+    )  # fmt: skip
     add_node(launch)
-    add_config(launch, names)
-    preflight = _verb(
-        verbs, "preflight", "check ranks, network, data and volume before a training; flags as of launch", _preflight
+    add_settings(launch)
+    preflight = add_verb(
+        verbs, "preflight", "check ranks, network, data and volume before a training, with the flags of launch",
+        _preflight, example=f"preflight --nproc-per-node 2 --data digits {_CHECKPOINTS}",
+    )  # fmt: skip
+    preflight.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    add_node(preflight, training=False)
+    add_settings(preflight)
+    evaluate = add_verb(
+        verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
     )
-    preflight.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    add_node(preflight, lives=False)
-    add_config(preflight, names)
-    evaluate = _verb(verbs, "eval", "accuracy of a checkpoint on the test set; only reads", _evaluate)
-    add_place(evaluate)
-    add_config(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
-    add_model_verbs(verbs, main)
-    add_run_verbs(verbs)
-    add_data_verbs(verbs)
+    add_checkpoint_choice(evaluate)
+    add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    _add_model_verbs(verbs)
+    _add_experiments(verbs)
+    add_file_verbs(verbs)
     return parser
 
 
-def _verb(verbs: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    return add_verb(verbs, name, text, run, example=_EXAMPLES[name])
+def _add_model_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
+    infer = add_verb(
+        verbs, "infer", "write a checkpoint's prediction for every sample as CSV; alone or under torchrun", _infer,
+        example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
+    )  # fmt: skip
+    infer.add_argument("--out", required=True, metavar="FILE", help="CSV: index,label,predicted,probability")
+    infer.add_argument("--split", choices=("test", "train"), default="test", help="which samples (default: test)")
+    add_checkpoint_choice(infer)
+    add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
+    predict = add_verb(
+        verbs, "predict", "print which digit a PNG image shows", _predict,
+        example=f"predict /tmp/digit.png {_CHECKPOINTS}",
+    )  # fmt: skip
+    predict.add_argument("images", nargs="+", metavar="PNG", help="8-bit grey or RGB, any size, dark or light ink")
+    predict.add_argument("--weights", default="", metavar="FILE", help="a state_dict or checkpoint of --model")
+    predict.add_argument("--json", action="store_true", help="one JSON object per image, with all probabilities")
+    add_settings(predict, ["checkpoint_dir", "model", "threads"])
+    export = add_verb(
+        verbs, "export", "write a checkpoint's model for other programs", _export,
+        example=f"export {_CHECKPOINTS} --format program --out /tmp/ddptrain.pt2",
+    )  # fmt: skip
+    export.add_argument("--out", required=True, metavar="FILE", help="file to write")
+    export.add_argument(
+        "--format", choices=("state-dict", "program"), default="state-dict",
+        help="state-dict, or a program of torch.export that takes raw pixels (default: state-dict)",
+    )  # fmt: skip
+    add_checkpoint_choice(export)
+    add_settings(export, ["checkpoint_dir"])
 
 
-def _leave_message(error: TrainerError) -> None:
-    """A refused start leaves its reason where the operator reads it."""
-    from ddptrain.reporting import termination
+def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
+    compare = add_verb(
+        verbs, "compare", "check that the number of ranks does not change the training", _compare,
+        example="compare --worlds 1,2 --checks gradients --ways ddp",
+    )  # fmt: skip
+    compare.add_argument("--worlds", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
+    compare.add_argument("--checks", metavar="A,B", help="losses,gradients,bits,resume (default: all)")
+    compare.add_argument("--ways", metavar="A,B", help="ddp,manual,bucketed,accum,zero (default: all)")
+    compare.add_argument(
+        "--steps", type=whole_number(1, 100_000), default=100, metavar="N",
+        help="minimum, rounded up to whole epochs (default: 100)",
+    )  # fmt: skip
+    compare.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    compare.add_argument("--keep", dest="keep_in", default="", metavar="DIR", help="keep every run's directory there")
+    add_settings(compare, ["data", "data_dir", "model"], defaults=_COMPARE_DEFAULTS)
+    bench = add_verb(
+        verbs, "bench", "measure time to accuracy over seeds and ranks, and speed beside plain loops", _bench,
+        example="bench --data digits --seeds 1 --worlds 1 --parts accuracy",
+    )  # fmt: skip
+    bench.add_argument(
+        "--seeds", type=whole_number(1, 1000), default=5, metavar="N", help="runs per number of ranks (default: 5)"
+    )
+    bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
+    bench.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
+    bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+    add_settings(bench, ["data", "data_dir", "batch_size"])
 
-    termination.write(termination.failure(error, rank=None, progress={"phase": "start"}), termination.destination())
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ddptrain.distributed import topology
+
+    rank = {name: getattr(arguments, name) for name in ("init", "rank", "world_size", "local_rank")}
+    if not any(rank.values()) and topology.needs_launch(os.environ):
+        return _launch(arguments)
+    ignore_write_errors()
+    stop, config = _stop_flag(), _training_config(arguments)
+    ranks = topology.from_flags(os.environ, **rank)
+    as_json = config.log_format == "json"
+    if as_json:
+        log_as_json(ranks.rank)
+    check_gpus(config.backend, config.device, ranks.nproc_per_node)
+    set_torch_defaults()
+    from ddptrain.worker import run_here
+
+    return run_here(config, ranks, Console(ranks.rank, terminal_or_none(), as_json=as_json), stop)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    ignore_write_errors()
+    return int(_run_launcher(arguments, "train")["code"])
+
+
+def _preflight(arguments: argparse.Namespace) -> int:
+    def show(report: Json) -> None:
+        if found := report.get("preflight"):
+            print(preflight_text(found, as_json=arguments.json), flush=True)
+
+    from ddptrain.distributed import topology
+
+    if "RANK" not in os.environ:
+        report = _run_launcher(arguments, "preflight")
+        if report.get("node") == 0:
+            show(report)
+        return int(report["code"])
+    stop, ranks = _stop_flag(), topology.from_rank_environment(os.environ)
+    set_torch_defaults()
+    from ddptrain.worker import run_here
+
+    on_report = show if ranks.is_zero else lambda _: None
+    config = _training_config(arguments)
+    return run_here(config, ranks, Console(ranks.rank, None), stop, job="preflight", on_report=on_report)
+
+
+def _run_launcher(arguments: argparse.Namespace, job: str) -> Json:
+    from ddptrain.distributed import topology
+    from ddptrain.launcher import launcher
+
+    stop, config, given = _stop_flag(), _training_config(arguments), vars(arguments)
+    if config.log_format == "json":
+        log_as_json(None, ("stderr",))
+    names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
+    ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
+    check_gpus(config.backend, config.device, ranks.nproc_per_node)
+    options = launcher.LaunchOptions(
+        given.get("how", "prefork"),
+        job,
+        given.get("log_dir", ""),
+        given.get("max_restarts", 0),
+        fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
+    )
+    if options.how == "torchrun":
+        command = launcher.torchrun_command(ranks, options)
+        # torchrun replaces this process and gets its signals; its ranks read the settings from the environment.
+        os.execve(command[0], command, {**os.environ, **config.environment()})  # noqa: S606
+    return launcher.launch(config, ranks, stop, options)
+
+
+def _training_config(arguments: argparse.Namespace) -> Config:
+    config = resolve_flags(arguments)
+    if config.chaos:
+        from ddptrain.fault_injection import Plan
+
+        Plan.parse(config.chaos)  # refused once, here, instead of by every rank
+    return config
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    set_torch_defaults()
+    from ddptrain.inference import evaluate_checkpoint
+
+    return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
+
+
+def _infer(arguments: argparse.Namespace) -> int:
+    from ddptrain.distributed import topology
+
+    stop = _stop_flag()
+    if topology.needs_launch(os.environ):
+        raise UsageError(
+            "infer runs one rank, but NNODES × NPROC_PER_NODE is more than 1 and RANK is not set",
+            hint="without RANK, every pod would process all samples and write the same file",
+            next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
+        )
+    set_torch_defaults()
+    from ddptrain.inference import Wanted
+    from ddptrain.worker import run_here
+
+    wanted = Wanted(Path(arguments.out), arguments.split, arguments.run, arguments.step)
+    config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
+    return run_here(config, ranks, Console(ranks.rank, None), stop, job="infer", wanted=wanted)
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    set_torch_defaults()
+    from ddptrain.inference import predict
+
+    config = resolve_flags(arguments)
+    return predict(config, arguments.images, weights_file=arguments.weights, as_json=arguments.json)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    set_torch_defaults()
+    from ddptrain.inference import export
+
+    config, out = resolve_flags(arguments), Path(arguments.out)
+    return export(config, out, arguments.format, run=arguments.run, step=arguments.step)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    set_torch_defaults()
+    from ddptrain.experiments import compare
+
+    config = resolve_flags(arguments, defaults=_COMPARE_DEFAULTS)
+    plan = compare.Plan(
+        worlds=parse_worlds(arguments.worlds),
+        checks=parse_choices("--checks", arguments.checks, compare.CHECKS),
+        ways=parse_choices("--ways", arguments.ways, compare.WAYS),
+        data=config.data,
+        data_dir=config.data_dir,
+        model=config.model,
+        steps=arguments.steps,
+    )
+    with _stop_flag().interruptible("compare"):
+        return compare.compare(plan, main, as_json=arguments.json, keep=arguments.keep_in)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    set_torch_defaults()
+    from ddptrain.experiments import bench
+
+    config = resolve_flags(arguments)
+    plan = bench.Plan(
+        data=config.data,
+        data_dir=config.data_dir,
+        seeds=arguments.seeds,
+        worlds=parse_worlds(arguments.worlds),
+        parts=parse_choices("--parts", arguments.parts, bench.PARTS),
+        batch=config.global_batch,
+    )
+    with _stop_flag().interruptible("bench"):
+        return bench.bench(plan, main, as_json=arguments.json)
+
+
+def _stop_flag() -> StopFlag:
+    stop = StopFlag()
+    stop.install()
+    return stop

@@ -1,17 +1,7 @@
-"""What is known of one setting, the check that every value given for it must pass, and settings out of a YAML file.
+"""The settings of a run: their schema, their sources, and the checks that a run matches a checkpoint or rank 0.
 
-``config`` declares its fields by ``setting``, reads a file by ``settings_of`` and checks by ``checked``; ``flags``
-reads the fields' metadata for its help. PyYAML is imported only where there is a file.
-
-The one schema of a training run: defaults < DDPJOB_* < YAML file < DDPTRAIN_* < flags, each value checked once.
-
-``settings`` declares and checks one, and reads the file. ``flags`` makes a flag of each field; ``same_run`` refuses to
-go on, or to begin, where a field marked as identity differs.
-
-Whether two sets of facts mean one and the same training: a checkpoint's and ours, rank 0's and another rank's.
-
-``recorder`` asks before it resumes, ``begin`` on every rank before the first step. Ranks that were told different
-learning rates would begin with equal weights, exchange gradients, and drift apart without a word.
+Sources, the later the stronger: defaults, DDPJOB_* variables, YAML file, DDPTRAIN_* variables, flags. ``flags`` makes a
+flag of each field. PyYAML is imported only if there is a file.
 """
 
 from __future__ import annotations
@@ -39,31 +29,31 @@ def setting(
     high: float = math.inf,
     env: str = "",
 ) -> Any:
-    """A field with what the flag parser and the checks need to know of it, in its metadata.
+    """Return a field of ``Config`` whose metadata hold what the flag parser and the checks need.
 
     Args:
-        text: what its flag's help says.
-        identity: it decides the weights, so that a training resumes only where it is the same.
-        choices: the values there are; any, where empty.
+        text: the help of its flag.
+        identity: it affects the weights, so a training resumes only if it is unchanged.
+        choices: the valid values; any value is valid if empty.
         low, high: bounds of a number, both included.
-        env: a variable beside DDPTRAIN_<NAME> that sets it, weaker than everything but the default.
+        env: another variable that sets it, stronger only than the default.
     """
     metadata = {"help": text, "identity": identity, "choices": choices, "low": low, "high": high, "env": env}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
-    """The value, as text or parsed, as the type of the field's default.
+    """Return the value, which may be text, in the type of the field's default.
 
     Args:
-        origin: variable, flag or file that the value came from.
+        origin: variable, flag or file that gave the value.
     Raises:
-        UsageError: of another type, none of the choices or out of bounds; it names ``origin``.
+        UsageError: wrong type, not one of the choices, or out of bounds; it names ``origin``.
     """
     kind: type[Any] = type(field.default)
     try:
         if isinstance(value, bool) and kind is not bool:
-            raise ValueError(value)  # `epochs: yes` in a file; int() would make 1 of it
+            raise ValueError(value)  # `epochs: yes` in a file: int() would return 1
         parsed = _boolean(value) if kind is bool else kind(value)
     except (ValueError, OverflowError):
         raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
@@ -80,12 +70,12 @@ def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
 
 
 def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
-    """The settings of a YAML file: a mapping of field names, with dashes or underscores, to scalars.
+    """Return (name, value, origin) of each setting in a YAML file; values other than booleans as text.
 
-    Returns (name, value, origin) of each; values other than booleans as text, for ``config`` to parse.
+    The file maps field names, with dashes or underscores, to scalars.
 
     Raises:
-        UsageError: the file cannot be read, is no mapping, or names a setting that does not exist.
+        UsageError: the file cannot be read, is not a mapping, or has an unknown setting.
     """
     try:
         import yaml
@@ -93,11 +83,12 @@ def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
         content = yaml.safe_load(Path(path).read_bytes())
     except ImportError:
         raise UsageError(
-            f"cannot read {path}: PyYAML is not installed", next_step="pip install PyYAML, or use flags"
+            f"cannot read {path}: PyYAML is not installed",
+            next_step="pip install PyYAML, or use flags instead of the file",
         ) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        raise UsageError(f"cannot read {path}: {reason}", next_step=f"correct {path}, or name another file") from error
+        raise UsageError(f"cannot read {path}: {reason}", next_step=f"correct {path}, or give another file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
     given = []
@@ -107,16 +98,18 @@ def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
             raise UsageError(
                 f"unknown setting {key} in {path}",
                 hint=nearest(name, names),
-                next_step=f"correct {path}; `ddptrain config print` lists what there is",
+                next_step=f"correct {path}; `ddptrain config print` lists the settings",
             )
         if isinstance(value, (dict, list)) or value is None:
-            raise UsageError(f"{origin} is not one value", next_step=f"correct {path}")
+            raise UsageError(
+                f"{origin} is not one value", next_step=f"give it one number, word or true/false in {path}"
+            )
         given.append((name, value if isinstance(value, bool) else str(value), origin))
     return given
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """A hint at what a mistyped key may mean."""
+    """Return a hint with the known name that is most like ``key``."""
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return f"did you mean {close[0]}?" if close else ""
 
@@ -138,7 +131,7 @@ MODELS = ("cnn", "mlp")
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run can be told. Fields with ``identity`` decide the weights; the others only how they are made."""
+    """All settings of a run. Fields with ``identity`` affect the weights, the others only how they are computed."""
 
     data: str = setting(
         "mnist",
@@ -155,74 +148,72 @@ class Config:
     lr: float = setting(0.006, "peak learning rate of the one-cycle schedule", identity=True, low=0, high=1_000)
     weight_decay: float = setting(0.01, "decoupled weight decay (adamw), L2 (sgd)", identity=True, low=0, high=10)
     shift: int = setting(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
-    seed: int = setting(0, "of weights, order and augmentation", identity=True, low=0, high=2**62)
-    dtype: str = setting("float32", "of weights and arithmetic", identity=True, choices=("float32", "float64"))
+    seed: int = setting(0, "seed of weights, order and augmentation", identity=True, low=0, high=2**62)
+    dtype: str = setting("float32", "type of weights and arithmetic", identity=True, choices=("float32", "float64"))
     bf16: bool = setting(False, "bfloat16 autocast (CUDA only)", identity=True)
     cuda_graph: bool = setting(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
     sync: str = setting(
         "ddp",
-        "how gradients meet: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = own "
-        "overlapping buffers, bitwise = the same bits at any world size",
+        "gradient synchronization: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = "
+        "own overlapping buffers, bitwise = the same bits at any world size",
         identity=True,
         choices=("ddp", "manual", "bucketed", "bitwise"),
     )
     init_from: str = setting(
-        "", "begin with these weights: a checkpoint, an exported state_dict, or a checkpoint directory", identity=True
+        "", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory", identity=True
     )
-    zero: bool = setting(False, "ZeRO stage 1: spread the optimizer's state over the ranks; the same weights")
-    accum: int = setting(1, "cut each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
+    zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
+    accum: int = setting(1, "split each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = setting(
         "",
-        "where checkpoints, metrics.jsonl and progress.json go; nothing is saved without it",
+        "directory of checkpoints, metrics.jsonl and progress.json; without it nothing is saved",
         env="DDPJOB_CHECKPOINT_DIR",
     )
     checkpoint_every: int = setting(
         50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
     )
-    keep: int = setting(3, "newest checkpoints to keep", low=1, high=10**6)
-    keep_best: bool = setting(True, "besides these, keep the checkpoint of the highest test accuracy")
-    device: str = setting("auto", "auto takes CUDA where there is one", choices=("auto", "cpu", "cuda"))
+    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
+    keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
+    device: str = setting("auto", "auto: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
     backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
     threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
     rendezvous_timeout: float = setting(
         0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600", low=0, high=86_400
     )
     collective_timeout: float = setting(
-        300.0, "seconds a collective may take before the rank that waits in it gives up", low=1, high=86_400
+        300.0, "seconds after which a rank that waits in a collective fails", low=1, high=86_400
     )
     hang_timeout: float = setting(
-        120.0, "seconds without any sign of life from a rank before its node is ended; 0 = never", low=0,
+        120.0, "seconds without progress of a rank after which its node is ended; 0 = never", low=0,
         high=86_400,
     )  # fmt: skip
-    stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; below the pod's", low=0.1, high=86_400)
-    log_format: str = setting("text", "of what is printed", choices=("text", "json"))
+    stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, high=86_400)
+    log_format: str = setting("text", "format of the output", choices=("text", "json"))
     chaos: str = setting(
         "", "debugging aid: crash, kill, hang, stop, slow, oom or diskfull as ACTION:RANK:STEP[:PHASE]"
     )
-    stop_after: int = setting(
-        0, "debugging aid: leave as after SIGTERM once this step is done; 0 = never", low=0, high=10**12
-    )
-    audit: str = setting("", "directory where every rank writes down which samples it used at which step")
+    stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
+    audit: str = setting("", "directory where every rank records which samples it used at which step")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
     def global_batch(self) -> int:
-        """The global batch in samples; the digits are few, so theirs is smaller."""
+        """The global batch in samples; its default is smaller for the digits, which are few."""
         return self.batch_size or (32 if self.data == "digits" else 256)
 
     def identity(self) -> dict[str, Any]:
-        """The fields that decide the weights, with the batch resolved."""
+        """Return the fields that affect the weights, with the batch resolved."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
         return values | {"batch_size": self.global_batch}
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The identity that a manifest records; a setting younger than the manifest had its default's effect.
+        """Return the identity in a manifest; a setting that did not exist yet gets its default.
 
         Raises:
-            Mismatch: the manifest has a setting that this version does not know, so it cannot train on alike.
+            ConfigMismatch: the manifest has a setting that this version does not know.
         """
         theirs: dict[str, Any] = manifest.get("config", {})
         defaults = cls(data=theirs.get("data", cls.data)).identity()
@@ -235,19 +226,23 @@ class Config:
         return defaults | theirs
 
     def digest(self) -> str:
-        """SHA-256 of the identity, for people to compare; it changes with every setting that a version adds."""
+        """Return the SHA-256 of the identity; it changes with every setting that a version adds."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables from which ``resolve`` returns this config in another process."""
+        return {PREFIX + name.upper(): str(value) for name, value in dataclasses.asdict(self).items()}
 
 
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:
-    """Merge defaults, the configuration file, environment and flags.
+    """Return the config from defaults, configuration file, environment and flags.
 
     Args:
-        env: the process environment; unknown DDPTRAIN_* keys are refused, others ignored.
+        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
         flags: field name to value, and ``config`` to the path of a YAML file; None means not given.
-        defaults: field name to a verb's own default, where it differs from the schema's.
+        defaults: field name to the verb's own default.
     Raises:
-        UsageError: unknown key or a value out of range, naming where it came from.
+        UsageError: unknown name or invalid value; it names the origin.
     """
     return resolve_with_origins(env, flags, defaults=defaults)[0]
 
@@ -255,9 +250,9 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mappi
 def resolve_with_origins(
     env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
 ) -> tuple[Config, dict[str, str]]:
-    """As ``resolve``; and for each field that is not at its default, where its value came from."""
+    """Return the config as ``resolve`` does, and the origin of each value that is not a default."""
     fields = {f.name: f for f in dataclasses.fields(Config)}
-    given: list[tuple[str, Any, str]] = []  # (field, value, origin), the later the stronger
+    given: list[tuple[str, Any, str]] = []  # (field, value, origin); the last one wins
     for name, field in fields.items():
         if env.get(field.metadata["env"]):
             given.append((name, env[field.metadata["env"]], field.metadata["env"]))
@@ -269,36 +264,28 @@ def resolve_with_origins(
             raise UsageError(
                 f"unknown environment variable {key}",
                 hint=nearest(key, list(known)),
-                next_step=f"unset {key}; `ddptrain train --help` lists what there is",
+                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
             )
         given.append((known[key], env[key], key))
     given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
     values = dict(defaults or {}) | {name: checked(fields[name], value, origin) for name, value, origin in given}
-    return _consistent(Config(**values)), {name: origin for name, _, origin in given}
-
-
-def _consistent(config: Config) -> Config:
-    """The config, if its settings go together.
-
-    Raises:
-        UsageError: they do not.
-    """
+    config = Config(**values)
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(
-            "--accum has no meaning with --sync bitwise",
-            hint="it computes every global batch in twelve small parts as it is",
-            next_step="leave --accum out",
+            "--accum cannot be combined with --sync bitwise",
+            hint="bitwise already computes every global batch in twelve small parts",
+            next_step="remove --accum",
         )
-    return config
+    return config, {name: origin for name, _, origin in given}
 
 
 def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
-    """Refuse to continue another run's weights.
+    """Refuse to resume from the checkpoint of another training.
 
     Raises:
-        Mismatch: naming the settings that differ, or the data.
+        ConfigMismatch: with the settings that differ. DataMismatch: the data differ.
     """
-    if differ := _differing(Config.identity_of(manifest), facts["config"]):
+    if differ := _differences(Config.identity_of(manifest), facts["config"]):
         raise ConfigMismatch(
             f"the checkpoints in {root} belong to another configuration: {differ}",
             hint="resuming would mix two trainings",
@@ -309,29 +296,29 @@ def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root
             f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
             f"now {facts['dataDigest'][:16]}…",
             hint="another volume is mounted as data directory",
-            next_step="mount the data of before, or use a new --checkpoint-dir",
+            next_step="mount the old data, or use a new --checkpoint-dir",
         )
 
 
 def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any], rank: int) -> None:
-    """Refuse to train with settings or data that are not rank 0's.
+    """Refuse to train with settings or data that differ from rank 0's; the weights would drift apart without an error.
 
     Raises:
-        Mismatch: naming the settings that differ, or the data.
+        ConfigMismatch: with everything that differs. DataMismatch: only the data differ.
     """
-    differ = _differing(theirs["config"], facts["config"])
-    kind = ConfigMismatch if differ else DataMismatch
+    differ = _differences(theirs["config"], facts["config"])
+    error = ConfigMismatch if differ else DataMismatch
     if theirs["dataDigest"] != facts["dataDigest"]:
         data = f"data {theirs['dataDigest'][:16]}… → {facts['dataDigest'][:16]}…"
         differ = f"{differ}, {data}" if differ else data
     if differ:
-        raise kind(
+        raise error(
             f"rank {rank} has different settings from rank 0: {differ}",
             hint="a flag, a variable or the data volume of its node differs",
             next_step="start every node with the same settings; `ddptrain preflight` compares them all",
         )
 
 
-def _differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """``lr 0.006 → 0.5``; empty where all settings are alike."""
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return what differs, as in ``lr 0.006 → 0.5``; empty if nothing does."""
     return ", ".join(f"{k} {theirs.get(k)!r} → {v!r}" for k, v in ours.items() if theirs.get(k) != v)

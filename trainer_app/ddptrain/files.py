@@ -7,8 +7,6 @@ import errno
 import json
 import math
 import os
-import secrets
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ refusal = 0
 
 def unique(name: str) -> str:
     """Return ``name`` with a suffix that no other process uses; process ids are not enough, pods often share them."""
-    return f"{name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    return f"{name}.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:

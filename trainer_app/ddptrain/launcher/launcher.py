@@ -12,10 +12,8 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ddptrain import exit_codes
 from ddptrain.checkpoint import newest_place
@@ -317,11 +315,11 @@ class Supervisor:
         return report
 
 
-def torchrun_command(ranks: Ranks, arguments: Mapping[str, Any], options: LaunchOptions) -> list[str]:
+def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:
     """Return the command that starts this node's ranks with torchrun, which has no hang detection and no report.
 
-    Args:
-        arguments: settings by their names; None means not given.
+    The ranks read their settings from the environment.
+
     Raises:
         UsageError: an option that only our launcher has.
     """
@@ -331,12 +329,9 @@ def torchrun_command(ranks: Ranks, arguments: Mapping[str, Any], options: Launch
             hint="only our own launcher has these flags",
             next_step="leave them out, or use --how spawn",
         )
-    given = {name.replace("_", "-"): value for name, value in arguments.items() if value is not None}
-    switches = [f"--{name}" if value else f"--no-{name}" for name, value in given.items() if isinstance(value, bool)]
-    settings = [f"--{name}={value}" for name, value in given.items() if not isinstance(value, bool)]
     ranks = _with_port(ranks, options)
     return [
         sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks.nnodes}", f"--node-rank={ranks.node_rank}",
         f"--nproc-per-node={ranks.nproc_per_node}", f"--master-addr={ranks.master_addr}",
-        f"--master-port={ranks.master_port}", "--max-restarts=0", "-m", "ddptrain", "train", *switches, *settings,
+        f"--master-port={ranks.master_port}", "--max-restarts=0", "-m", "ddptrain", "train",
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def done(message: str, *, rank: int) -> Report:
 def preflighted(found: Report, *, rank: int, node: int) -> Report:
     """Return the report of a rank that ran ``preflight``; ``found`` is its result."""
     bad = [check for check in found["checks"] if check["verdict"] == "failed"]
-    report = done("fit for training", rank=rank)
+    report = done("ready to train", rank=rank)
     if bad:
         report = failed(
             found["code"], bad[0]["kind"], "; ".join(f"{check['check']}: {check['detail']}" for check in bad), rank=rank
