@@ -15,7 +15,7 @@ from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, UsageError, classify
 from ddptrain.heartbeat import Diagnostics
-from ddptrain.launcher.processes import WorkerGroup, WorkerProcess, root_cause
+from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
 from tests.trainer.builders import PROGRESS
@@ -209,7 +209,7 @@ def ended(
 
 
 def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
-    node = WorkerGroup([ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)])
+    node = [ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)]
     cause = root_cause(node)
     assert (cause["rank"], cause["code"], cause["signal"], cause["cause"]) == (1, 137, 9, "own")
     assert (cause["kind"], cause["exception"]) == ("Killed", None)
@@ -218,7 +218,7 @@ def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
 
 
 def test_a_rank_killed_by_a_signal_without_a_name_is_reported_by_its_number() -> None:
-    cause = root_cause(WorkerGroup([ended(0, 0, 1.0, signal_number=35, told=False)]))
+    cause = root_cause([ended(0, 0, 1.0, signal_number=35, told=False)])
     assert (cause["code"], cause["signal"], cause["message"]) == (163, 35, "rank 0 was killed by signal 35")
 
 
@@ -233,43 +233,43 @@ NCCL = (
 def test_a_rank_that_nccls_watchdog_aborts_only_lost_a_peer(said: bytes) -> None:
     aborted = ended(0, 0, 1.0, signal_number=6, told=False)
     aborted.tail.append(said)
-    cause = root_cause(WorkerGroup([aborted]))
+    cause = root_cause([aborted])
     assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "peer")
     killed = ended(1, 0, 1.5, signal_number=9, told=False)
-    assert root_cause(WorkerGroup([aborted, killed]))["rank"] == 1
+    assert root_cause([aborted, killed])["rank"] == 1
 
 
 def test_a_rank_that_aborts_by_itself_is_to_blame() -> None:
     aborted = ended(0, 0, 1.0, signal_number=6, told=False)
     aborted.tail.append(b"terminate called after throwing an instance of 'std::bad_alloc'")
-    assert root_cause(WorkerGroup([aborted]))["cause"] == "own"
+    assert root_cause([aborted])["cause"] == "own"
 
 
 def test_of_two_culprits_the_earlier_is_named() -> None:
-    assert root_cause(WorkerGroup([ended(0, 79, 2.0), ended(1, 66, 1.0)]))["code"] == 66
+    assert root_cause([ended(0, 79, 2.0), ended(1, 66, 1.0)])["code"] == 66
 
 
 def test_a_node_that_only_lost_a_peer_says_so() -> None:
-    cause = root_cause(WorkerGroup([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")]))
+    cause = root_cause([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")])
     assert (cause["rank"], cause["code"], cause["cause"]) == (2, 77, "peer")
 
 
 def test_ranks_that_the_launcher_killed_are_not_to_blame() -> None:
     stuck = ended(0, 0, 3.0, signal_number=9, told=False)
     stuck.killed_by_us = True
-    assert root_cause(WorkerGroup([stuck, ended(1, 77, 1.0, cause="peer")]))["rank"] == 1
+    assert root_cause([stuck, ended(1, 77, 1.0, cause="peer")])["rank"] == 1
 
 
 def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() -> None:
     stuck = ended(0, 0, 3.0, signal_number=9, told=False)
     stuck.killed_by_us = True
-    cause = root_cause(WorkerGroup([stuck], stop_signal=15))
+    cause = root_cause([stuck], stop_signal=15)
     assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
     assert (cause["kind"], cause["hint"]) == ("Stopped", None)
 
 
 def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
-    cause = root_cause(WorkerGroup([ended(0, 3, 1.0, told=False)]))
+    cause = root_cause([ended(0, 3, 1.0, told=False)])
     assert (cause["code"], cause["message"]) == (3, "rank 0 exited with code 3 and no report")
 
 

@@ -33,7 +33,7 @@ def failed_collectives(group: Group) -> list[str]:
         "all_gather": lambda: _all_gather(group) == list(range(1, world + 1)),
         "reduce_scatter": lambda: _reduce_scatter(group) == total + world * rank,
         "all_to_all": lambda: _all_to_all(group) == [float(peer * world + rank) for peer in range(world)],
-        "send and recv": lambda: _ring(group) == (rank - 1) % world + 1,
+        "send and recv": lambda: _send_and_recv(group) == (rank - 1) % world + 1,
         "objects": lambda: _objects(group) == [{"rank": peer} for peer in range(world)],
     }
     wrong = []
@@ -50,21 +50,15 @@ def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
     for size in SIZES:
         whole = torch.ones(size // 4 // world * world, device=group.device)
         part = torch.ones(len(whole) // world, device=group.device)
-        moves: dict[str, tuple[float, Callable[[], object]]] = {
-            "all_reduce": (2 * (world - 1) / world, lambda whole=whole: dist.all_reduce(whole)),  # type: ignore[misc]
-            "all_gather": (
-                (world - 1) / world,
-                lambda whole=whole, part=part: all_gather_flat(whole, part),  # type: ignore[misc]
-            ),
-            "reduce_scatter": (
-                (world - 1) / world,
-                lambda whole=whole, part=part: reduce_scatter_flat(part, whole),  # type: ignore[misc]
-            ),
-            "broadcast": (1.0, lambda whole=whole: dist.broadcast(whole, src=0)),  # type: ignore[misc]
-        }
-        for name, (factor, move) in moves.items():
+        moves: list[tuple[str, float, Callable[..., object], tuple[object, ...]]] = [
+            ("all_reduce", 2 * (world - 1) / world, dist.all_reduce, (whole,)),
+            ("all_gather", (world - 1) / world, all_gather_flat, (whole, part)),
+            ("reduce_scatter", (world - 1) / world, reduce_scatter_flat, (part, whole)),
+            ("broadcast", 1.0, dist.broadcast, (whole, 0)),
+        ]
+        for name, factor, move, arguments in moves:
             with group.heartbeat.waiting_in(f"{name}, {size} bytes"):
-                seconds = _seconds(move, group)
+                seconds = _seconds(group.device, move, arguments)
             algorithm = whole.numel() * 4 / seconds / 1e9
             rows.append(
                 {"collective": name, "bytes": whole.numel() * 4, "seconds": seconds, "algbw": algorithm,
@@ -74,66 +68,65 @@ def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
     return rows
 
 
-def _seconds(move: Callable[[], object], group: Group) -> float:
+def _seconds(device: torch.device, move: Callable[..., object], arguments: tuple[object, ...]) -> float:
     """Return the seconds per call on the slowest rank."""
-    for _ in range(_WARM):
-        move()
-    _finish(group.device)
-    dist.barrier()
-    started = time.perf_counter()
-    for _ in range(_ROUNDS):
-        move()
-    _finish(group.device)
-    taken = torch.tensor([(time.perf_counter() - started) / _ROUNDS], dtype=torch.float64, device=group.device)
+    for call in range(_WARM + _ROUNDS):
+        if call == _WARM:
+            _synchronize(device)
+            dist.barrier()
+            started = time.perf_counter()
+        move(*arguments)
+    _synchronize(device)
+    taken = torch.tensor([(time.perf_counter() - started) / _ROUNDS], dtype=torch.float64, device=device)
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return float(taken)
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _mine(group: Group, *values: float) -> torch.Tensor:
+def _tensor(group: Group, *values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=group.device)
 
 
 def _all_reduce(group: Group, operation: Any) -> float:
-    value = _mine(group, group.rank + 1)
+    value = _tensor(group, group.rank + 1)
     dist.all_reduce(value, operation)
     return float(value)
 
 
 def _broadcast(group: Group) -> float:
-    value = _mine(group, group.rank + 1)
+    value = _tensor(group, group.rank + 1)
     dist.broadcast(value, src=group.world_size - 1)
     return float(value)
 
 
 def _all_gather(group: Group) -> list[float]:
     values = torch.zeros(group.world_size, device=group.device)
-    all_gather_flat(values, _mine(group, group.rank + 1))
+    all_gather_flat(values, _tensor(group, group.rank + 1))
     return values.tolist()
 
 
 def _reduce_scatter(group: Group) -> float:
-    value = _mine(group, 0.0)
-    reduce_scatter_flat(value, _mine(group, *(group.rank + 1.0 + at for at in range(group.world_size))))
+    value = _tensor(group, 0.0)
+    reduce_scatter_flat(value, _tensor(group, *(group.rank + 1.0 + at for at in range(group.world_size))))
     return float(value)
 
 
 def _all_to_all(group: Group) -> list[float]:
-    sent = _mine(group, *(float(group.rank * group.world_size + peer) for peer in range(group.world_size)))
+    sent = _tensor(group, *(float(group.rank * group.world_size + peer) for peer in range(group.world_size)))
     received = torch.zeros_like(sent)
     dist.all_to_all_single(received, sent)
     return received.tolist()
 
 
-def _ring(group: Group) -> float:
-    received = _mine(group, 0.0)
-    there = dist.P2POp(dist.isend, _mine(group, group.rank + 1), (group.rank + 1) % group.world_size)
-    here = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.world_size)
-    for work in dist.batch_isend_irecv([there, here]):
+def _send_and_recv(group: Group) -> float:
+    received = _tensor(group, 0.0)
+    send = dist.P2POp(dist.isend, _tensor(group, group.rank + 1), (group.rank + 1) % group.world_size)
+    receive = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.world_size)
+    for work in dist.batch_isend_irecv([send, receive]):
         work.wait()
     return float(received)
 

@@ -69,12 +69,9 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
     """
 
     def number(field: str, default: int, low: int, high: int) -> int:
-        flag = given.get(field)
-        return (
-            _integer(env, field.upper(), default, low, high)
-            if flag is None
-            else _in_range("--" + field.replace("_", "-"), flag, low, high)
-        )
+        flag, variable = given.get(field), field.upper()
+        name, value = (variable, env.get(variable)) if flag is None else ("--" + field.replace("_", "-"), flag)
+        return _number(name, value, default, low, high)
 
     nnodes = number("nnodes", 1, 1, 4096)
     nproc = number("nproc_per_node", 1, 1, 1024)
@@ -148,33 +145,32 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
             hint="a rank needs both: its own number and the number of ranks",
             next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
         )
-    world = _integer(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
-    rank = _integer(env, "RANK", 0, 0, MAX_RANKS)
+    world = _number("WORLD_SIZE", env.get("WORLD_SIZE"), 1, 1, MAX_RANKS)
+    rank = _number("RANK", env.get("RANK"), 0, 0, MAX_RANKS)
     if rank >= world:
         raise UsageError(
             f"RANK={rank} does not exist among WORLD_SIZE={world}",
             hint="ranks count from 0",
             next_step=f"use ranks 0 to {world - 1}",
         )
-    local_world = _integer(env, "LOCAL_WORLD_SIZE", 1, 1, world)
+    local_world = _number("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE"), 1, 1, world)
     return Ranks(
         nnodes=max(1, world // local_world),
         node_rank=rank // local_world,
         nproc_per_node=local_world,
-        local_rank=_integer(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
+        local_rank=_number("LOCAL_RANK", env.get("LOCAL_RANK"), 0, 0, MAX_RANKS)
+        if env.get("LOCAL_RANK") or world == 1
+        else None,
         rank=rank,
         world_size=world,
         master_addr=(env.get("MASTER_ADDR") or "127.0.0.1").strip("[]"),
-        master_port=_integer(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
+        master_port=_number("MASTER_PORT", env.get("MASTER_PORT"), DEFAULT_PORT, 1, 65535),
     )
 
 
-def _integer(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = env.get(name)
-    return default if text is None or text == "" else _in_range(name, text, low, high)
-
-
-def _in_range(name: str, value: int | str, low: int, high: int) -> int:
+def _number(name: str, value: int | str | None, default: int, low: int, high: int) -> int:
+    if value is None or value == "":
+        return default
     try:
         number = int(value)
     except ValueError:

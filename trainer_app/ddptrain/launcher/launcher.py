@@ -24,7 +24,7 @@ from ddptrain.files import make_directory
 from ddptrain.launcher import processes
 from ddptrain.launcher.failure_report import FailureReports, with_root_cause
 from ddptrain.launcher.hang_detector import HangDetector, RankState, hang_report
-from ddptrain.launcher.processes import LogPrinter, WorkerGroup, WorkerProcess
+from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
 from ddptrain.resources import oom_kills, set_torch_defaults
@@ -146,12 +146,15 @@ class Supervisor:
         self._signals, self._reports = signals, reports
         self.printer = LogPrinter(config.log_format)
         self._detector = HangDetector(config.hang_timeout, ranks.node_rank) if config.hang_timeout else None
-        self._group = WorkerGroup()
-        self._states: list[RankState] = []
+        self._workers: list[WorkerProcess] = []
+        self._states: list[RankState] = []  # of the ranks, when a hang was detected
+        self._hang: Report | None = None
+        self._stop_signal: int | None = None
+        self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
     @property
     def stop_requested(self) -> bool:
-        return self._group.stop_signal is not None
+        return self._stop_signal is not None
 
     def run(self) -> Report:
         """Run the ranks once and return the node's report."""
@@ -159,22 +162,21 @@ class Supervisor:
         for local_rank in range(self._ranks.nproc_per_node):
             ranks = self._ranks.of_local_rank(local_rank)
             worker = processes.start(self._config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
-            self._group.workers.append(worker)
+            self._workers.append(worker)
         self._supervise()
         report = self._final_report(oom_killed=oom_kills() > oom_kills_before)
-        for worker in self._group.workers:
+        for worker in self._workers:
             worker.close()
         return report
 
     def _supervise(self) -> None:
         """Return when all ranks have ended and their output is printed."""
-        group = self._group
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wakeup, selectors.EVENT_READ, None)
-            for worker in group.workers:
+            for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)
-            while any(worker.status is None for worker in group.workers):
+            while any(worker.status is None for worker in self._workers):
                 for key, _ in selector.select(self._select_timeout()):
                     if key.data is None:
                         os.read(self._signals.wakeup, 4096)
@@ -183,23 +185,22 @@ class Supervisor:
                 self._pass_on_signals()
                 self._reap()
                 self._check_for_hang()
-                if group.deadline is not None and time.monotonic() >= group.deadline:
+                if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._kill()
-        for worker in group.workers:
+        for worker in self._workers:
             for descriptor in (worker.output, worker.reports):
                 while self._read(worker, descriptor, last=True):
                     pass
 
     def _select_timeout(self) -> float | None:
-        if self._group.deadline is not None:
-            return max(0.0, self._group.deadline - time.monotonic())
+        if self._deadline is not None:
+            return max(0.0, self._deadline - time.monotonic())
         detector = self._active_detector()
         return detector.interval if detector else None
 
     def _active_detector(self) -> HangDetector | None:
         """Return None once the ranks have a deadline (a signal came or a peer failed) or were killed for a hang."""
-        group = self._group
-        ending = group.deadline is not None or group.hang is not None or any(w.killed_by_us for w in group.workers)
+        ending = self._deadline is not None or self._hang is not None or any(w.killed_by_us for w in self._workers)
         return None if ending else self._detector
 
     def _read(self, worker: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
@@ -223,21 +224,20 @@ class Supervisor:
         return bool(data)
 
     def _pass_on_signals(self) -> None:
-        group = self._group
         while self._signals.pending:
             number = self._signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
-            if group.stop_signal is None:
-                group.stop_signal = number
+            if self._stop_signal is None:
+                self._stop_signal = number
                 self._end_within(self._config.stop_grace)
-            for worker in group.workers:
+            for worker in self._workers:
                 if worker.status is None:
                     os.kill(worker.pid, number)
 
     def _reap(self) -> None:
         """Collect ended ranks; as PID 1 of a container also orphans."""
-        by_pid = {worker.pid: worker for worker in self._group.workers}
+        by_pid = {worker.pid: worker for worker in self._workers}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -255,7 +255,7 @@ class Supervisor:
 
     def _report_early(self, worker: WorkerProcess) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
-        if self._reports is None or self._group.hang or worker.killed_by_us or self._ranks.nnodes == 1:
+        if self._reports is None or self._hang or worker.killed_by_us or self._ranks.nnodes == 1:
             return
         while self._read(worker, worker.reports, last=True):
             pass
@@ -265,34 +265,34 @@ class Supervisor:
             self._reports.write(report, self._states, [])
 
     def _check_for_hang(self) -> None:
-        group, detector = self._group, self._active_detector()
-        if detector is None or not detector.stalled(group.workers):
+        detector = self._active_detector()
+        if detector is None or not detector.stalled(self._workers):
             return
-        self._states = detector.inspect(group.workers)
+        self._states = detector.inspect(self._workers)
         if not self._states:
             return
-        group.hang = hang_report(self._states, timeout=detector.timeout, all_ranks=self._ranks.nnodes == 1)
-        self.printer.launcher_line(f"error: {group.hang['message']}")
+        self._hang = hang_report(self._states, timeout=detector.timeout, all_ranks=self._ranks.nnodes == 1)
+        self.printer.launcher_line(f"error: {self._hang['message']}")
         if self._reports:
-            self._reports.write(group.hang, self._states, group.workers)
-        if group.hang["cause"] == "own":
+            self._reports.write(self._hang, self._states, self._workers)
+        if self._hang["cause"] == "own":
             self._kill()
         else:
             self._end_within(_OTHER_NODE)
 
     def _end_within(self, seconds: float) -> None:
-        self._group.deadline = min(self._group.deadline or float("inf"), time.monotonic() + seconds)
+        self._deadline = min(self._deadline or float("inf"), time.monotonic() + seconds)
 
     def _kill(self) -> None:
-        for worker in self._group.workers:
+        for worker in self._workers:
             if worker.status is None and not worker.killed_by_us:
                 worker.killed_by_us = True
                 os.kill(worker.pid, signal.SIGKILL)
-        self._group.deadline = None
+        self._deadline = None
 
     def _final_report(self, *, oom_killed: bool) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
-        report = processes.root_cause(self._group)
+        report = processes.root_cause(self._workers, stop_signal=self._stop_signal, hang=self._hang)
         directory = self._config.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
@@ -303,7 +303,7 @@ class Supervisor:
                 "next": "raise the memory limit, or lower --batch-size or the ranks per node",
             }
         several_nodes, cause = self._ranks.nnodes > 1, report.get("cause")
-        if several_nodes and cause == "own" and (report.get("signal") or self._group.hang):
+        if several_nodes and cause == "own" and (report.get("signal") or self._hang):
             from ddptrain.distributed.rendezvous import announce_killed  # imports torch
 
             announce_killed(self._ranks, int(report["rank"]), str(report["message"]))

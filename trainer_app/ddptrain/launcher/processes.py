@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -77,22 +77,6 @@ class WorkerProcess:
         if self.log:
             self.log.close()
         self.diagnostics.close()
-
-
-@dataclass
-class WorkerGroup:
-    """All ranks of this node.
-
-    Attributes:
-        stop_signal: the first signal that was passed on to them.
-        deadline: when the ranks that still run are killed, by time.monotonic.
-        hang: the report of a hang, once one was detected.
-    """
-
-    workers: list[WorkerProcess] = field(default_factory=list)
-    stop_signal: int | None = None
-    deadline: float | None = None
-    hang: Report | None = None
 
 
 def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> WorkerProcess:
@@ -224,20 +208,26 @@ class LogPrinter:
                 worker.log.write(logged)
 
 
-def root_cause(group: WorkerGroup) -> Report:
+def root_cause(
+    workers: Sequence[WorkerProcess], *, stop_signal: int | None = None, hang: Report | None = None
+) -> Report:
     """Return the report that explains the node's end: a rank's own failure before a lost peer, then the earliest.
 
     Peers exit milliseconds after the failed rank and often report first, so the order in time is not enough.
+
+    Args:
+        stop_signal: the first signal that was passed on to the ranks.
+        hang: the report of a hang that was detected.
     """
-    reports = [(worker, report_of(worker)) for worker in group.workers]
+    reports = [(worker, report_of(worker)) for worker in workers]
     failed = [(worker, report) for worker, report in reports if report["code"] != 0]
     unforced = [(worker, report) for worker, report in failed if not worker.killed_by_us]
-    if group.hang and (group.hang["cause"] == "own" or not unforced):
-        cause = group.hang
+    if hang and (hang["cause"] == "own" or not unforced):
+        cause = hang
     elif not failed:
         return reports[0][1]
-    elif not unforced and group.stop_signal is not None:
-        return _killed_after_grace(failed[0][1], group.stop_signal)
+    elif not unforced and stop_signal is not None:
+        return _killed_after_grace(failed[0][1], stop_signal)
     else:
         cause = min(unforced or failed, key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))[1]
     if cause.get("checkpoint") is None:  # only rank 0 knows it
