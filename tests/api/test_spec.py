@@ -57,7 +57,7 @@ def test_what_a_template_says_beyond_the_schema_survives() -> None:
 def test_an_error_names_the_path_as_the_user_wrote_it() -> None:
     with pytest.raises(ValidationError) as caught:
         DDPJobSpec.model_validate(OK | {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s"}}}]})
-    assert explain(caught.value) == ["spec.env[0].valueFrom.secretKeyRef.key: Field required"]
+    assert explain(caught.value) == ["spec.env[0].valueFrom.secretKeyRef.key: required field is missing"]
 
 
 def test_an_unknown_field_is_named_as_unknown() -> None:

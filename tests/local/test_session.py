@@ -149,6 +149,12 @@ def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
     assert error.value.next_step
 
 
+def test_a_job_name_that_cannot_be_used_is_refused_with_its_rule() -> None:
+    job = a_local_job("true")
+    with pytest.raises(LocalError, match=r"refused: metadata\.name must be at most 45"):
+        admit(job | {"metadata": job["metadata"] | {"name": "1job"}})
+
+
 def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
     rendered = admit(a_local_job("true", checkpoint=True), uid=EXAMPLE_UID).manifests()
     kinds = [obj["kind"] for obj in rendered]

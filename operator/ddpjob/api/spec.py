@@ -300,6 +300,7 @@ def parse_spec(job: dict[str, Any]) -> DDPJobSpec:
     return DDPJobSpec.model_validate(job.get("spec") or {}, by_alias=True, by_name=False)
 
 
+_TEXTS = {"extra_forbidden": "unknown field", "missing": "required field is missing"}
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) should ")
 
 
@@ -315,6 +316,6 @@ def field_path(root: str, location: Iterable[int | str]) -> str:
 
 def message_of(error: ErrorDetails) -> str:
     """Return one of pydantic's errors as text for a user, for example ``must be a valid integer``."""
-    if error["type"] == "extra_forbidden":
-        return "unknown field"
+    if error["type"] in _TEXTS:
+        return _TEXTS[error["type"]]
     return _PYDANTIC_SUBJECT.sub("must ", error["msg"].removeprefix("Value error, "))

@@ -112,7 +112,7 @@ def _refusal(document: Json, error: Any) -> LocalError:
         lines = explain(error)
     else:
         causes = getattr(error, "details", {}).get("causes") or []
-        lines = [f"{cause['field']}: {cause['message']}" for cause in causes] or [str(error)]
+        lines = [f"{cause['field']}: {cause['message']}".removeprefix("<nil>: ") for cause in causes] or [str(error)]
     return LocalError(
         f"the DDPJob {_name(document)} is refused: {'; '.join(lines)}",
         "an API server refuses it for the same reason",
