@@ -50,7 +50,7 @@ def test_no_namespaces_means_all_at_once() -> None:
     ("flag", "value", "says"),
     [
         ("--namespaces", "team-*", "patterns are not supported"),
-        ("--namespaces", "A", "is not a namespace's name"),
+        ("--namespaces", "A", "is not a valid namespace name"),
         ("--cluster-domain", "", "must be a DNS domain"),
         ("--cluster-domain", "cluster local", "must be a DNS domain"),
         ("--progress-interval-seconds", "0.5", "must be from 1 to"),

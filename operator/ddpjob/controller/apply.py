@@ -1,7 +1,7 @@
-"""Act, the last phase of a reconcile: carries out a plan's deletes and creates, and says what could not be done.
+"""Carry out the deletes and creates of a plan, and report what failed.
 
-Deterministic names make the API server the lock: an object that exists already is ours and adopted, or somebody
-else's and never touched. Every answer goes into the cache at once, so that the next plan does not act twice.
+Names are deterministic, so a create that is sent twice fails with AlreadyExists. An existing object is adopted if the
+job owns it, and otherwise left alone. Every response updates the cache at once, so the next plan does not repeat it.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is left to do after acting.
+    """What remains to be done after carrying out a plan.
 
-    problems: refusals and conflicts for the next plan to show.
-    again: an object of the wanted name is on its way out; try again a little later.
-    held: creates were put off because the last ones were refused; nothing was learnt.
+    problems: refused creates and name conflicts, for the status.
+    again: an object with the name to create is being deleted; retry soon.
+    held: nothing was created, because the delay after the last refusal has not passed.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -45,15 +45,15 @@ class Outcome:
 
 
 class _TerminatingError(Exception):
-    """An object of the wanted name still exists, but not for long."""
+    """An object with the name to create is being deleted."""
 
 
 class _NamespaceGoneError(Exception):
-    """Nothing can be made in this namespace any more, and nothing needs to be."""
+    """The namespace is being deleted; nothing can be created in it."""
 
 
 class Executor:
-    """Carries out plans with at most ``concurrency`` requests at a time, over all jobs."""
+    """Carries out plans of all jobs, with at most ``concurrency`` requests at a time."""
 
     def __init__(self, cluster: Cluster, cache: Cache, concurrency: int) -> None:
         self._cluster = cluster
@@ -61,9 +61,12 @@ class Executor:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def act(self, job: Json, plan: Plan, *, cautious: bool = False) -> Outcome:
-        """Deletes, then the creates phase by phase. Raises the ``ClusterError`` of a call without an answer.
+        """Send the deletes, then the creates phase by phase.
 
-        cautious: the last try was refused; feel the way with 1, 2, 4, ... creates at a time.
+        cautious: the last creates were refused; send 1, 2, 4, ... creates at a time until one is refused.
+
+        Raises:
+            ClusterError: a request got no response, so its effect is unknown.
         """
         namespace = job["metadata"]["namespace"]
         await self.delete(namespace, plan.deletes)
@@ -71,14 +74,14 @@ class Executor:
             try:
                 outcome = await self._create_phase(job, phase, cautious)
             except _NamespaceGoneError:
-                logger.info("namespace %s is going away: nothing is created there", namespace)
+                logger.info("namespace %s is being deleted; nothing is created in it", namespace)
                 return Outcome()
             if outcome.problems or outcome.again:
                 return outcome
         return Outcome()
 
     async def delete(self, namespace: str, deletes: Sequence[Delete]) -> None:
-        """All deletes at once; one that fails does not keep the others from being tried."""
+        """Send all deletes concurrently, then raise the first error."""
         if not deletes:
             return
         results = await asyncio.gather(*(self._delete(namespace, d) for d in deletes), return_exceptions=True)
@@ -118,7 +121,7 @@ class Executor:
         try:
             async with self._slots:
                 if problems:
-                    return  # a sibling was refused meanwhile: what is not there need not be taken back
+                    return  # another create was refused meanwhile
                 created = await self._cluster.create(create.resource, namespace, create.body)
             self._cache.put(create.resource, created)
         except AlreadyExists:
@@ -130,11 +133,11 @@ class Executor:
         except Unavailable as error:
             if error.code is None:
                 raise
-            # The server did answer, an admission webhook that is down for example: that is worth showing.
+            # The server responded, for example because an admission webhook is down; the status shows its message.
             problems.append(Problem("CreateFailed", create.resource, create.name, str(error)))
 
     async def _adopt(self, job: Json, create: Create, problems: list[Problem]) -> None:
-        """Somebody made an object of this name before: we, perhaps, in an answer that was lost."""
+        """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
         try:
             async with self._slots:
@@ -142,20 +145,20 @@ class Executor:
         except NotFound as error:
             raise _TerminatingError from error
         ours = owner_uid(found) == meta["uid"]
-        leaving = "deletionTimestamp" in found["metadata"] or _of_another_ddpjob(found, meta["uid"])
-        if (ours or create.shared) and leaving:
+        is_terminating = "deletionTimestamp" in found["metadata"] or _of_another_ddpjob(found, meta["uid"])
+        if (ours or create.shared) and is_terminating:
             raise _TerminatingError
         if ours or create.shared:
             self._cache.put(create.resource, found)
             return
         message = (
-            f"{create.resource.kind} {create.name} exists already and does not belong to this DDPJob: "
-            f"delete it or rename it, or give the DDPJob another name"
+            f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
+            f"delete or rename it, or give the DDPJob another name"
         )
         problems.append(Problem("NameConflict", create.resource, create.name, message))
 
     async def _take_back(self, job: Json, phase: Sequence[Create]) -> None:
-        """No part of a gang holds resources while the rest is refused: it would wait for peers that cannot come."""
+        """Delete the created pods of a gang that is incomplete; they would hold resources and wait for their peers."""
         attempts = {_attempt(create.body) for create in phase if create.resource is names.PODS}
         pods = [pod for pod in self._cache.pods(job["metadata"]["uid"]) if _attempt(pod) in attempts]
         deletes = [
@@ -167,7 +170,7 @@ class Executor:
 
 
 def _of_another_ddpjob(found: Json, uid: str) -> bool:
-    """A claim of a deleted job of this name (claimRetention: Delete), which the garbage collector is about to take."""
+    """Return whether a deleted job of this name owns the claim, so that the garbage collector will delete it."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(owner.get("kind") == names.DDPJOBS.kind and owner.get("uid") != uid for owner in owners)
 
@@ -178,7 +181,7 @@ def _attempt(pod: Json) -> str | None:
 
 
 def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:
-    """All at once, or doubling from one."""
+    """Yield all items at once, or if ``cautious`` batches of 1, 2, 4, ... items."""
     start, size = 0, 1 if cautious else len(items)
     while start < len(items):
         yield items[start : start + size]
@@ -186,7 +189,7 @@ def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:
 
 
 def _raise_first(results: Sequence[BaseException | None]) -> None:
-    """After all have ended: a namespace that is gone settles everything, then whatever else went wrong."""
+    """Raise the first error, but a namespace that is being deleted before any other."""
     errors = [result for result in results if result is not None]
     for error in sorted(errors, key=lambda error: not isinstance(error, _NamespaceGoneError)):
         raise error

@@ -1,8 +1,8 @@
-"""What the operator knows of the cluster: jobs, pods, services and claims as last seen.
+"""The cached jobs, pods, services and claims.
 
-Fed by watch events, by LISTs and by the answers to the operator's own writes, in whatever order they come:
-the newer resourceVersion wins, and a deleted object stays deleted however late an old answer arrives.
-Every real change calls ``on_change`` with the key of the job that it concerns; a repetition changes nothing.
+Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
+wins, and a deleted object stays deleted if an older response arrives later. Every change calls ``on_change`` with the
+key of the object's job.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -14,7 +14,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
 from ddpjob.cluster.base import ObjectList
 
-MAX_TOMBSTONES = 20_000  # some minutes of the busiest churn; an answer older than that cannot come any more
+MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 
 
 WATCHED = (names.DDPJOBS, names.PODS)
@@ -22,7 +22,7 @@ WATCHED = (names.DDPJOBS, names.PODS)
 
 
 class Key(NamedTuple):
-    """A job by its place: what the work queue holds and a reconcile is about."""
+    """Namespace and name of a job: the element of the work queue and the argument of a reconcile."""
 
     namespace: str
     name: str
@@ -33,7 +33,7 @@ Place = tuple[str, str]
 
 
 class Cache:
-    """The objects of the kinds above. Synchronous and used from the event loop alone."""
+    """The cached objects of four kinds. Used from the event loop only, except ``count_states``."""
 
     def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
         self._on_change = on_change
@@ -41,36 +41,36 @@ class Cache:
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
         self._pods_of: dict[str, dict[Place, Json]] = defaultdict(dict)
-        self._buried: OrderedDict[str, None] = OrderedDict()
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
 
     def job(self, key: Key) -> Json | None:
-        """The job as last seen."""
+        """Return the cached job, or None."""
         return self._objects[names.DDPJOBS].get(key)
 
     def job_keys(self) -> tuple[Key, ...]:
-        """All jobs."""
+        """Return the keys of all cached jobs."""
         return tuple(Key(*place) for place in self._objects[names.DDPJOBS])
 
     def pods(self, uid: str) -> list[Json]:
-        """Pods that carry the label of the job with this uid."""
+        """Return the pods that have the label of the job with this uid."""
         return list(self._pods_of.get(uid, {}).values())
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """Any cached object."""
+        """Return a cached object, or None."""
         return self._objects[resource].get((namespace, name))
 
     def unlabelled(self, resource: Resource) -> list[Json]:
-        """Objects that were adopted although they do not carry the operator's label: no LIST of ours shows them."""
+        """Return adopted objects without the operator's label; the operator's LISTs do not return them."""
         return [obj for obj in self._objects[resource].values() if not is_labelled(obj)]
 
     def count_states(self) -> dict[str, float]:
-        """Number of jobs by ``status.state``, for the metrics."""
-        jobs = list(self._objects[names.DDPJOBS].values())  # a copy: the metrics are asked for from another thread
+        """Return the number of jobs by ``status.state``, for the metrics."""
+        jobs = list(self._objects[names.DDPJOBS].values())  # a copy: another thread reads the metrics
         states = Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
         return {state: float(number) for state, number in states.items()}
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
-        """Take in a watch event: ``type`` and ``object``, as the API server sends it."""
+        """Apply a watch event with ``type`` and ``object``, as the API server sends it."""
         obj = event["object"]
         if event["type"] == "DELETED":
             meta = obj["metadata"]
@@ -79,14 +79,14 @@ class Cache:
             self.put(resource, obj)
 
     def put(self, resource: Resource, obj: Json) -> bool:
-        """Take in an object unless what is known is newer; returns whether that changed anything."""
-        obj["metadata"].pop("managedFields", None)  # half of a pod's size, and nobody here asks for it
+        """Store an object unless the cached one is newer; return whether the cache changed."""
+        obj["metadata"].pop("managedFields", None)  # half of a pod's size, and never used
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
-        if uid in self._buried or (known is not None and not _is_newer(obj, known)):
+        if uid in self._tombstones or (known is not None and not _is_newer(obj, known)):
             return False
         if known is not None and known["metadata"]["uid"] != uid:
-            self._bury(resource, known)
+            self._drop(resource, known)
         self._objects[resource][place] = obj
         if resource is names.PODS:
             if known is not None and _job_uid(known) != _job_uid(obj):
@@ -96,19 +96,20 @@ class Cache:
         return True
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:
-        """The object with this uid is gone for good; returns whether it was known."""
-        self._remember_dead(uid)
+        """Remove the object with this uid; return whether it was cached."""
+        self._add_tombstone(uid)
         known = self._objects[resource].get((namespace, name))
         if known is None or known["metadata"]["uid"] != uid:
             return False
-        self._bury(resource, known)
+        self._drop(resource, known)
         self._wake(resource, known)
         return True
 
     def replace(self, resource: Resource, listed: ObjectList, covers: Callable[[Json], bool] = lambda obj: True) -> int:
-        """Make the cache agree with a LIST; returns how many objects that changed.
+        """Apply a LIST; return the number of changed objects.
 
-        Known objects that ``covers`` says the LIST would have shown, and that are no newer than it, are gone.
+        covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and
+        that are not newer, are removed.
         """
         changes = sum(self.put(resource, obj) for obj in listed.items)
         present = {obj["metadata"]["uid"] for obj in listed.items}
@@ -124,7 +125,7 @@ class Cache:
         if key := key_of(resource, obj):
             self._on_change(key)
 
-    def _bury(self, resource: Resource, obj: Json) -> None:
+    def _drop(self, resource: Resource, obj: Json) -> None:
         place, uid = _place(obj), obj["metadata"]["uid"]
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
@@ -132,16 +133,16 @@ class Cache:
             siblings.pop(place, None)
             if not siblings:
                 self._pods_of.pop(_job_uid(obj), None)
-        self._remember_dead(uid)
+        self._add_tombstone(uid)
 
-    def _remember_dead(self, uid: str) -> None:
-        self._buried[uid] = None
-        while len(self._buried) > MAX_TOMBSTONES:
-            self._buried.popitem(last=False)
+    def _add_tombstone(self, uid: str) -> None:
+        self._tombstones[uid] = None
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
 
 def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key | None:
-    """The job an object belongs to, by its label; a job belongs to itself."""
+    """Return the key of an object's job, from its label; a job's key is its own."""
     meta = obj["metadata"]
     if resource is names.DDPJOBS:
         return Key(meta["namespace"], meta["name"])

@@ -1,4 +1,4 @@
-"""Kubernetes Events about a job, sent in the background: they inform people and must never hold up a reconcile."""
+"""Send Kubernetes Events about jobs in the background, so that they never delay a reconcile."""
 
 import asyncio
 import hashlib
@@ -14,32 +14,32 @@ logger = logging.getLogger(__name__)
 
 COMPONENT = "ddpjob-operator"
 MAX_WAITING = 1000
-MAX_MESSAGE = 1024  # what the newer events API allows, and enough to read
+MAX_MESSAGE = 1024  # the limit of events.k8s.io/v1
 
 
 class EventSender:
-    """Queues notes with ``send`` and posts them one after the other in ``run``."""
+    """``send`` queues notes; ``run`` posts them one after the other."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
 
     def send(self, job: Json, note: Note) -> None:
-        """Post ``note`` about ``job`` soon; dropped when a thousand others wait."""
+        """Queue ``note`` about ``job``. If 1,000 events wait, it is dropped."""
         try:
             self._waiting.put_nowait(event_body(job, note, datetime.now(UTC)))
         except asyncio.QueueFull:
-            logger.warning("too many events wait to be sent; dropped %s", note.reason)
+            logger.warning("too many events wait to be sent; dropped event %s", note.reason)
 
     async def run(self) -> None:
-        """Post for ever."""
+        """Post queued events until cancelled."""
         while True:
             body = await self._waiting.get()
             await self._post(body)
             self._waiting.task_done()
 
     async def flush(self) -> None:
-        """Wait until everything queued was posted or given up."""
+        """Wait until every queued event was posted or has failed."""
         await self._waiting.join()
 
     async def _post(self, body: Json) -> None:
@@ -54,7 +54,7 @@ class EventSender:
             logger.warning("cannot post event %s: %s", body["reason"], error)
 
     async def _repeat(self, namespace: str, name: str, body: Json) -> None:
-        """The same thing happened again: move the time that people see."""
+        """Update the time of an event that was posted before."""
         try:
             await self._cluster.patch(names.EVENTS, namespace, name, {"lastTimestamp": body["lastTimestamp"]})
         except ClusterError as error:
@@ -62,7 +62,7 @@ class EventSender:
 
 
 def event_body(job: Json, note: Note, now: datetime) -> Json:
-    """A core/v1 Event. Its name is a function of what it says, so that a retry cannot double it."""
+    """Return a core/v1 Event. Its name is a hash of its content, so a retry does not create a second one."""
     meta = job["metadata"]
     attempt = (job.get("status") or {}).get("attempt", 0)
     content = "\0".join((meta["uid"], str(attempt), note.type, note.reason, note.message))

@@ -1,7 +1,7 @@
-"""/healthz, /readyz and /metrics, answered from a thread of their own.
+"""Serve /healthz, /readyz and /metrics from a separate thread.
 
-The thread looks at the event loop from outside: a loop that is blocked cannot answer for itself. Liveness asks
-only whether the loop turns; an API server that is away must not make Kubernetes kill the operator.
+The thread can report an event loop that is blocked. Liveness checks only the event loop, so that Kubernetes does not
+kill the operator because the API server is unavailable.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 BLOCKED_SECONDS = 30.0
 BEAT_SECONDS = 1.0
-CLIENT_SECONDS = 10.0  # a probe that sends nothing must not hold a thread for ever
+CLIENT_SECONDS = 10.0  # a client that sends nothing must not block a thread
 
 Verdict = tuple[bool, str]
-"""Whether the check passes, and one line that says why not."""
+"""Whether the check passes, and one line with the reason if not."""
 
 
 class Heartbeat:
-    """The event loop's sign of life: written by the loop, read by the health thread."""
+    """Heartbeat of the event loop. The loop writes it, the health thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Heartbeat:
         self.lag = 0.0
 
     async def run(self, on_lag: Callable[[float], None] = lambda lag: None) -> None:
-        """Beat for ever, once a second."""
+        """Beat once a second until cancelled."""
         while True:
             before = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -40,7 +40,7 @@ class Heartbeat:
             on_lag(self.lag)
 
     def verdict(self) -> Verdict:
-        """Fails when the loop has not turned for 30 s."""
+        """Return whether the last beat is at most 30 s old."""
         silent = self._clock() - self._last
         if silent > BLOCKED_SECONDS:
             return False, f"the event loop has been blocked for {silent:.0f} s"
@@ -49,7 +49,7 @@ class Heartbeat:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Dual stack where the machine has IPv6: a kubelet probes the pod's address, whichever family it is of.
+    # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
     def server_bind(self) -> None:
@@ -63,7 +63,7 @@ class _Ipv4Server(ThreadingHTTPServer):
 
 
 class HealthServer:
-    """Serves the three paths until ``close``; ``port`` is the one that was bound."""
+    """Serves the three paths until ``close``; ``port`` is the bound port."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering and free the port."""
+        """Stop serving and close the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5)

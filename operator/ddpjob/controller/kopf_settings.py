@@ -1,7 +1,4 @@
-"""kopf's settings: what it may do (watch), and what it must not (write, scan, compare).
-
-The numbers are judgement; the switches turn off everything that costs requests or annotations on objects.
-"""
+"""Settings of kopf: it only watches, and writes nothing to objects."""
 
 from typing import Any, cast
 
@@ -11,9 +8,9 @@ from ddpjob.api import names
 
 
 class NothingHandled(kopf.DiffBaseStorage):
-    """kopf compares each object with the one it handled last, for handlers that this operator does not have.
+    """Disables kopf's comparison of each object with its last handled version, which only its other handlers need.
 
-    Copying every pod for that took most of the operator's CPU time; an empty essence costs nothing.
+    Copying every pod for the comparison took most of the operator's CPU time.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -23,30 +20,30 @@ class NothingHandled(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept on objects."""
+        """Store nothing."""
 
 
 class NoProgress(kopf.ProgressStorage):
-    """The same for the progress of such handlers."""
+    """Disables kopf's records of the progress of handlers."""
 
     def fetch(self, **_: Any) -> None:
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept on objects."""
+        """Store nothing."""
 
     def purge(self, **_: Any) -> None:
-        """Nothing was kept."""
+        """Remove nothing."""
 
     def touch(self, **_: Any) -> None:
-        """Nothing is kept on objects."""
+        """Store nothing."""
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
         return essence
 
 
 def settings() -> kopf.OperatorSettings:
-    """For ``kopf.spawn_tasks``."""
+    """Return the settings for ``kopf.spawn_tasks``."""
     s = kopf.OperatorSettings()
     s.scanning.disabled = True
     s.posting.enabled = False
@@ -61,6 +58,6 @@ def settings() -> kopf.OperatorSettings:
     s.networking.request_timeout = 10
     s.networking.error_backoffs = (0.5, 1, 2, 4)
     s.queueing.worker_limit = None
-    # Otherwise kopf kills the whole process ten minutes after it was started anew inside it.
+    # Otherwise kopf kills the whole process ten minutes after a restart of its tasks.
     s.process.ultimate_exiting_timeout = None
     return s

@@ -1,7 +1,4 @@
-"""Logs: one JSON object per line, with the job that a line is about.
-
-``about`` sets the job for everything that happens inside it, so that no call has to pass it along.
-"""
+"""Log format: one JSON object per line, with the job that ``about`` sets for all lines logged in its context."""
 
 import contextlib
 import json
@@ -18,7 +15,7 @@ TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 @contextlib.contextmanager
 def about(namespace: str, job: str, attempt: int | None = None) -> Iterator[None]:
-    """Every line logged inside carries namespace, job and attempt."""
+    """Add namespace, job and attempt to every line that is logged in this context."""
     fields: dict[str, object] = {"namespace": namespace, "job": job}
     if attempt:
         fields["attempt"] = attempt
@@ -30,14 +27,14 @@ def about(namespace: str, job: str, attempt: int | None = None) -> Iterator[None
 
 
 def set_attempt(attempt: int) -> None:
-    """The job of this context has come to another attempt."""
+    """Set the attempt of the job of this context."""
     fields = _job.get()
     if fields is not None:
         fields["attempt"] = attempt
 
 
 class JsonFormatter(logging.Formatter):
-    """ts (RFC 3339, UTC), level, logger, message, then namespace, job, attempt and exception where known."""
+    """Formats a record as JSON: ts (RFC 3339, UTC), level, logger, message, namespace, job, attempt, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -53,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people at a terminal."""
+    """Formats a record as text for a terminal."""
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
@@ -65,12 +62,12 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(level: str, form: str) -> None:
-    """Send every logger of the process to standard error in one format."""
+    """Log everything to standard error in one format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kopf reports every handled object by itself; only its troubles are news.
+    # kopf logs every handled object at level info.
     logging.getLogger("kopf").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The operator process: puts the parts together, runs them, and ends in order.
+"""The operator process: connects to the API server, runs the controller and the watches, and shuts them down.
 
 kopf's watches ─▶ cache ─▶ work queue ─▶ reconcile ─▶ API server
      sweep ──────▶ cache       ▲ progress poller
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Operator:
-    """All parts of one operator, wired; ``run`` returns after a stop signal."""
+    """A controller with its connection, watches and health server; ``run`` returns after a stop signal."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class Operator:
         self._heartbeat = Heartbeat()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; then let running reconciles end and close everything."""
+        """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
         self._catch_signals()
         self._add_gauges()
         health = HealthServer(
@@ -101,7 +101,7 @@ class Operator:
         )
 
     async def _until_stop(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run ``work`` unless asked to stop; whether it came to its end."""
+        """Run ``work`` until it ends or the process is asked to stop; return whether it ended."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -126,18 +126,20 @@ class Operator:
 
     def _add_gauges(self) -> None:
         metrics = self._metrics
-        metrics.gauge("ddpjob_queue_depth", "Jobs that wait for a worker.", lambda: float(self._controller.queue.depth))
-        metrics.gauges_by("ddpjob_jobs", "Jobs by state.", "state", self._controller.cache.count_states)
+        metrics.gauge(
+            "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self._controller.queue.depth)
+        )
+        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self._controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
-            "Time since a watch last said anything, by its path.",
+            "Seconds since each watch last received data, by URL path.",
             "path",
             self._monitor.ages,
         )
 
 
 async def serve(settings: Settings) -> None:
-    """Connect and run. Raises ``ConfigurationError`` where there is no cluster to connect to."""
+    """Connect and run. Raises ``ConfigurationError`` if there is no cluster to connect to."""
     connection = await Connection.open(settings.kubeconfig)
     await Operator(settings, connection).run()
 
@@ -156,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("cannot start: %s", error)
         return 1
     except Exception:
-        logger.exception("the operator ends because of an error of its own; running jobs go on without it")
+        logger.exception("internal error: the operator exits; running jobs continue")
         return 1
     return 0
 

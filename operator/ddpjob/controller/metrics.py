@@ -1,4 +1,4 @@
-"""What the operator measures about itself, in a registry of its own. Every label has few values."""
+"""The operator's metrics. Every label has few values."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,66 +12,71 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 
 
 class Metrics:
-    """All metrics of one process; ``render`` is what /metrics serves."""
+    """All metrics of one process; /metrics serves the output of ``render``."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reconcile_seconds = Histogram(
             "ddpjob_reconcile_duration_seconds",
-            "Duration of one reconcile, by result (done, retry, error).",
+            "Duration of a reconcile in seconds, by result (done, retry, throttled, error).",
             ["result"],
             buckets=_FAST,
             registry=self.registry,
         )
         self.errors = Counter(
             "ddpjob_reconcile_errors",
-            "Reconciles that ended in an error, by its class.",
+            "Reconciles that ended with an unexpected error, by exception class.",
             ["error"],
             registry=self.registry,
         )
         self.api_seconds = Histogram(
             "ddpjob_api_request_duration_seconds",
-            "Requests to the API server, watches apart, by verb, kind and HTTP status.",
+            "Duration of a request to the API server in seconds, without watches, by verb, kind and HTTP status.",
             ["verb", "kind", "code"],
             buckets=_FAST,
             registry=self.registry,
         )
         self.loop_lag = Gauge(
-            "ddpjob_event_loop_lag_seconds", "How late the last heartbeat was.", registry=self.registry
+            "ddpjob_event_loop_lag_seconds",
+            "Seconds by which the last heartbeat of the event loop was late.",
+            registry=self.registry,
         )
         self.watch_restarts = Counter(
-            "ddpjob_watch_restarts", "Times that watching was started anew after an error.", registry=self.registry
+            "ddpjob_watch_restarts", "Restarts of the watches after an error.", registry=self.registry
         )
         self.sweep_heals = Counter(
             "ddpjob_sweep_healed_objects",
-            "Objects whose change no watch event had told.",
+            "Changed objects found by relisting that watch events missed.",
             ["kind"],
             registry=self.registry,
         )
         self.progress_polls = Counter(
             "ddpjob_progress_polls",
-            "Requests for a job's progress, by result (ok, unreachable, unusable).",
+            "Progress requests to rank 0, by result (ok, unreachable, unusable).",
             ["result"],
             registry=self.registry,
         )
-        Gauge("ddpjob_build_info", "Version of the operator.", ["version"], registry=self.registry).labels(
-            __version__
-        ).set(1)
+        Gauge(
+            "ddpjob_build_info",
+            "Version of the operator, as a label; the value is 1.",
+            ["version"],
+            registry=self.registry,
+        ).labels(__version__).set(1)
 
     def observe_request(self, verb: str, kind: str, code: str, seconds: float) -> None:
-        """Called by the cluster client after every request."""
+        """Record a request; the API client calls this after each one."""
         self.api_seconds.labels(verb, kind, code).observe(seconds)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge whose value is read when /metrics is asked for."""
+        """Add a gauge; ``read`` returns its value at each scrape."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
     def gauges_by(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """The same with one label, whose values ``read`` decides."""
+        """Add a gauge with one label; ``read`` returns its values by label value at each scrape."""
         self.registry.register(_LabelledReader(name, text, label, read))
 
     def render(self) -> bytes:
-        """The exposition in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 

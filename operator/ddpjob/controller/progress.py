@@ -1,7 +1,6 @@
-"""Asks rank 0 of every running job for its progress, beside the reconciles and never inside one.
+"""Poll ``GET /progress`` of rank 0 of every running job, outside of reconciles.
 
-What answers is the user's own pod: it gets little time and little space, may not send us elsewhere, and
-whatever it says is data.
+The server is a program of the user, so a request has a short timeout, a size limit and no redirects.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 2.0
 MAX_BYTES = 64 * 1024
-MAX_CONNECTIONS = 512  # a pod that does not answer holds one for two seconds
+MAX_CONNECTIONS = 512  # a pod that does not respond holds a connection for two seconds
 
 Target = tuple[str, str, int]
 """Pod name, IP address, port."""
@@ -27,20 +26,20 @@ Target = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a pod said last."""
+    """The last response of a pod."""
 
     pod: str
     progress: Json
 
 
 class UnusableAnswerError(Exception):
-    """Something answered, but not with progress."""
+    """The response is not a progress report."""
 
 
 class ProgressPoller:
     """Polls each followed job in a task of its own.
 
-    on_news: called with the job's key when an answer differs from the one before.
+    on_news: called with the job's key when a response differs from the one before.
     on_poll: called with the result of every request: "ok", "unusable" or "unreachable".
     port_of: returns the port to connect to, given the pod's name and its port; local mode maps ports.
     """
@@ -58,7 +57,7 @@ class ProgressPoller:
         self._port_of = port_of
         self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
-        # Neither proxies nor cookies: the addresses are pods of this cluster.
+        # No proxies and no cookies: the addresses are pods of this cluster.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
@@ -67,11 +66,11 @@ class ProgressPoller:
         )
 
     def answer(self, key: Key) -> Answer | None:
-        """The last usable answer of the job's rank 0, whichever attempt it was of."""
+        """Return the last usable response of the job's rank 0, of any attempt."""
         return self._answers.get(key)
 
     def follow(self, key: Key, target: Target | None) -> None:
-        """Ask ``target`` from now on; None stops asking but keeps the last answer."""
+        """Poll ``target`` from now on; None stops polling but keeps the last response."""
         if key in self._tasks:
             known, task = self._tasks[key]
             if known == target and not task.done():
@@ -82,12 +81,12 @@ class ProgressPoller:
             self._tasks[key] = (target, asyncio.create_task(self._poll(key, target), name=f"progress of {key}"))
 
     def forget(self, key: Key) -> None:
-        """The job is gone."""
+        """Stop polling and drop the last response, because the job was deleted."""
         self.follow(key, None)
         self._answers.pop(key, None)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop polling and close all connections."""
         for key in list(self._tasks):
             self.follow(key, None)
         await self._session.close()
@@ -100,16 +99,16 @@ class ProgressPoller:
                 self._take(key, Answer(target[0], progress))
             except UnusableAnswerError as error:
                 self._on_poll("unusable")
-                logger.debug("%s answers no progress: %s", target[0], error)
+                logger.debug("%s: unusable progress response: %s", target[0], error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self._on_poll("unreachable")
-                logger.debug("%s cannot be asked for progress: %s", target[0], type(error).__name__)
+                logger.debug("%s: progress is unreachable: %s", target[0], type(error).__name__)
             await asyncio.sleep(self._interval)
 
     def _take(self, key: Key, answer: Answer) -> None:
         known = self._answers.get(key)
         self._answers[key] = answer
-        # ageSeconds moves by itself; it is no news.
+        # ageSeconds always changes.
         if known is None or known.pod != answer.pod or _content(known) != _content(answer):
             self._on_news(key)
 
@@ -129,7 +128,7 @@ class ProgressPoller:
 
 
 def parse(body: bytes) -> Json:
-    """A JSON object; NaN and infinities, which JSON does not have, become null. Raises ``UnusableAnswerError``."""
+    """Return the JSON object; NaN and infinities, which are not JSON, become None. Raises ``UnusableAnswerError``."""
     try:
         value = json.loads(body, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:

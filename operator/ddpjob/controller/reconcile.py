@@ -1,7 +1,7 @@
-"""One reconcile: observe, plan, record, act, report. Everything starts from what is there, nothing from an event.
+"""Reconcile a job: observe, plan, record, act, report.
 
-Decide, record, then act: the status patch that holds a decision is written before anything is deleted or
-created, under the resourceVersion that the decision rests on. A crash at any point leaves it readable.
+The input is the state of the cluster, never an event. The status patch with the decision is written before any delete
+or create, with the resourceVersion that the decision is based on, so a crash at any point leaves the decision recorded.
 """
 
 import logging
@@ -31,12 +31,12 @@ COSMETIC_SECONDS = 0.25
 
 @dataclass
 class Memory:
-    """What a process remembers of one job between reconciles; losing it costs a retry, never correctness.
+    """State of one job in memory between reconciles. Losing it costs a retry, but is always safe.
 
-    problems: what could not be created last.
-    hold_until: monotonic time before which no create is tried again after a refusal.
+    problems: the creates that failed last time.
+    hold_until: monotonic time before which no create is retried after a refusal.
     patched_at: monotonic time of the last status patch.
-    stale: a write ended without an answer, so that the job must be read before it is judged again.
+    stale: a write got no response, so the job must be read again before the next plan.
     """
 
     uid: str
@@ -48,12 +48,12 @@ class Memory:
 
 
 def utc_now() -> datetime:
-    """The wall clock, for times that people read."""
+    """Return the current time."""
     return datetime.now(UTC)
 
 
 class Reconciler:
-    """Brings one job a step nearer to its spec; ``process`` is what the work queue calls."""
+    """Reconciles jobs; the work queue calls ``process``."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Reconciler:
         self._memories: dict[Key, Memory] = {}
 
     async def process(self, key: Key) -> None:
-        """Reconcile and settle what follows: nothing, a delay, or a retry with backoff."""
+        """Reconcile one job, and retry with backoff after an error."""
         started = self._clock()
         memory = self._memory(key)
         with logs.about(key.namespace, key.name):
@@ -92,7 +92,7 @@ class Reconciler:
                 memory.stale = True
                 delay = self._queue.retry(key, at_least=getattr(error, "retry_after", 0.0))
                 result = "throttled" if isinstance(error, TooManyRequests) else "retry"
-                logger.warning("trying again in %.1f s: %s: %s", delay, type(error).__name__, error)
+                logger.warning("retrying in %.1f s: %s: %s", delay, type(error).__name__, error)
             except Exception as error:
                 result = "error"
                 self._metrics.errors.labels(type(error).__name__).inc()
@@ -102,7 +102,7 @@ class Reconciler:
         self._metrics.reconcile_seconds.labels(result).observe(self._clock() - started)
 
     async def reconcile(self, key: Key, memory: Memory) -> None:
-        """The phases, in order."""
+        """Run the phases of one reconcile, in order."""
         job = await self._job(key, memory)
         if job is None:
             self._forget(key)
@@ -121,12 +121,12 @@ class Reconciler:
         try:
             outcome = await self._act(key, recorded, plan, memory)
         finally:
-            # What they speak of is recorded, whatever came of acting; sent before, they would compete with it.
+            # After acting, so that events do not delay it; also after a failure, because the decision is recorded.
             self._announce(recorded, plan)
         await self._settle(key, recorded, outcome, memory)
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
-        """The job as cached, read anew where a lost answer may have left the cache behind."""
+        """Return the cached job, or read it again if the cache may be stale after a lost response."""
         if memory.stale:
             await self._refresh(key)
             memory.stale = False
@@ -158,7 +158,7 @@ class Reconciler:
         return make_plan(job, observed, self._now(), self._settings)
 
     async def _live_pods(self, job: Json) -> Sequence[Json]:
-        """The job's pods as the API server has them now; the cache learns from it too."""
+        """Return the job's pods from a LIST, which also updates the cache."""
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
         listed = await self._cluster.list(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}")
@@ -170,7 +170,7 @@ class Reconciler:
         return listed.items
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
-        """Whether a cosmetic change should wait for others to join it; decisions and acts never wait."""
+        """Return whether to delay a status that is not urgent and combine it with the next one."""
         if plan.status is None or plan.urgent or plan.deletes or plan.creates:
             return False
         wait = memory.patched_at + COSMETIC_SECONDS - self._clock()
@@ -179,7 +179,7 @@ class Reconciler:
         return wait > 0
 
     async def _record(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Json | None:
-        """Write the status if it changed; None when the job turned out to be another than the plan's."""
+        """Write the status if it changed; return None if the job changed since the plan was made."""
         patch = status_patch(job.get("status") or {}, plan.status) if plan.status is not None else {}
         if not patch:
             return job
@@ -195,7 +195,7 @@ class Reconciler:
             self._forget(key)
             return None
         memory.patched_at = self._clock()
-        self._cache.put(names.DDPJOBS, recorded)  # wakes the key: it rests only when a plan has nothing to write
+        self._cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
@@ -209,12 +209,12 @@ class Reconciler:
 
     def _announce(self, job: Json, plan: Plan) -> None:
         for note in plan.events:
-            # The reason alone: a message may quote the end of the user's log, and with it a secret.
+            # Only the reason: a message may contain the end of the user's log, and with it a secret.
             logger.info("event %s", note.reason)
             self._events.send(job, note)
 
     async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:
-        """Show new problems at once, and try again what could not be done."""
+        """Write new problems to the status at once, and retry later."""
         if outcome.held:
             return
         if not outcome.problems and not outcome.again:
@@ -227,7 +227,7 @@ class Reconciler:
             memory.hold_until = self._clock() + delay
 
     async def _show_problems(self, key: Key, job: Json, memory: Memory) -> None:
-        """Plan once more with what was just learnt, for its status and events alone."""
+        """Plan again with the new problems, and write only the status and the events."""
         plan = self._plan(key, job, memory)
         if plan.needs_live:
             return
@@ -244,16 +244,16 @@ class Reconciler:
         return memory
 
     def _forget(self, key: Key) -> None:
-        """The job is gone or going: owner references collect what it owned."""
+        """Drop the state of a deleted job; the API server deletes the objects that it owned."""
         self._memories.pop(key, None)
         self._poller.forget(key)
         self._queue.forget(key)
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
-        """A traceback the first time, a line after that."""
-        words = f"{type(error).__name__}: {error}"
-        known, memory.last_error = memory.last_error == words, words
+        """Log the traceback the first time, and one line if the error repeats."""
+        text = f"{type(error).__name__}: {error}"
+        known, memory.last_error = memory.last_error == text, text
         if known:
-            logger.error("the same error again, trying again in %.1f s: %s", delay, words)
+            logger.error("the same error again, retrying in %.1f s: %s", delay, text)
         else:
-            logger.exception("unexpected error, trying again in %.1f s", delay)
+            logger.exception("unexpected error, retrying in %.1f s", delay)

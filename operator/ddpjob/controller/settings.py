@@ -1,4 +1,4 @@
-"""The operator's settings: flags, the environment variables of the same names, and their checks."""
+"""The operator's settings: flags, environment variables of the same names, and validation."""
 
 import argparse
 import os
@@ -11,14 +11,14 @@ from ddpjob import __version__
 from ddpjob.engine.actions import EngineSettings
 
 Check = Callable[[str, str], Any]
-"""From a setting's name and text to its value, or a ``SettingsError``."""
+"""Returns a setting's value, given its name and text, or raises ``SettingsError``."""
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class SettingsError(ValueError):
-    """A setting has no usable value; the message names flag, variable, value and what is allowed."""
+    """A setting is invalid; the message has flag, variable, value and the allowed values."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Settings:
     health_host: str = ""
     """Address of the health server; empty means all addresses."""
     health_port: int = 8080
-    """Port of the health server; 0 lets the system choose one (it is logged)."""
+    """Port of the health server; 0 means any free port (it is logged)."""
     log_level: str = "info"
     log_format: str = "json"
     max_concurrent_reconciles: int = 8
@@ -42,7 +42,7 @@ class Settings:
 
     @property
     def engine(self) -> EngineSettings:
-        """What of it the engine needs."""
+        """The settings of the engine."""
         return EngineSettings(self.cluster_domain)
 
     @property
@@ -54,24 +54,27 @@ class Settings:
 _HELP = {
     "namespaces": "namespaces to serve, separated by commas; empty for all",
     "cluster_domain": "DNS domain of the cluster",
-    "progress_interval_seconds": "how often rank 0 of a running job is asked for its progress (min 1)",
-    "sweep_interval_seconds": "how often everything is listed anew, to heal lost watch events (min 5)",
+    "progress_interval_seconds": "seconds between progress requests to rank 0 of a running job (minimum 1)",
+    "sweep_interval_seconds": "seconds between full relists, which find changes that watch events missed (minimum 5)",
     "health_host": "address for /healthz, /readyz and /metrics; empty for all",
-    "health_port": "port for /healthz, /readyz and /metrics; 0 for any free one",
+    "health_port": "port for /healthz, /readyz and /metrics; 0 for any free port",
     "log_level": "debug, info, warning or error",
     "log_format": "json or text",
-    "max_concurrent_reconciles": "jobs worked on at the same time (1 to 256)",
-    "max_concurrent_requests": "open connections to the API server (1 to 1024)",
+    "max_concurrent_reconciles": "number of jobs reconciled at the same time (1 to 256)",
+    "max_concurrent_requests": "maximum number of connections to the API server (1 to 1024)",
     "kubeconfig": "kubeconfig to use; by default KUBECONFIG, else the pod's service account, else ~/.kube/config",
 }
 
 
 def parse(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from flags, then environment, then defaults. Raises ``SettingsError``; exits on --help and --version."""
+    """Return the settings from flags, environment and defaults, in this order.
+
+    Raises ``SettingsError``; exits on --help and --version.
+    """
     parser = argparse.ArgumentParser(
         prog="ddpjob-operator",
         description="Runs DDPJobs: multi-node PyTorch data-parallel training on Kubernetes.",
-        epilog=f"Every flag can be given as an environment variable: --log-level is {ENV_PREFIX}LOG_LEVEL.",
+        epilog=f"Each flag can also be set in the environment, for example {ENV_PREFIX}LOG_LEVEL for --log-level.",
     )
     parser.add_argument("--version", action="version", version=f"ddpjob-operator {__version__}")
     for field in fields(Settings):
@@ -97,7 +100,7 @@ def _namespaces(name: str, text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for namespace in names:
         if not DNS_LABEL.fullmatch(namespace):
-            raise _refusal(name, text, f"{namespace!r} is not a namespace's name (patterns are not supported)")
+            raise _refusal(name, text, f"{namespace!r} is not a valid namespace name (patterns are not supported)")
     return names
 
 

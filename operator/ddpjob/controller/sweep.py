@@ -1,7 +1,7 @@
-"""LISTs everything at the start and once a minute, and heals what the watches missed.
+"""List all objects at the start and once a minute, to find changes that the watches missed.
 
-After an expired watch kopf lists anew, and nobody tells of objects deleted in the gap; services and claims
-are not watched at all. What a sweep finds different goes the same way as an event.
+When a watch expires, kopf lists again, but reports no objects that were deleted in between. Services and claims are not
+watched. A change that a sweep finds updates the cache like a watch event.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 START_DELAYS = (0.5, 1.0, 2.0, 5.0)
 KINDS: Sequence[tuple[Resource, str | None]] = (
-    # Pods before jobs: a job that is seen brings its pods to mind, never the other way round.
+    # Pods before jobs, so that a job's pods are cached when it is reconciled.
     (names.CLAIMS, names.SELECTOR),
     (names.SERVICES, names.SELECTOR),
     (names.PODS, names.SELECTOR),
@@ -28,7 +28,7 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
 
 
 class Sweeper:
-    """``start`` fills the cache before anything is decided; ``run`` keeps it honest."""
+    """``start`` fills the cache before the first reconcile; ``run`` sweeps periodically."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Sweeper:
         self._started = False
 
     def want(self) -> None:
-        """Sweep soon: a watch was interrupted and events may be lost."""
+        """Sweep soon, because a watch was interrupted and may have missed events."""
         self._wanted.set()
 
     async def start(self) -> None:
-        """The first sweep, repeated until the API server lets it succeed; says what keeps it from that."""
+        """Sweep for the first time; log each failure and retry until the sweep succeeds."""
         tries = 0
         while True:
             try:
@@ -63,29 +63,29 @@ class Sweeper:
                 return
             except ClusterError as error:
                 delay = START_DELAYS[min(tries, len(START_DELAYS) - 1)]
-                logger.error("cannot start yet, trying again in %g s: %s", delay, explain(error))
+                logger.error("cannot start yet, retrying in %g s: %s", delay, explain(error))
             tries += 1
             await asyncio.sleep(delay)
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep periodically until cancelled."""
         while True:
             try:
                 await asyncio.wait_for(self._wanted.wait(), self._interval)
-                await asyncio.sleep(1.0)  # both watches are often interrupted together: one sweep for both
+                await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both
             except TimeoutError:
                 pass
             self._wanted.clear()
             try:
                 healed = await self.sweep()
             except ClusterError as error:
-                logger.warning("sweep failed, the watches go on: %s", explain(error))
+                logger.warning("sweep failed, the watches continue: %s", explain(error))
                 continue
             if healed:
-                logger.info("the sweep found %d object(s) changed that no event had told of", healed)
+                logger.info("the sweep found %d changed object(s) that watch events missed", healed)
 
     async def sweep(self) -> int:
-        """List everything once, and look at every job again. Returns the number of healed objects."""
+        """List all objects and queue every job; return the number of changed objects."""
         healed = 0
         for resource, selector in KINDS:
             changes = 0
@@ -111,7 +111,7 @@ class Sweeper:
         )
 
     async def _verify_unlabelled(self, resource: Resource) -> None:
-        """An adopted claim of the user's own making appears in no LIST with our selector."""
+        """Read adopted objects without the operator's label, which the LISTs do not return."""
         for obj in self._cache.unlabelled(resource):
             meta = obj["metadata"]
             try:
@@ -121,7 +121,7 @@ class Sweeper:
 
 
 def explain(error: ClusterError) -> str:
-    """The error with what to do about it."""
+    """Return the error's text with what to do about it."""
     if isinstance(error, NotFound):
         return (
             f"the API server does not serve {names.DDPJOBS.plural}.{names.GROUP}/{names.VERSION}: install the "

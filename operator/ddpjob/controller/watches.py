@@ -1,7 +1,7 @@
-"""Watching with kopf: an event changes the cache, and the cache wakes the job. kopf does nothing else here.
+"""Watch with kopf: each event updates the cache, which queues the job.
 
-No create, update or delete handlers, timers or indices: they cost annotations, finalizers and patches.
-kopf ends on any watch error but 410; it is started anew inside the process, because a restart of the
+kopf's create, update and delete handlers, timers and indices are not used, because they need annotations, finalizers
+and patches. kopf stops at any watch error except 410. It is restarted inside the process, because a restart of the
 container would wait in CrashLoopBackOff.
 """
 
@@ -43,9 +43,9 @@ class _Stream:
 
 
 class WatchMonitor:
-    """Knows which watches are open and when each last said anything, bookmarks included.
+    """Records which watches are open and when each last received data, including bookmarks.
 
-    It sits in kopf's HTTP session as a middleware, because kopf itself reports neither.
+    It is a middleware of kopf's HTTP session, because kopf itself reports neither.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class WatchMonitor:
     async def middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Note every LIST and watch that the API server granted."""
+        """Record every successful LIST and watch."""
         response = await handler(request)
         path = request.url.path
         if response.status == 200 and path in self._streams:
             if request.url.query.get("watch") == "true":
                 self._streams[path] = _Stream(response, 0, self._clock())
             elif path in self._listed:
-                self._on_relist()  # nobody tells of objects that were deleted in between
+                self._on_relist()  # no event reports objects that were deleted in between
             else:
                 self._listed.add(path)
         return response
 
     def sample(self) -> None:
-        """Look whether the watches received anything; called about once a second."""
+        """Record which watches received data since the last call; called about once a second."""
         for stream in self._streams.values():
             if stream is None:
                 continue
@@ -87,35 +87,35 @@ class WatchMonitor:
                 stream.received, stream.seen = received, self._clock()
 
     def ages(self) -> dict[str, float]:
-        """Seconds since each watch last said anything, by path; infinite before it was opened."""
+        """Return the seconds since each watch last received data, by path; infinite before it was opened."""
         now = self._clock()
         return {path: now - s.seen if s else float("inf") for path, s in self._streams.items()}
 
     def verdict(self) -> Verdict:
-        """Ready when every watch is open and none has been silent for 90 s."""
+        """Return whether every watch is open and has received data within 90 s."""
         for path, age in self.ages().items():
             if age == float("inf"):
                 return False, f"the watch of {path} is not open yet"
             if age > SILENT_SECONDS:
-                return False, f"the watch of {path} has been silent for {age:.0f} s"
+                return False, f"the watch of {path} has received no data for {age:.0f} s"
         return True, "ok"
 
 
 def watch_path(server: str, resource: Resource, namespace: str | None) -> str:
-    """URL path of a LIST or watch; ``server`` may have a path of its own, behind a management proxy for example."""
+    """Return the URL path of a LIST or watch; ``server`` may have a path, for example behind a management proxy."""
     prefix = urllib.parse.urlsplit(server).path.rstrip("/")
     place = f"/namespaces/{namespace}" if namespace else ""
     return f"{prefix}/{resource.path_prefix}{place}/{resource.plural}"
 
 
 def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:
-    """kopf's handlers: one per watched kind, and the login."""
+    """Return kopf's handlers: one per watched kind, and the login."""
     handlers = kopf.OperatorRegistry()
     generation: int | None = None
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         nonlocal generation
-        if generation is not None:  # kopf asks again only after a 401
+        if generation is not None:  # kopf calls login again only after a 401
             try:
                 await connection.renew(generation)
             except ConfigurationError as error:
@@ -144,7 +144,10 @@ async def watch_until(
     on_start: Callable[[], None],
     on_restart: Callable[[], None],
 ) -> None:
-    """Keep kopf running until ``stop`` is set. ``on_start`` follows each start (kopf takes the signal handlers)."""
+    """Run kopf until ``stop`` is set, and restart it when it fails.
+
+    on_start: called after each start, because kopf replaces the signal handlers.
+    """
     loop = asyncio.get_running_loop()
     failures = 0
     while not stop.is_set():
@@ -156,7 +159,7 @@ async def watch_until(
         delay = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
         failures += 1
         on_restart()
-        logger.warning("watching ended with an error and starts anew in %g s", delay)
+        logger.warning("watching ended with an error, restarting in %g s", delay)
         await _sleep_unless(stop, delay)
 
 
@@ -167,14 +170,14 @@ async def _run_kopf(
         registry=handlers,
         settings=kopf_settings.settings(),
         standalone=True,
-        # By itself kopf asks for the user's name, and a user id that a cluster assigned has none.
+        # By default kopf looks up the user's name, which a user id that a cluster assigned does not have.
         identity=cast(Any, names.MANAGED_BY),
         clusterwide=not namespaces,
         namespaces=list(namespaces),
     )
     on_start()
     stopped = asyncio.create_task(stop.wait())
-    # Not kopf.run_tasks: at its end that cancels every task of the loop, reconciles included.
+    # Not kopf.run_tasks, which at its end cancels every task of the loop, including reconciles.
     await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     for task in tasks:
@@ -187,7 +190,7 @@ async def _run_kopf(
 
 
 async def _cancel_strays() -> None:
-    """End what kopf left behind; it relies on ``run_tasks`` for that. Some of it takes more than one word."""
+    """Cancel tasks that kopf leaves to ``run_tasks``; some need more than one cancellation."""
     for _ in range(STRAY_ROUNDS):
         strays = {task for task in asyncio.all_tasks() if _is_of_kopf(task)}
         if not strays:
@@ -197,8 +200,8 @@ async def _cancel_strays() -> None:
         done, _ = await asyncio.wait(strays, timeout=STRAY_SECONDS)
         for task in done:
             if not task.cancelled():
-                task.exception()  # looked at, so that asyncio does not complain about it
-    logger.warning("some tasks of the former watches do not end; they are left behind")
+                task.exception()  # retrieved, so that asyncio does not log it
+    logger.warning("some tasks of the last watches do not end; they are ignored")
 
 
 def _is_of_kopf(task: "asyncio.Task[Any]") -> bool:

@@ -1,9 +1,9 @@
-"""The work queue: keys, not events. A key that waits is not queued twice, a key that runs is not run beside itself.
+"""The work queue of job keys. A waiting key is not queued twice, and a key is never processed twice at the same time.
 
     add ─▶ waiting (one line per namespace, served in turn) ─▶ running ─▶ done, or again if added meanwhile
     add_after ─▶ timer ─▶ add
 
-Time is the running loop's own, so that a test with a loop of its own time needs no waiting.
+Delays use the time of the running event loop, so tests can use a loop with simulated time.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class WorkQueue:
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a worker."""
+        """Number of keys that wait for a worker."""
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Run ``key`` as soon as a worker is free; once, however often it is added until then."""
+        """Queue ``key``; adding it again while it waits has no effect."""
         if self._stopping or key in self._waiting:
             return
         if key in self._running:
@@ -53,7 +53,7 @@ class WorkQueue:
         self._news.set()
 
     def add_after(self, key: Key, delay: float) -> None:
-        """Run ``key`` after ``delay`` seconds; the earliest of several such wishes counts."""
+        """Queue ``key`` after ``delay`` seconds; of several delays the shortest counts."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if self._stopping or (timer is not None and timer.when() <= loop.time() + delay):
@@ -63,7 +63,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(delay, self._on_time, key)
 
     def retry(self, key: Key, at_least: float = 0.0) -> float:
-        """Run ``key`` again with exponential backoff and jitter; returns the delay in seconds."""
+        """Queue ``key`` again with exponential backoff and jitter; return the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(FIRST_DELAY * 2.0 ** min(failures - 1, 20), MAX_DELAY)
         delay = min(max(delay * random.uniform(0.5, 1.0), at_least), MAX_DELAY)  # noqa: S311
@@ -71,7 +71,7 @@ class WorkQueue:
         return delay
 
     def forget(self, key: Key) -> None:
-        """``key`` went well: its next failure starts the backoff anew."""
+        """Reset the backoff of ``key`` after a success."""
         self._failures.pop(key, None)
 
     async def run(self, process: Process, stop: asyncio.Event, grace: float = 10.0) -> None:
@@ -89,7 +89,7 @@ class WorkQueue:
         for worker in late:
             worker.cancel()
         if late:
-            logger.warning("%d reconcile(s) did not end within %g s and were cut off", len(late), grace)
+            logger.warning("%d reconcile(s) did not end within %g s and were cancelled", len(late), grace)
             await asyncio.wait(late)
 
     async def _work(self, process: Process) -> None:
@@ -100,12 +100,12 @@ class WorkQueue:
                 await self._news.wait()
                 continue
             self._running.add(key)
-            # A timer set before this run has nothing to add to it.
+            # A timer set before this run is obsolete.
             if timer := self._timers.pop(key, None):
                 timer.cancel()
             try:
                 await process(key)
-            except Exception:  # the processor handles its own errors; this is the last line of defence
+            except Exception:  # process handles its own errors; this is a bug in it
                 logger.exception("processing %s failed", key)
                 self.retry(key)
             finally:
@@ -115,7 +115,7 @@ class WorkQueue:
                     self.add(key)
 
     def _next(self) -> Key | None:
-        """The first key of the namespace whose turn it is, so that a thousand jobs here delay none there."""
+        """Return the first key of the next namespace, so that many jobs in one namespace do not delay another's."""
         while self._lines:
             namespace, line = self._lines.popitem(last=False)
             if line:

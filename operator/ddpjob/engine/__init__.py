@@ -1,1 +1,1 @@
-"""The pure core: observe, desired, plan. No clock, no network, no kopf; time and state come in as arguments."""
+"""Pure functions from the observed state of a job to a plan. They use no clock and no network: time is an argument."""

@@ -1,7 +1,4 @@
-"""What the engine hands to whoever carries it out: a plan, and the problems met on the way back.
-
-Plain data between the pure core and the edges; the controller and local mode execute it the same way.
-"""
+"""Data between the engine and the controller: settings, plans, and the problems of carrying one out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +10,9 @@ from ddpjob.api.wire import Json
 
 @dataclass(frozen=True)
 class Create:
-    """POST ``body``. An existing object of that name is adopted if the job owns it, else it is a conflict.
+    """POST ``body``. An existing object of that name is adopted if the job owns it; otherwise it is a conflict.
 
-    ``shared``: the object may exist already whoever made it (the claim of an earlier job of this name).
+    ``shared``: an existing object is adopted without being owned (the claim of an earlier job of this name).
     """
 
     resource: Resource
@@ -26,7 +23,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Delete:
-    """DELETE with the precondition that the object still has this uid."""
+    """DELETE, with the precondition that the object still has this uid."""
 
     resource: Resource
     name: str
@@ -35,7 +32,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Note:
-    """A Kubernetes Event about the job, sent on a transition only, after the status that it speaks of."""
+    """A Kubernetes Event about a transition of the job, sent after the status that records the transition."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -44,7 +41,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Problem:
-    """A create that the API server refused or that could not be made; the next plan shows it in the status."""
+    """A create that failed; the next plan shows it in the status."""
 
     reason: Literal["NameConflict", "CreateRefused", "CreateFailed"]
     resource: Resource
@@ -54,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the engine needs to know of the cluster and of the operator's configuration."""
+    """Settings of the cluster and the operator that plans depend on."""
 
     cluster_domain: str = "cluster.local"
     delete_finished: bool = True
@@ -63,16 +60,16 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """One reconcile's decisions, in the order they are carried out.
+    """The decisions of one reconcile, in the order in which they are carried out.
 
-    status: the complete new status, or None where nothing changes (then nothing is written).
-    urgent: the status holds a decision; it is written before anything else and never delayed. A status that is
-        not urgent is cosmetic: it may be coalesced with the next.
-    needs_live: the plan decides something that cannot be taken back from what may be a stale cache: read the
-        pods again by a LIST and plan anew before acting. Never set when the observation was live.
-    creates: phases, each a tuple of objects created concurrently; a later phase starts after the former ended.
-    requeue_after: seconds until time alone changes the answer, or None.
-    poll: (pod name, IP, port) of rank 0 to ask for progress, or None when there is nothing to ask.
+    status: the complete new status, or None if it does not change.
+    urgent: the status records a decision, so it is written at once, before any delete or create. Any other status may
+        be delayed and combined with the next.
+    needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
+        Never set if the pods came from a LIST.
+    creates: phases, each a tuple of objects that are created concurrently; a phase starts after the one before ended.
+    requeue_after: seconds after which the plan can change without an event, or None.
+    poll: (pod name, IP, port) of rank 0 to request progress from, or None.
     """
 
     status: Json | None = None
@@ -86,12 +83,12 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """True when the plan writes nothing at all."""
+        """Whether the plan writes nothing."""
         return self.status is None and not (self.deletes or self.creates or self.events)
 
 
 def status_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
-    """RFC 7396 merge patch that turns ``old`` into ``new``; keys that vanish become null."""
+    """Return the RFC 7396 merge patch that turns ``old`` into ``new``; removed keys become null."""
     patch: Json = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)

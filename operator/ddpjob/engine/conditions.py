@@ -1,4 +1,4 @@
-"""The conditions of a status: every one set from the first visit, each with a reason and words for a person."""
+"""The conditions of a status. All are set from the first reconcile on, each with a reason and a message."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -11,27 +11,28 @@ from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
+"""Whether the condition is true, its reason and its message."""
 
 
 def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> list[Json]:
-    """All conditions after ``decision``; the transition time moves only where the status does."""
+    """Return all conditions after ``decision``; a transition time changes only with its condition's status."""
     match decision.kind:
         case "succeed" | "fail":
             aspects = _finished(decision)
         case "suspend":
             aspects = _suspended(decision.message)
-        case "go_on" if s.job.spec.suspend:
+        case "continue" if s.job.spec.suspend:
             aspects = _suspended("spec.suspend is true")
         case "hold" if s.suspended:
             stalled: Aspect = (True, decision.reason, decision.message)
-            aspects = _suspended("suspended until it can be resumed") | {"Stalled": stalled}
+            aspects = _suspended("suspended; it cannot be resumed yet") | {"Stalled": stalled}
         case _:
             aspects = _active(s, decision, nodes)
     return build(s.before.get("conditions") or (), aspects, s.now)
 
 
 def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Json]:
-    """Conditions in their fixed order from (holds, reason, message) of each."""
+    """Return the conditions in their fixed order; one that ``aspects`` does not have is False."""
     old = {condition["type"]: condition for condition in before}
     built = []
     for name in CONDITIONS:
@@ -52,7 +53,7 @@ def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Jso
 
 
 def invalid(message: str) -> dict[str, Aspect]:
-    """For a spec that the CRD let through and the operator refuses (an older CRD, say)."""
+    """Return the true and false conditions of a job with an invalid spec, which an older CRD may accept."""
     why = ("InvalidSpec", message)
     return {"Stalled": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
 
@@ -96,7 +97,7 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
 
 
 def _obstacle(s: JobState, decision: Decision) -> tuple[str, str] | None:
-    """What keeps the attempt from running, the most telling first."""
+    """Return reason and message of the first obstacle that keeps the attempt from running."""
     if decision.kind in ("start", "restart", "hold"):
         return decision.reason, decision.message
     if s.observed.problems:
@@ -114,13 +115,14 @@ def _obstacle(s: JobState, decision: Decision) -> tuple[str, str] | None:
 def _scheduled(s: JobState, decision: Decision) -> Aspect:
     if decision.kind in ("start", "restart"):
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
-    ranks = range(s.job.spec.num_nodes)
-    waiting = [r for r in ranks if r not in s.succeeded_ranks and not (r in s.current and s.current[r].node_name)]
+    node_ranks = [node_rank for node_rank in range(s.job.spec.num_nodes) if node_rank not in s.succeeded_node_ranks]
+    waiting = [r for r in node_ranks if not (r in s.current and s.current[r].node_name)]
     if not waiting:
         return True, "AllNodesScheduled", "every pod has a Kubernetes node"
-    for rank in waiting:
-        if rank in s.current and (words := s.current[rank].unschedulable) is not None:
-            return False, "Unschedulable", f"node_rank {rank} ({s.current[rank].name}): {words}"
+    for node_rank in waiting:
+        pod = s.current.get(node_rank)
+        if pod is not None and pod.unschedulable is not None:
+            return False, "Unschedulable", f"node_rank {node_rank} ({pod.name}): {pod.unschedulable}"
     return False, "WaitingForScheduler", f"{len(waiting)} of {s.job.spec.num_nodes} pods have no Kubernetes node yet"
 
 

@@ -1,6 +1,7 @@
-"""Phase two of a reconcile: the objects one attempt needs, rendered from the spec.
+"""The objects that an attempt needs, rendered from the spec.
 
-Pods are rendered once per attempt and specialised per rank: 64 pods cost little more than one.
+The pod of node 0 is rendered; the other nodes' pods are copies with their own name, hostname, label and NODE_RANK, so
+64 pods take little longer than one.
 """
 
 import copy
@@ -22,7 +23,7 @@ _DEFAULT_USER = 1000
 
 @dataclass(frozen=True)
 class Job:
-    """A job with its spec parsed: what rendering and planning need to know of it."""
+    """A job with its parsed spec, as rendering and planning use it."""
 
     name: str
     namespace: str
@@ -41,12 +42,12 @@ class Job:
 
     @property
     def claim(self) -> str:
-        """Name of the claim that the checkpoints are on; empty without checkpoints."""
+        """Name of the claim that holds the checkpoints; empty without checkpoints."""
         return self.spec.checkpoint.claim(self.name) if self.spec.checkpoint else ""
 
     @property
     def nproc_per_node(self) -> int:
-        """Processes per node; ``auto`` is the sum of the trainer's ``*/gpu`` limits, else 1."""
+        """Processes per node; ``auto`` is the sum of the trainer's ``*/gpu`` limits, at least 1."""
         if isinstance(self.spec.nproc_per_node, int):
             return self.spec.nproc_per_node
         limits = _trainer_of(_template_spec(self)).get("resources", {}).get("limits", {})
@@ -60,9 +61,9 @@ class Job:
 
 
 def spec_hash(spec: DDPJobSpec) -> str:
-    """Digest of the immutable fields, including the parts of the template that CEL cannot see.
+    """Return a digest of the immutable fields, including the parts of the template that CEL cannot compare.
 
-    Defaults do not count: a version that adds a field with a default must not find every live job changed.
+    Defaults are left out, so that a new version that adds a field with a default does not change the digest.
     """
     wire = spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True, mode="json")
     frozen = {name: wire[name] for name in IMMUTABLE if name in wire}
@@ -70,7 +71,7 @@ def spec_hash(spec: DDPJobSpec) -> str:
 
 
 def owner_reference(job: Job) -> Json:
-    """The controller reference by which the API server collects what a deleted job leaves."""
+    """Return the controller reference, by which the API server deletes the objects of a deleted job."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.DDPJOBS.kind,
@@ -82,7 +83,7 @@ def owner_reference(job: Job) -> Json:
 
 
 def job_labels(job: Job) -> dict[str, str]:
-    """Labels of everything that belongs to the job."""
+    """Return the labels of all objects of the job."""
     return {
         names.LABEL_MANAGED_BY: names.MANAGED_BY,
         names.LABEL_JOB_NAME: job.name,
@@ -91,7 +92,7 @@ def job_labels(job: Job) -> dict[str, str]:
 
 
 def desired_service(job: Job) -> Create:
-    """The headless Service: one for the job, whatever the attempt."""
+    """Return the headless Service of the job, which all its attempts use."""
     body = render(
         "service.yaml.j2",
         service=job.service,
@@ -105,7 +106,7 @@ def desired_service(job: Job) -> Create:
 
 
 def desired_claim(job: Job) -> Create | None:
-    """The claim of ``checkpoint.claimTemplate``, or None where the user brings one (or none at all)."""
+    """Return the claim of ``checkpoint.claimTemplate``, or None if the job has no such template."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None or checkpoint.claim_template is None:
         return None
@@ -122,13 +123,13 @@ def desired_claim(job: Job) -> Create | None:
 
 
 def desired_pods(job: Job, attempt: int, settings: EngineSettings) -> tuple[Create, ...]:
-    """One pod per node of the attempt, rank 0 first in line."""
-    first = _rank_zero(job, attempt, settings)
-    return tuple(_specialised(first, job, attempt, rank) for rank in range(job.spec.num_nodes))
+    """Return one pod per node of the attempt, by node_rank."""
+    first = _pod_of_node_0(job, attempt, settings)
+    return tuple(_pod_of_node(first, job, attempt, node_rank) for node_rank in range(job.spec.num_nodes))
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:
-    """The variables that place a node in the world; torchrun reads PET_* as defaults of its flags."""
+    """Return the trainer's variables for node 0; torchrun reads PET_* as defaults of its flags."""
     spec = job.spec
     values: dict[str, Any] = {
         names.ENV_MASTER_ADDR: job.master_address(attempt, settings),
@@ -138,7 +139,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
         names.ENV_NPROC_PER_NODE: job.nproc_per_node,
     }
     values |= {f"PET_{name}": value for name, value in values.items()}
-    # The group restarts as a whole, never a worker alone; without the timeout in RDZV_CONF torchrun ignores ours.
+    # torchrun must not restart workers by itself, and it reads the rendezvous timeout only from RDZV_CONF.
     values |= {"PET_MAX_RESTARTS": 0, "PET_RDZV_CONF": f"timeout={spec.rendezvous.timeout_seconds}"}
     values |= {names.ENV_JOB_NAME: job.name, names.ENV_JOB_UID: job.uid, names.ENV_ATTEMPT: attempt}
     if spec.checkpoint:
@@ -149,7 +150,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
     return [{"name": name, "value": str(value)} for name, value in values.items()]
 
 
-def _rank_zero(job: Job, attempt: int, settings: EngineSettings) -> Json:
+def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
     spec = job.spec
     wire = spec.wire()
     security = spec.pod_security
@@ -182,17 +183,17 @@ def _rank_zero(job: Job, attempt: int, settings: EngineSettings) -> Json:
         data=wire.get("data"),
     )
     template = wire.get("template", {})
-    # Labels and annotations alone: a finalizer in a template, say, would keep every pod from ever going away.
+    # Only labels and annotations: a finalizer in the template, for example, would block the deletion of every pod.
     metadata = {key: value for key, value in template.get("metadata", {}).items() if key in ("labels", "annotations")}
     pod = merge(merge(defaults, {"metadata": metadata, "spec": _template_spec(job)}), overlay)
     if pod["spec"].get("hostNetwork"):
-        # Its default would ask the Kubernetes node's resolver, which does not know MASTER_ADDR.
+        # The default policy uses the resolver of the Kubernetes node, which cannot resolve MASTER_ADDR.
         pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     return _secured(_ordered(pod), defaults)
 
 
 def _ordered(pod: Json) -> Json:
-    """Trainer first among containers; owned variables first, so that ``$(NODE_RANK)`` works in the user's."""
+    """Put the trainer first, and the operator's variables first, so that the user's can refer to ``$(NODE_RANK)``."""
     containers = sorted(pod["spec"]["containers"], key=lambda c: bool(c["name"] != names.TRAINER_CONTAINER))
     trainer = containers[0]
     trainer["env"] = sorted(trainer["env"], key=lambda variable: variable["name"] not in names.OWNED_ENV)
@@ -201,7 +202,7 @@ def _ordered(pod: Json) -> Json:
 
 
 def _secured(pod: Json, defaults: Json) -> Json:
-    """The trainer's security default under every container: one without it, and the namespace refuses the pod."""
+    """Apply the trainer's security default to every container; a namespace refuses a pod if one lacks it."""
     context = defaults["spec"]["containers"][0].get("securityContext")
     for kind in ("containers", "initContainers"):
         if context and (containers := pod["spec"].get(kind)):
@@ -209,22 +210,22 @@ def _secured(pod: Json, defaults: Json) -> Json:
     return pod
 
 
-def _specialised(first: Json, job: Job, attempt: int, rank: int) -> Create:
-    name = names.pod_name(job.name, job.uid, attempt, rank)
-    if rank == 0:
+def _pod_of_node(first: Json, job: Job, attempt: int, node_rank: int) -> Create:
+    name = names.pod_name(job.name, job.uid, attempt, node_rank)
+    if node_rank == 0:
         return Create(names.PODS, name, first)
     pod = copy.copy(first)
-    labels = first["metadata"]["labels"] | {names.LABEL_NODE_RANK: str(rank)}
+    labels = first["metadata"]["labels"] | {names.LABEL_NODE_RANK: str(node_rank)}
     pod["metadata"] = first["metadata"] | {"name": name, "labels": labels}
     trainer, *others = first["spec"]["containers"]
-    env = [_node_rank(variable, rank) for variable in trainer["env"]]
+    env = [_with_node_rank(variable, node_rank) for variable in trainer["env"]]
     pod["spec"] = first["spec"] | {"hostname": name, "containers": [trainer | {"env": env}, *others]}
     return Create(names.PODS, name, pod)
 
 
-def _node_rank(variable: Json, rank: int) -> Json:
+def _with_node_rank(variable: Json, node_rank: int) -> Json:
     if variable["name"] in (names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"):
-        return {"name": variable["name"], "value": str(rank)}
+        return {"name": variable["name"], "value": str(node_rank)}
     return variable
 
 

@@ -1,4 +1,4 @@
-"""Events about transitions: what somebody who reads ``kubectl describe`` should learn in order."""
+"""Events about the transitions of a job, for ``kubectl describe``."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _MAX_NOTE = 1000
 
 
 def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes on what ``status`` says that the recorded one did not."""
+    """Yield one note for each transition from the recorded status to ``status``."""
     match decision.kind:
         case "start":
             yield Note("Normal", decision.reason, decision.message)
@@ -24,10 +24,8 @@ def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterato
             yield Note("Normal", "Succeeded", decision.message)
         case "suspend":
             running = any(pod.holds_resources for pod in s.pods)
-            words = (
-                "the pods are being stopped; the checkpoints stay" if running else "nothing runs until it is resumed"
-            )
-            yield Note("Normal", "Suspended", words)
+            message = "the pods are being deleted; the checkpoints are kept" if running else "no pod runs until resume"
+            yield Note("Normal", "Suspended", message)
     yield from _observations(s, status)
 
 
@@ -39,9 +37,9 @@ def _observations(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
         if condition["type"] == "Running" and turned_true:
             yield Note("Normal", "Running", f"attempt {status['attempt']}: {condition['message']}")
         if condition["type"] == "Running" and condition["status"] == "False":
-            # One note for each new obstacle: an image that cannot be pulled, a pod that fits nowhere.
-            news = condition["reason"] != old.get("reason")
-            if news and condition["reason"] in _obstacles(s):
+            # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
+            is_new = condition["reason"] != old.get("reason")
+            if is_new and condition["reason"] in _obstacles(s):
                 yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
             yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))

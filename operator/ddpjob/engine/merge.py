@@ -1,6 +1,6 @@
-"""Merges pod parts as Kubernetes users expect: maps by key, known lists by their key field, the rest replaced.
+"""Merge parts of a pod: maps by key, known lists by their key field; all else is replaced.
 
-The precedence of design (defaults < template < short fields < what the operator owns) is the order of the calls.
+The order of the calls in ``desired`` sets the precedence: defaults < user's template < fields of the spec.
 Merge keys follow the ``patchMergeKey`` tags of Kubernetes' own types (``kubectl explain pod.spec.containers``).
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpjob.api.wire import Json
 
-# Lists that merge element by element, and the field that names an element.
+# Lists that are merged by element, and the field that identifies an element.
 MERGE_KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
@@ -19,15 +19,15 @@ MERGE_KEYS: Mapping[str, str] = {
     "volumes": "name",
     "imagePullSecrets": "name",
 }
-# Lists to which the overlay's elements are added.
+# Lists to which the elements of the overlay are added.
 APPENDED = frozenset({"tolerations", "envFrom"})
-# List -> the field that names its elements, and whether an element may do without.
+# The same lists as ``template_faults`` checks them: the field, and whether it is optional.
 _POD_LISTS = {"volumes": ("name", False), "imagePullSecrets": ("name", True)}
 _CONTAINER_LISTS = {"volumeMounts": ("mountPath", False), "ports": ("name", True), "envFrom": ("name", True)}
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Json:
-    """``base`` with ``overlay`` laid over it; neither is changed. A null in the overlay keeps the base's value."""
+    """Return ``base`` overridden by ``overlay``, without changing either; null in ``overlay`` overrides nothing."""
     merged: Json = dict(base)
     for key, value in overlay.items():
         if value is None:
@@ -58,7 +58,7 @@ def _merge_list(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[A
 
 
 def _replace(_: Json, overlay: Json) -> Json:
-    # An env entry or a volume is one source or another: merging {value} with {valueFrom} would be refused.
+    # An env entry or a volume has one source; the API server refuses {value} merged with {valueFrom}.
     return overlay
 
 
@@ -67,7 +67,10 @@ def _is_other_source(key: str, before: Mapping[str, Any], value: Mapping[str, An
 
 
 def template_faults(template: Mapping[str, Any]) -> list[str]:
-    """What keeps a template (as in the manifest) from being merged, one line each with the field's path."""
+    """Return the reasons why ``merge`` cannot merge a user's template: one line each, with the path of the field.
+
+    The CRD does not declare these fields, because a cluster may have fields that this version does not know.
+    """
     return list(_of_pod(template.get("spec") or {}, "spec.template.spec"))
 
 

@@ -1,4 +1,4 @@
-"""Phase one of a reconcile: what is there now, as one value that ``plan`` can be asked about."""
+"""The observed state of a job: the input of ``plan``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from ddpjob.engine.actions import Problem
 
 @dataclass(frozen=True)
 class Observed:
-    """What the reconcile sees of one job, apart from the job itself.
+    """The objects of one job and its last progress report.
 
-    pods: every pod that carries the job's uid label, as the API server gave it (dicts).
-    service, claim: the job's Service and the claim of its claimTemplate, or None when not seen.
-    problems: what the last attempt to act could not create.
-    progress: rank 0's last answer to ``GET /progress`` of this attempt (trainer-interface.md), or None.
-    progress_pod: name of the pod that gave it, so that a late answer of an old attempt is not believed.
-    live: pods come from a LIST made in this reconcile, not from a cache.
+    pods: the pods that the job owns, as dicts of the API server.
+    service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
+    problems: the creates that failed last time.
+    progress: rank 0's last response to ``GET /progress``, or None.
+    progress_pod: name of the pod that sent it; a response from a pod of an older attempt is ignored.
+    live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
     pods: tuple[Json, ...] = ()
@@ -40,9 +40,9 @@ def observe(
     progress_pod: str | None = None,
     live: bool = False,
 ) -> Observed:
-    """Keep what belongs to this very job: same uid as controller owner, in a stable order.
+    """Return the observed state with the pods that have this job as controller, sorted by name.
 
-    A pod of a deleted job of the same name, or one that merely carries our labels, is not ours.
+    Pods of a deleted job of the same name, or with the job's labels only, are left out.
     """
     uid = job["metadata"]["uid"]
     ours = sorted((pod for pod in pods if owner_uid(pod) == uid), key=lambda pod: str(pod["metadata"]["name"]))
@@ -50,7 +50,7 @@ def observe(
 
 
 def owner_uid(obj: Mapping[str, Any]) -> str | None:
-    """The uid of an object's controlling owner, or None when it has none."""
+    """Return the uid of an object's controlling owner, or None."""
     for reference in obj.get("metadata", {}).get("ownerReferences") or ():
         if reference.get("controller"):
             return str(reference.get("uid"))

@@ -1,7 +1,6 @@
-"""Phase three of a reconcile: one pure function from what is known to what is to be done.
+"""Plan a reconcile: from the observed state of a job to its new status, deletes, creates and events.
 
-plan = decide what the situation means, put it into a status, list the deletes, creates and events that follow.
-The status is always written first: a crash at any later point leaves the decision readable.
+The controller writes the status first, so after a crash at any later point the decision is recorded.
 """
 
 from collections.abc import Iterable
@@ -23,16 +22,16 @@ from ddpjob.engine.status import invalid_status, new_attempt, next_status
 
 
 def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
-    """What to do about one job.
+    """Return what to do about one job.
 
     Args:
-        body: the DDPJob as the API server gave it.
-        observed: what else is there (``observe``).
+        body: the DDPJob as the API server returned it.
+        observed: the other objects of the job (``observe``).
         now: the current time, in UTC.
         settings: of the operator.
     """
     if body["metadata"].get("deletionTimestamp"):
-        return Plan()  # owner references collect everything
+        return Plan()  # the API server deletes the objects that the job owns
     before = body.get("status") or {}
     try:
         job = Job.of(body, parse_spec(body))
@@ -40,7 +39,7 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         return _refuse(body, explain(error), now)
     state = JobState(job, before, observed, now, settings)
     if state.finished:
-        return _after_the_end(state)
+        return _plan_finished(state)
     if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
         return _refuse(body, faults, now)
     decision = decide(state)
@@ -54,52 +53,55 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     attempt = new_attempt(s, decision)
     return Plan(
         status=status if status != s.before else None,
-        urgent=decision.kind not in ("go_on", "hold"),
+        urgent=decision.kind not in ("continue", "hold"),
         deletes=tuple(_deletes(s, decision, attempt)),
         creates=_creates(s, decision, attempt),
         events=tuple(notes(s, decision, status)),
-        requeue_after=_deadline(s) if decision.kind in ("go_on", "hold", "start", "restart") else None,
-        poll=_poll(s) if decision.kind in ("go_on", "hold") else None,
+        requeue_after=_deadline(s) if decision.kind in ("continue", "hold", "start", "restart") else None,
+        poll=_poll(s) if decision.kind in ("continue", "hold") else None,
     )
 
 
 def _deletes(s: JobState, decision: Decision, attempt: int) -> Iterable[Delete]:
-    """Stop what must not run; ended pods of the attempt before this one stay, with their logs."""
+    """Yield deletions of pods that must not run, and of ended pods older than the previous attempt.
+
+    Ended pods of the previous attempt are kept, with their logs.
+    """
     if decision.kind == "hold":
         return
     stops_all = decision.kind in ("suspend", "succeed", "fail") or s.job.spec.suspend
     for pod in s.pods:
         if pod.deleting:
             continue
-        outlived = pod.stopped and pod.attempt < attempt - 1
-        if outlived or (pod.holds_resources and (stops_all or pod.attempt < attempt)):
+        is_old = pod.stopped and pod.attempt < attempt - 1
+        if is_old or (pod.holds_resources and (stops_all or pod.attempt < attempt)):
             yield pod.deletion()
 
 
 def _creates(s: JobState, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
-    """The claim first: a pod whose claim is not there yet waits for a retry of the scheduler.
+    """Return the phases of creation: the claim, then the Service together with the pods.
 
-    The Service goes with the pods, first in line: it is there long before a container starts and asks for a name,
-    and a request of its own before them would cost each job its time.
+    A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
+    resolves a name, so a phase of its own would only delay the pods.
     """
     begins = decision.begins_attempt
-    if not (begins or decision.kind == "go_on") or s.job.spec.suspend or not attempt:
+    if not (begins or decision.kind == "continue") or s.job.spec.suspend or not attempt:
         return ()
-    ranks = range(s.job.spec.num_nodes) if begins else s.missing_ranks
+    node_ranks = range(s.job.spec.num_nodes) if begins else s.missing_node_ranks
     service = (desired_service(s.job),) if s.observed.service is None else ()
-    # A first attempt asks even for a claim that was seen: claims are not watched, and the user may have deleted it
-    # together with an earlier job of this name.
+    # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
+    # it together with an earlier job of this name.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
-    pods = desired_pods(s.job, attempt, s.settings) if ranks else ()
-    phases = ((claim,) if claim is not None else (), (*service, *(pods[rank] for rank in ranks)))
+    pods = desired_pods(s.job, attempt, s.settings) if node_ranks else ()
+    phases = ((claim,) if claim is not None else (), (*service, *(pods[node_rank] for node_rank in node_ranks)))
     return tuple(phase for phase in phases if phase)
 
 
-def _after_the_end(s: JobState) -> Plan:
-    """A finished job: nothing of it runs on, and its time to live may be over."""
+def _plan_finished(s: JobState) -> Plan:
+    """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
     stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources)
-    seen = {"observedGeneration": s.job.generation}
-    status = dict(s.before) | seen if s.before.get("observedGeneration") != s.job.generation else None
+    generation = {"observedGeneration": s.job.generation}
+    status = dict(s.before) | generation if s.before.get("observedGeneration") != s.job.generation else None
     ttl = s.job.spec.ttl_seconds_after_finished
     if ttl is None or not s.settings.delete_finished:
         return Plan(status=status, deletes=stops)
@@ -112,7 +114,7 @@ def _after_the_end(s: JobState) -> Plan:
 def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     before = body.get("status") or {}
     if any(c["type"] == "Finished" and c["status"] == "True" for c in before.get("conditions") or ()):
-        return Plan()  # an end stays an end, whatever a newer or older operator thinks of the spec
+        return Plan()  # a finished job stays finished, even if another version of the operator refuses its spec
     generation = int(body["metadata"].get("generation", 1))
     status = invalid_status(before, generation, lines, now)
     if status == before:

@@ -1,6 +1,6 @@
-"""A pod as the engine sees it: one state, and what its trainer container said on the way out.
+"""A pod as the engine sees it: one state, and the termination message of its trainer container.
 
-The trainer container decides, not the pod's phase: a sidecar that runs on must not keep a finished job alive.
+The state is that of the trainer container, not the pod's phase: a sidecar must not keep a finished job running.
 """
 
 import json
@@ -14,9 +14,9 @@ from ddpjob.api.wire import Json, clean, parse_timestamp
 from ddpjob.engine.actions import Delete
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
-# Waiting reasons that pass by themselves; every other one is worth a line in the status.
+# Waiting reasons of every start; any other one is shown in the status.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing", ""})
-# The kubelet changes between these two for as long as a pull fails: one obstacle, not news every few seconds.
+# The kubelet alternates between these two while a pull fails; as one reason they cause one event.
 _SAME_WAITING = {"ErrImagePull": "ImagePullBackOff"}
 _CLOCK_SKEW = timedelta(seconds=2)
 
@@ -25,11 +25,11 @@ _CLOCK_SKEW = timedelta(seconds=2)
 class PodView:
     """One node of one attempt.
 
-    message: of the terminated container (the trainer's own report or its log's tail), else of the pod.
-    report: the trainer's JSON report parsed from it, or an empty dict.
-    waiting: (reason, message) that keeps a pending pod from running, or None where it is just starting.
-    unschedulable: the scheduler's words while no Kubernetes node fits, or None.
-    stopped: every container has ended, so the pod holds no resources; ``ended`` speaks of the trainer alone.
+    message: of the pod and of the terminated container (the trainer's report or the end of its log).
+    report: the trainer's JSON report in the termination message, or None.
+    waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
+    unschedulable: the scheduler's message while no Kubernetes node fits, or None.
+    stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PodView:
 
     @property
     def holds_resources(self) -> bool:
-        """Whether deleting it would stop something."""
+        """Whether deleting the pod would stop a container."""
         return not self.stopped and not self.deleting
 
     def deletion(self) -> Delete:
@@ -64,13 +64,13 @@ class PodView:
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """Read a pod of ours; missing pieces of its status mean "not yet", never an error."""
+    """Return the view of a pod of the job; parts that its status does not have yet are no error."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
     container = _trainer_status(status)
     ended = (container.get("state") or {}).get("terminated") or {}
-    said = clean(ended.get("message") or "")
-    message = "\n".join(part for part in (clean(status.get("message") or ""), said or _init_failure(status)) if part)
+    text = clean(ended.get("message") or "")
+    message = "\n".join(part for part in (clean(status.get("message") or ""), text or _init_failure(status)) if part)
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -85,7 +85,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         signal=ended.get("signal") or None,
         reason=str(status.get("reason") or ended.get("reason") or ""),
         message=message,
-        report=_report(said),
+        report=_report(text),
         finished_at=ended.get("finishedAt"),
         waiting=_waiting(status, container),
         unschedulable=_unschedulable(status),
@@ -104,8 +104,8 @@ def _state(
     meta: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]
 ) -> PodState:
     if ended:
-        obeyed = _drained(meta, ended) or _taken_away(status)
-        return "succeeded" if ended.get("exitCode") == 0 and not obeyed else "failed"
+        interrupted = _was_drained(meta, ended) or _was_evicted(status)
+        return "succeeded" if ended.get("exitCode") == 0 and not interrupted else "failed"
     # An evicted pod, or one whose kubelet refused it, fails without a container status.
     match status.get("phase"):
         case "Failed":
@@ -117,9 +117,9 @@ def _state(
 
 
 def _all_containers_ended(pod: Mapping[str, Any]) -> bool:
-    """True also in the moments until the kubelet makes the phase final: a deletion now would only take the logs.
+    """Return whether all containers have ended, which is true shortly before the kubelet sets the final phase.
 
-    Init containers do not count; the kubelet ends those that run beside the containers (sidecars) by itself.
+    Init containers are ignored; the kubelet itself ends those that run as sidecars.
     """
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     ended = {container.get("name") for container in statuses if (container.get("state") or {}).get("terminated")}
@@ -127,18 +127,18 @@ def _all_containers_ended(pod: Mapping[str, Any]) -> bool:
     return bool(ended) and {container.get("name") for container in (*specified, *statuses)} <= ended
 
 
-def _drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
-    """Whether the trainer ended after its pod was asked to go: a 0 then means SIGTERM was obeyed, not success."""
+def _was_drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
+    """Return whether the trainer ended after the deletion began: exit code 0 then answers SIGTERM, it is no success."""
     if "deletionTimestamp" not in meta:
         return False
     grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     finished = ended.get("finishedAt")
-    # Times have whole seconds, and two machines' clocks set them: in doubt it is the answer to the signal.
+    # Times have whole seconds and come from two machines' clocks; in doubt the exit answers the signal.
     return not finished or parse_timestamp(finished) >= parse_timestamp(meta["deletionTimestamp"]) - grace - _CLOCK_SKEW
 
 
-def _taken_away(status: Mapping[str, Any]) -> bool:
-    """Whether the kubelet ended the pod (eviction, node shutdown): it sends SIGTERM without any deletionTimestamp."""
+def _was_evicted(status: Mapping[str, Any]) -> bool:
+    """Return whether the kubelet ended the pod (eviction, node shutdown), which sets no deletionTimestamp."""
     disrupted = any(
         condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
         for condition in status.get("conditions") or ()
@@ -147,12 +147,12 @@ def _taken_away(status: Mapping[str, Any]) -> bool:
 
 
 def _init_failure(status: Mapping[str, Any]) -> str:
-    """What the init container said that kept the trainer from starting."""
+    """Return exit code and message of the init container that failed, or an empty string."""
     for container in status.get("initContainerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            words = clean(ended.get("message") or ended.get("reason") or "")
-            return f"init container {container.get('name')} ended with exit code {ended['exitCode']}: {words}"
+            message = clean(ended.get("message") or ended.get("reason") or "")
+            return f"init container {container.get('name')} ended with exit code {ended['exitCode']}: {message}"
     return ""
 
 
@@ -173,12 +173,12 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
 
 
 def _report(message: str) -> Json | None:
-    """The trainer's termination message; other trainers, and truncated ones, have none."""
+    """Return the report in a termination message; None for truncated JSON and for other trainers' text."""
     if not message.lstrip().startswith("{"):
         return None
     try:
         report = json.loads(message)
-    except (ValueError, RecursionError):  # two kilobytes of "[" nest deeper than Python recurses
+    except (ValueError, RecursionError):  # 2 KB of "[" exceed Python's recursion limit
         return None
     return report if isinstance(report, dict) else None
 

@@ -1,6 +1,6 @@
-"""Folds rank 0's report (``GET /progress``, or the termination message) into the status.
+"""Convert rank 0's report (``GET /progress`` or the termination message) to ``status.progress`` and ``.checkpoint``.
 
-The report's shape is the trainer's contract; every field may be absent, because trainers of other makes exist.
+docs/trainer.md describes the report. Every field may be absent or of the wrong type: any program may send it.
 """
 
 import math
@@ -10,14 +10,14 @@ from typing import Any
 
 from ddpjob.api.wire import Json, clean, timestamp
 
-_MAX_INT = 2**53  # what every JSON reader holds exactly
-_MAX_PHASE = 64  # a trainer of any make fills this in
+_MAX_INT = 2**53  # every JSON reader represents it exactly
+_MAX_PHASE = 64
 _MAX_AGE = 365 * 86_400.0
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
 
 def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: datetime) -> Json:
-    """``status.progress`` for a report; the heartbeat moves only when the report says something new."""
+    """Return ``status.progress`` for a report; the heartbeat time changes only if another value does."""
     epoch, epochs = _int(report, "epoch"), _int(report, "totalEpochs")
     step, steps = _int(report, "step"), _int(report, "totalSteps")
     speed = _float(report, "samplesPerSecond")
@@ -36,7 +36,7 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
     progress = {key: value for key, value in progress.items() if value is not None}
     progress["display"] = _display(progress)
     if "loss" not in progress and "loss" in before and _same_run(progress, before):
-        progress["loss"] = before["loss"]  # phases without a loss (data, evaluate) keep the last one in view
+        progress["loss"] = before["loss"]  # the phases data and evaluate have no loss; keep the last one
     unchanged = all(before.get(key) == value for key, value in progress.items())
     if unchanged and "lastHeartbeatTime" in before:
         return dict(before)
@@ -46,7 +46,7 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
 
 
 def checkpoint_status(report: Mapping[str, Any], before: Mapping[str, Any] | None, now: datetime) -> Json | None:
-    """``status.checkpoint`` for a report, or what stood there before where it names none."""
+    """Return ``status.checkpoint`` for a report, or the recorded one if the report has no checkpoint."""
     before = dict(before or {})
     checkpoint = report.get("checkpoint")
     resumed = report.get("resumedFrom")

@@ -1,4 +1,4 @@
-"""A job, what was recorded about it and what is there, as questions that decisions are made from."""
+"""The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ddpjob.engine.pods import PodView, pod_view
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything one plan depends on. ``before`` is the recorded status; the answers below are derived."""
+    """All inputs of a plan. ``before`` is the recorded status."""
 
     job: Job
     before: Mapping[str, Any]
@@ -38,38 +38,38 @@ class JobState:
         return {pod.node_rank: pod for pod in self.pods if pod.attempt == self.attempt}
 
     @cached_property
-    def succeeded_ranks(self) -> frozenset[int]:
-        """Ranks of this attempt that ended with 0, those whose pods are gone by now included."""
+    def succeeded_node_ranks(self) -> frozenset[int]:
+        """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
         recorded = frozenset(self.before.get("succeededRanks") or ())
         if self.suspended:
-            return recorded  # the suspension rested on a live LIST; a 0 since then answers our own SIGTERM
-        return recorded | {rank for rank, pod in self.current.items() if pod.state == "succeeded"}
+            return recorded  # exit code 0 after the suspension answers the operator's own SIGTERM
+        return recorded | {node_rank for node_rank, pod in self.current.items() if pod.state == "succeeded"}
 
     @property
     def newest_attempt(self) -> int:
-        """Highest attempt that any pod of the job belongs to."""
+        """Highest attempt of any pod of the job."""
         return max((pod.attempt for pod in self.pods), default=0)
 
     @property
     def gang_is_complete(self) -> bool:
-        """Whether every rank of this attempt has a pod that stays, or has succeeded."""
-        staying = {rank for rank, pod in self.current.items() if not pod.deleting}
-        return self.attempt > 0 and len(staying | self.succeeded_ranks) >= self.job.spec.num_nodes
+        """Whether each node of this attempt has a pod that is not being deleted, or has succeeded."""
+        staying = {node_rank for node_rank, pod in self.current.items() if not pod.deleting}
+        return self.attempt > 0 and len(staying | self.succeeded_node_ranks) >= self.job.spec.num_nodes
 
     @property
     def gang_was_complete(self) -> bool:
-        """Whether that was once so and is recorded: from then on a missing pod is lost, not still to make."""
+        """Whether the gang is recorded as complete: after that a missing pod is lost, not still to be created."""
         return self.attempt > 0 and self.before.get("completeAttempt") == self.attempt
 
     @property
-    def missing_ranks(self) -> list[int]:
-        """Ranks that have no pod and have not succeeded."""
-        ranks = range(self.job.spec.num_nodes)
-        return [rank for rank in ranks if rank not in self.current and rank not in self.succeeded_ranks]
+    def missing_node_ranks(self) -> list[int]:
+        """node_ranks that have no pod and have not succeeded."""
+        done = self.current.keys() | self.succeeded_node_ranks
+        return [node_rank for node_rank in range(self.job.spec.num_nodes) if node_rank not in done]
 
     @property
     def all_succeeded(self) -> bool:
-        return len(self.succeeded_ranks) >= self.job.spec.num_nodes
+        return len(self.succeeded_node_ranks) >= self.job.spec.num_nodes
 
     @property
     def finished(self) -> bool:
@@ -81,12 +81,12 @@ class JobState:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Digest of what must not change in the spec, as it is now."""
+        """Digest of the immutable part of the current spec."""
         return spec_hash(self.job.spec)
 
     @property
     def spec_changed(self) -> bool:
-        """Whether a part of the spec that must not change did (one that the CRD's rules cannot see)."""
+        """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
         recorded = self.before.get("specHash")
         return recorded is not None and recorded != self.spec_hash
 
@@ -102,7 +102,7 @@ class JobState:
 
     @property
     def active_seconds(self) -> float:
-        """Seconds of running so far; the clock stands still while the job is suspended."""
+        """Seconds that the job was active, without suspensions."""
         before = float(self.before.get("activeSeconds") or 0)
         if self.suspended or "startTime" not in self.before:
             return before

@@ -1,4 +1,4 @@
-"""The status after a decision: everything that one patch records, built anew each time from what is known."""
+"""Compute the status after a decision. One patch records all of it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _KEPT_FAILURES = 5
 
 
 def next_status(s: JobState, decision: Decision) -> Json:
-    """The complete status that follows ``decision``; equal to the recorded one where nothing changed."""
+    """Return the complete status after ``decision``; it equals the recorded one if nothing changed."""
     begins = decision.begins_attempt
     status: Json = dict(s.before)
     status["observedGeneration"] = s.job.generation
@@ -23,12 +23,12 @@ def next_status(s: JobState, decision: Decision) -> Json:
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountedTowardsLimit", 0)
     status["attempt"] = new_attempt(s, decision)
-    status["succeededRanks"] = [] if begins else sorted(s.succeeded_ranks)
+    status["succeededRanks"] = [] if begins else sorted(s.succeeded_node_ranks)
     nodes = {"desired": s.job.spec.num_nodes, **_no_nodes()} if begins else _count_nodes(s)
     status["nodes"] = nodes
     status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
     status["conditions"] = conditions(s, decision, nodes)
-    status |= _clockwork(s, decision)
+    status |= _times(s, decision)
     status |= _failures(s, decision)
     if not begins and s.gang_is_complete:
         status["completeAttempt"] = s.attempt
@@ -40,17 +40,17 @@ def next_status(s: JobState, decision: Decision) -> Json:
 
 
 def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str], now: Any) -> Json:
-    """For a spec that cannot be parsed: nothing is done about the job, and it says why."""
-    message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition that let it through"
+    """Return the status of a job whose spec is invalid; ``lines`` are the errors."""
+    message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition, which accepted it"
     status = dict(before) | {"observedGeneration": generation, "state": "Invalid"}
     status["conditions"] = build(before.get("conditions") or (), invalid(message), now)
     return status
 
 
 def new_attempt(s: JobState, decision: Decision) -> int:
-    """The attempt that holds after the decision."""
+    """Return the number of the current attempt after the decision."""
     if decision.begins_attempt:
-        # Pods may be newer than a status that somebody wiped: their names must not be met again.
+        # If a user deleted the status, pods may have a higher number; their names must not be used again.
         return max(s.attempt, s.newest_attempt) + 1
     return s.attempt
 
@@ -60,12 +60,14 @@ def _no_nodes() -> dict[str, int]:
 
 
 def _count_nodes(s: JobState) -> dict[str, int]:
-    counts: Counter[str] = Counter(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_ranks)
-    counts["succeeded"] = len(s.succeeded_ranks)
+    counts: Counter[str] = Counter(
+        pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_node_ranks
+    )
+    counts["succeeded"] = len(s.succeeded_node_ranks)
     return {"desired": s.job.spec.num_nodes} | {state: counts[state] for state in _no_nodes()}
 
 
-def _clockwork(s: JobState, decision: Decision) -> Json:
+def _times(s: JobState, decision: Decision) -> Json:
     changes: Json = {}
     if decision.kind == "start" and "startTime" not in s.before:
         changes["startTime"] = timestamp(s.now)
@@ -87,7 +89,7 @@ def _failures(s: JobState, decision: Decision) -> Json:
 
 
 def _training(s: JobState) -> Json:
-    """Progress and checkpoint, from rank 0's own words: its last answer, or what it said as it ended."""
+    """Return progress and checkpoint from rank 0's last report, or from its termination message."""
     report = _report_of_rank_zero(s)
     if report is None:
         return {}
@@ -98,7 +100,7 @@ def _training(s: JobState) -> Json:
 
 
 def _forget_speed(s: JobState) -> Json:
-    """What was true of the attempt that ended alone; how far it came stays in view until the next one reports."""
+    """Remove speed and resume point of the attempt that ended; its progress is shown until the next one reports."""
     changes: Json = {}
     if progress := s.before.get("progress"):
         changes["progress"] = {k: v for k, v in progress.items() if k not in ("samplesPerSecond", "etaSeconds")}
@@ -115,9 +117,8 @@ def _report_of_rank_zero(s: JobState) -> Json | None:
         last = (pod.report or {}).get("progress")
         if not isinstance(last, dict) or pod.report is None:
             return None
-        said = {key: pod.report[key] for key in ("accuracy", "checkpoint", "resumedFrom") if pod.report.get(key)}
-        return last | said
-    # A late answer from a pod of an earlier attempt must not be taken for this one's.
+        return last | {k: pod.report[k] for k in ("accuracy", "checkpoint", "resumedFrom") if pod.report.get(k)}
+    # A late response may come from a pod of an earlier attempt.
     return s.observed.progress if s.observed.progress_pod == pod.name else None
 
 

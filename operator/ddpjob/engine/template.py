@@ -1,7 +1,7 @@
-"""Renders the YAML skeletons under ``templates/``; no value can change their structure.
+"""Render the YAML templates in ``templates/``; no value can change their structure.
 
-Every ``{{ }}`` is JSON-encoded by the environment's ``finalize`` hook, and JSON is YAML: an environment value of
-``"}\\nhostNetwork: true`` or ``no`` arrives as that very string. Undefined names are errors.
+The ``finalize`` hook encodes the value of every ``{{ }}`` as JSON, which is valid YAML: an environment variable with
+the value ``"}\\nhostNetwork: true`` or ``no`` stays a string. Undefined names are errors.
 """
 
 import json
@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpjob.api.wire import Json
 
-# What YAML refuses raw, or folds as a line break, inside a double-quoted scalar though JSON leaves it as it is.
-# Everything else stays UTF-8: PyYAML reads an emoji escaped by JSON as two lone surrogates.
+# Characters that JSON leaves unescaped, but that YAML forbids or folds as a line break in a double-quoted scalar.
+# All others stay UTF-8, because PyYAML reads an emoji that JSON escaped as two lone surrogates.
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -37,10 +37,10 @@ _ENVIRONMENT = Environment(
 
 
 def render(template: str, **values: Any) -> Json:
-    """The object that ``templates/<template>`` describes, with ``values`` in it.
+    """Return the object that ``templates/<template>`` renders with ``values``.
 
     Raises:
-        jinja2.UndefinedError: the template names a value that was not given (a bug of ours).
+        jinja2.UndefinedError: the template uses a value that was not given (a bug).
     """
     text = _ENVIRONMENT.get_template(template).render(**values)
     rendered = yaml.load(text, Loader=_Loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
