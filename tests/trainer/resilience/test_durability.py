@@ -222,7 +222,7 @@ def test_damaged_checkpoint_on_a_read_only_volume_is_skipped(tmp_path: Path, mon
     found = Checkpoints(tmp_path, keep=2).resume(printed.append)
     assert found is not None
     assert found[0].step == 1
-    assert "left there: Read-only file system" in printed[0]
+    assert "cannot be renamed: Read-only file system" in printed[0]
 
 
 def test_best_checkpoint_is_kept_with_the_newest_ones(tmp_path: Path) -> None:
