@@ -65,8 +65,8 @@ def prepare(names: Sequence[str], report: Callable[[Result], None] = lambda resu
     for number, name in enumerate(wanted, start=1):
         print(f"[{number}/{len(wanted)}] {name}", file=sys.stderr, flush=True)
         result = _prepare_one(name)
-        ending = result.state if result.state is State.READY else f"{result.state}: {result.detail}"
-        print(f"[{number}/{len(wanted)}] {name}: {ending}", file=sys.stderr, flush=True)
+        if result.state is not State.READY:
+            print(f"[{number}/{len(wanted)}] {name}: {result.state}: {result.detail}", file=sys.stderr, flush=True)
         report(result)
         results.append(result)
     return results
