@@ -152,14 +152,17 @@ class Runner:
             outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
             return CommandResult(seconds, (Case(_title(command), outcome, seconds),))
 
-    def _start(self, words: Sequence[str], **streams: int) -> subprocess.Popen[str]:
+    def _start(
+        self, words: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             errors="replace",
             preexec_fn=die_with_parent,  # noqa: PLW1509 - a single system call
-            **streams,
         )
 
     def _pass_on(self, name: str, stream: IO[str]) -> None:
