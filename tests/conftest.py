@@ -8,7 +8,6 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.controlplane import control_plane as running_control_plane
-from tests.prepared import program
 
 _numbers = itertools.count(1)
 
@@ -24,8 +23,6 @@ for _number in (signal.SIGHUP, signal.SIGQUIT):
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """Run kube-apiserver and etcd for the whole session, with the CRD and an audit log of all writes."""
-    for name in ("etcd", "kube-apiserver", "kubectl"):
-        program(name)
     with running_control_plane(audit=True) as plane:
         yield plane
 

@@ -22,7 +22,7 @@ import yaml
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
-from tests.kind.toolchain import binary
+from tests.prepared import program
 from tests.processes import end, eventually, free_port, spawn, tail
 
 ADMIN_TOKEN = "admin-of-a-throwaway-control-plane"
@@ -50,6 +50,7 @@ class ControlPlane:
     """Use as a context manager. A client needs ``server``, ``ca_file`` and ``admin_token``.
 
     audit: log all writes (``writes``). controller_manager: run garbage collection, namespaces and quota.
+    Entering skips the calling test if the programs are not built (see ``tests.prepared``).
     """
 
     def __init__(self, *, audit: bool = False, controller_manager: bool = False) -> None:
@@ -117,7 +118,7 @@ class ControlPlane:
     ) -> "subprocess.CompletedProcess[str]":
         """Run kubectl, by default as administrator."""
         return subprocess.run(
-            [str(binary("kubectl")), *args],
+            [str(program("kubectl")), *args],
             input=input,
             stdin=None if input is not None else subprocess.DEVNULL,
             capture_output=True,
@@ -195,6 +196,9 @@ class ControlPlane:
         return True
 
     def _start(self) -> None:
+        needed = ("etcd", "kube-apiserver", *(("kube-controller-manager",) if self._with_controllers else ()))
+        for name in needed:
+            program(name)
         self._write_keys()
         etcd = self._start_etcd()
         self._start_apiserver(etcd)
@@ -286,7 +290,7 @@ class ControlPlane:
             return False
 
     def _run(self, name: str, *flags: str) -> None:
-        self._processes.append(spawn([binary(name), *flags], self._log(name)))
+        self._processes.append(spawn([program(name), *flags], self._log(name)))
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

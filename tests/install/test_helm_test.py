@@ -20,8 +20,7 @@ FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 @pytest.fixture(scope="module")
 def installed() -> Iterator[ControlPlane]:
     """Run a separate control plane with a release of the chart."""
-    for name in ("etcd", "kube-apiserver", "helm"):
-        program(name)
+    program("helm")
     with ControlPlane() as plane:
         flags = ("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE, "--create-namespace")
         done = helm("install", "ddpjob", str(CHART), *flags)

@@ -21,8 +21,7 @@ JOBS_PATH = "/apis/ddpjob.dev/v1alpha1/namespaces/default/ddpjobs"
 @pytest.fixture
 def empty_cluster() -> Iterator[ControlPlane]:
     """Run a separate control plane, because the test installs and removes the CRD."""
-    for name in ("etcd", "kube-apiserver", "helm"):
-        program(name)
+    program("helm")
     with ControlPlane() as plane:
         yield plane
 

@@ -33,7 +33,7 @@ def require(*programs: str, install: bool | None = None) -> None:
     allowed = os.environ.get("CI") == "true" if install is None else install
     if not allowed:
         raise CommandError(
-            f"not installed: {', '.join(missing)}. Install what is missing; "
+            f"Not installed: {', '.join(missing)}. Install what is missing; "
             "on Debian this does it: python -m tests.kind docker --install"
         )
     _install(sorted({package for name in missing for package in _PACKAGES[name]}))
@@ -41,7 +41,7 @@ def require(*programs: str, install: bool | None = None) -> None:
 
 def _install(names: list[str]) -> None:
     if shutil.which("apt-get") is None:
-        raise CommandError(f"this system has no apt-get: install its packages that correspond to {', '.join(names)}")
+        raise CommandError(f"This system has no apt-get. Install its packages that correspond to {', '.join(names)}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     waiting = ["-o", "DPkg::Lock::Timeout=300"]
     with step(f"installing {' '.join(names)}"), _no_services_started():

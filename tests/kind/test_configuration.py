@@ -167,7 +167,7 @@ def test_timeout_error_of_a_wait_has_the_last_result() -> None:
 def test_packages_are_not_installed_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CommandError, match=r"not installed: dockerd, ip.*python -m tests.kind docker --install"):
+    with pytest.raises(CommandError, match=r"Not installed: dockerd, ip.*python -m tests.kind docker --install"):
         packages.require("dockerd", "ip")
 
 

@@ -170,8 +170,8 @@ def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
 
 
 def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
-    """Return the slowest tests of all layers with their layer's name, the slowest first."""
-    tests = [(result.layer, test) for result in results for test in result.tests]
+    """Return the slowest tests that ran, of all layers, with their layer's name, the slowest first."""
+    tests = [(result.layer, test) for result in results for test in result.tests if test.outcome is not Outcome.SKIPPED]
     return sorted(tests, key=lambda pair: pair[1].seconds, reverse=True)[:SLOWEST]
 
 

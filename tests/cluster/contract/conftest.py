@@ -9,7 +9,6 @@ import pytest
 
 from ddpjob.cluster import kubernetes
 from tests.cluster.contract.targets import ContractPlane, MemoryTarget, RealTarget, both_targets, contract_plane
-from tests.prepared import program
 
 T = TypeVar("T")
 
@@ -29,8 +28,6 @@ class Targets:
 
 @pytest.fixture(scope="package")
 def targets() -> Iterator[Targets]:
-    for name in ("etcd", "kube-apiserver", "kube-controller-manager"):
-        program(name)
     with pytest.MonkeyPatch.context() as patch, contract_plane() as plane, asyncio.Runner() as runner:
         patch.setattr(kubernetes, "RETRY_DELAYS", ())  # a 500 is compared like any other response
         context = both_targets(plane)
