@@ -65,7 +65,7 @@ def test_secrets_and_config_maps_are_read_and_other_documents_listed(tmp_path: P
 def test_list_of_kubectl_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [shell_job("mnist", "true")]}))
-    assert jobfile.read(str(path)).name == "mnist"
+    assert jobfile.read(str(path)).job["metadata"]["name"] == "mnist"
 
 
 def test_fields_set_by_the_server_are_dropped(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_script_becomes_a_job_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "Train_MNIST.py"
     script.write_text("")
     read = jobfile.read(str(script), ["--lr", "0.1"])
-    assert read.name == "train-mnist"
+    assert read.job["metadata"]["name"] == "train-mnist"
     assert read.job["spec"]["command"] == ["torchrun", str(script), "--lr", "0.1"]
     parse_spec(read.job)
 
@@ -101,4 +101,4 @@ def test_any_file_name_becomes_a_valid_job_name(stem: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "manifests" / "examples").glob("*-*pu.yaml")), ids=lambda p: p.name)
 def test_the_examples_are_read(path: Path) -> None:
-    assert jobfile.read(str(path)).name == path.stem
+    assert jobfile.read(str(path)).job["metadata"]["name"] == path.stem

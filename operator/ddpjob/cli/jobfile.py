@@ -6,7 +6,7 @@ Holds the YAML reader and writer, and the schema of the fields that a user may w
 import json
 import re
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,13 @@ _SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
 SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
 
+_STRING = {"type": "string"}
+_TEXTS = {"type": "object", "additionalProperties": _STRING}
+_METADATA = {"name": _STRING, "namespace": _STRING, "labels": _TEXTS, "annotations": _TEXTS}
+# The other metadata fields that Kubernetes allows; local mode does not use them.
+_OTHER_METADATA = ("finalizers", "generateName", "ownerReferences")
+_OPEN = "x-kubernetes-preserve-unknown-fields"
+
 
 @dataclass
 class JobFile:
@@ -38,10 +45,6 @@ class JobFile:
     directory: Path
     others: list[Json] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
 
 
 def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
@@ -96,7 +99,8 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
         else:
             ignored.append(f"{kind or 'a document without kind'} {(document.get('metadata') or {}).get('name', '')}")
     if len(jobs) != 1:
-        found = ", ".join(_name(job) for job in jobs) if jobs else ", ".join(ignored) or "nothing"
+        job_names = [str((job.get("metadata") or {}).get("name", "a DDPJob without a name")) for job in jobs]
+        found = ", ".join(job_names or ignored) or "nothing"
         raise LocalError(
             f"{source} must hold exactly one DDPJob, and it holds {len(jobs)}",
             f"it contains {found}",
@@ -160,7 +164,7 @@ def _as_written(job: Json, source: str) -> Json:
             raise LocalError(f"{source}: {name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
     job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SET_BY_SERVER}
-    _require_known_fields(job, source)
+    _require_known_fields(job, schema(), "", source)
     return job
 
 
@@ -180,10 +184,6 @@ def job_name(stem: str) -> str:
     if not name[:1].isalpha():
         name = f"job-{name}" if name else "job"
     return name[: names.MAX_JOB_NAME].rstrip("-")
-
-
-def _name(job: Json) -> str:
-    return str((job.get("metadata") or {}).get("name", "a DDPJob without a name"))
 
 
 class Loader(yaml.SafeLoader):
@@ -233,14 +233,6 @@ def _key(key: Hashable) -> Hashable:
     return str(key).lower() if isinstance(key, bool) else str(key) if isinstance(key, int | float) else key
 
 
-_STRING = {"type": "string"}
-_TEXTS = {"type": "object", "additionalProperties": _STRING}
-_METADATA = {"name": _STRING, "namespace": _STRING, "labels": _TEXTS, "annotations": _TEXTS}
-# The other fields that Kubernetes allows there; local mode does not use them.
-_OTHER_METADATA = ("finalizers", "generateName", "ownerReferences")
-_OPEN = "x-kubernetes-preserve-unknown-fields"
-
-
 @cache
 def schema() -> Json:
     """Return the schema of a DDPJob as a user may write it."""
@@ -270,20 +262,15 @@ def no_such_field(parent: str, name: str, node: Json) -> tuple[str, str]:
     return f'{parent or "a DDPJob"} has no field "{name}"', did_you_mean(name, known, f"it has {', '.join(known)}")
 
 
-def _require_known_fields(job: Json, source: str) -> None:
+def _require_known_fields(value: Any, node: Json, path: str, source: str) -> None:
     """Raise ``LocalError`` for the first unknown field: an API server would drop it without an error."""
-    for error, hint in _unknown(job, schema(), ""):
-        raise LocalError(f"{source}: {error}", hint, "docs/fields.md lists every field")
-
-
-def _unknown(value: Any, node: Json, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             below = child(node, name)
             if below is None:
-                yield no_such_field(path, name, node)
-            else:
-                yield from _unknown(inner, below, f"{path}.{name}" if path else name)
+                error, hint = no_such_field(path, name, node)
+                raise LocalError(f"{source}: {error}", hint, "docs/fields.md lists every field")
+            _require_known_fields(inner, below, f"{path}.{name}" if path else name, source)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _unknown(inner, node.get("items", {}), f"{path}[{index}]")
+            _require_known_fields(inner, node.get("items", {}), f"{path}[{index}]", source)

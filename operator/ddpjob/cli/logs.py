@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
 _PAUSE = 0.1  # seconds between two reads
+_BLOCK = 65_536
+_LONGEST = 1_048_576  # bytes; a longer line is printed in parts
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -56,20 +59,18 @@ def logs(
     return 0
 
 
+@dataclass
 class _Reader:
     """Prints new lines of the requested logs; when a new attempt begins, it switches to the logs of that attempt."""
 
-    def __init__(
-        self, record: JobFolder, node: int | None, attempt: int | None, all_nodes: bool, tail: int | None
-    ) -> None:
-        self._record = record
-        self._node = node
-        self._attempt = attempt
-        self._all = all_nodes
-        self._tail = tail
-        self._shown_attempt = 0
-        self._several = False
-        self.logs: dict[int, LogFile] = {}
+    record: JobFolder
+    node: int | None
+    attempt: int | None
+    all_nodes: bool
+    tail: int | None
+    logs: dict[int, "LogFile"] = field(default_factory=dict)
+    _shown_attempt: int = 0
+    _several: bool = False
 
     def print_news(self) -> None:
         """Print new lines; first the rest of the current attempt, which may have ended."""
@@ -91,11 +92,11 @@ class _Reader:
 
     def _open_new_logs(self) -> None:
         """Open the logs of new nodes, and of a new attempt."""
-        job = self._record.job()
-        found = attempts(self._record, job)
+        job = self.record.job()
+        found = attempts(self.record, job)
         if not found:
             return
-        attempt = self._attempt or max(found)
+        attempt = self.attempt or max(found)
         if attempt != self._shown_attempt and self.logs:
             self.print_rest()
             self.logs = {}
@@ -104,12 +105,12 @@ class _Reader:
         self._several = len(ranks) > 1 or bool(job and job["spec"]["numNodes"] > 1)
         for rank in self._wanted(ranks, attempt, job):
             if rank in ranks and rank not in self.logs:
-                self.logs[rank] = LogFile(self._record.log(ranks[rank]), last=self._tail)
+                self.logs[rank] = LogFile(self.record.log(ranks[rank]), last=self.tail)
 
     def _wanted(self, ranks: Iterable[int], attempt: int, job: Json | None) -> set[int]:
-        if self._node is not None:
-            return {self._node}
-        return set(ranks) if self._all else {0, *failed_nodes(self._record, attempt, job)}
+        if self.node is not None:
+            return {self.node}
+        return set(ranks) if self.all_nodes else {0, *failed_nodes(self.record, attempt, job)}
 
     def _print(self, rank: int, line: str) -> None:
         prefix = ""
@@ -170,10 +171,6 @@ def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalE
         f"nodes are counted from 0; there are logs of {', '.join(map(str, ranks))}",
         f"ddpjob logs {record.name} --all",
     )
-
-
-_BLOCK = 65_536
-_LONGEST = 1_048_576  # bytes; a longer line is printed in parts
 
 
 class LogFile:

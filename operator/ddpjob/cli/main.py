@@ -15,6 +15,7 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob import __version__
+from ddpjob.api.exit_codes import SIGNAL_BASE
 from ddpjob.cli.delete import delete
 from ddpjob.cli.get import get
 from ddpjob.cli.logs import logs
@@ -151,11 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _refused(_usage(error, arguments), arguments)
     except (typer.Abort, KeyboardInterrupt):
-        return 128 + signal.SIGINT
+        return SIGNAL_BASE + signal.SIGINT
     except BrokenPipeError:
         # The reader is gone. Otherwise Python fails again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return SIGNAL_BASE + signal.SIGPIPE
 
 
 def _refused(error: LocalError, arguments: Sequence[str]) -> int:

@@ -57,7 +57,7 @@ class RunResult:
         """0: succeeded, or suspended by its own spec. 1: failed. 128 + n: stopped by signal n."""
         if self.state in ("Succeeded", "Failed"):
             return int(self.failed)
-        return 128 + self.stopped_by if self.stopped_by else 0
+        return exit_codes.SIGNAL_BASE + self.stopped_by if self.stopped_by else 0
 
     @property
     def accuracy(self) -> float | None:

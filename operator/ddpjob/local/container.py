@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddpjob.api.exit_codes import SIGNAL_BASE
+
 _SHIM = Path(__file__).with_name("shim.py")
 _RUNTIME = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     "runc create failed: unable to start container process: "
 )
-_KILLED = 137
+_KILLED = SIGNAL_BASE + signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Container:
         if "status" not in answer:
             return Exit(_KILLED, datetime.now(UTC))  # the shim was killed, and with it its child
         code = os.waitstatus_to_exitcode(answer["status"])
-        return Exit(code if code >= 0 else 128 - code, datetime.fromtimestamp(answer["ended"], UTC))
+        return Exit(code if code >= 0 else SIGNAL_BASE - code, datetime.fromtimestamp(answer["ended"], UTC))
 
     def _send(self, what: dict[str, Any]) -> None:
         if not self._writer.is_closing():

@@ -22,6 +22,7 @@ from ddpjob.local.translate import LOOPBACK, Translator
 from ddpjob.local.volumes import Volumes
 
 NODE_NAME = "local"
+_START_ERROR = 128  # the exit code of a container that could not start, as with containerd
 ENTRYPOINT = "ddptrain"
 """Entrypoint of the project's trainer image; other images are not inspected."""
 
@@ -189,7 +190,7 @@ class PodRun:
         try:
             process = await Container.start(program)
         except StartError as error:
-            self._set(name, pod_status.terminated(128, "StartError", str(error), None, datetime.now(UTC)))
+            self._set(name, pod_status.terminated(_START_ERROR, "StartError", str(error), None, datetime.now(UTC)))
             return
         self._running[name] = process
         if self._stopping.is_set():
