@@ -54,8 +54,9 @@ def test_one_bar_is_drawn_to_the_end_and_erased(idx: Path, tmp_path: Path, verb:
     assert [line for line in lines if "epoch 2/2: test accuracy" in line]
 
 
-def test_json_logs_have_no_bar(idx: Path, tmp_path: Path) -> None:
-    argv = ("train", "--log-format", "json", "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
+@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
+def test_json_logs_have_no_bar(idx: Path, tmp_path: Path, verb: tuple[object, ...]) -> None:
+    argv = (*verb, "--log-format", "json", "--data", "idx", "--data-dir", idx, "--batch-size", 37, "--epochs", 2)
     lines, shown = at_a_terminal(tmp_path, *argv)
     assert not shown
     assert any('"message": "step 18/18' in line for line in lines), lines

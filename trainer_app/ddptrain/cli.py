@@ -165,14 +165,13 @@ def _train(arguments: argparse.Namespace) -> int:
     ignore_write_errors()
     stop, config = _stop_flag(), _training_config(arguments)
     ranks = topology.from_flags(os.environ, **rank)
-    as_json = config.log_format == "json"
-    if as_json:
+    if config.log_format == "json":
         log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     set_torch_defaults()
     from ddptrain.worker import run_here
 
-    return run_here(config, ranks, Console(ranks.rank, terminal_or_none(), as_json=as_json), stop)
+    return run_here(config, ranks, Console(ranks.rank, terminal_or_none()), stop)
 
 
 def _launch(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _LAYOUT = struct.Struct("<qqqd24s40s")  # changes, step, collectives begun, CLOCK_MONOTONIC seconds, phase, collective
@@ -152,10 +152,6 @@ class Diagnostics:
         os.ftruncate(diagnostics.heartbeat, SIZE)
         return diagnostics
 
-    @property
-    def descriptors(self) -> tuple[int, int, int]:
-        return self.heartbeat, self.stacks, self.flight
-
     def memory(self) -> memoryview:
         """Map the heartbeat's memory, shared with every process that maps it."""
         return memoryview(mmap.mmap(self.heartbeat, SIZE))
@@ -175,7 +171,7 @@ class Diagnostics:
             os.lseek(descriptor, 0, os.SEEK_SET)
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
+        for descriptor in astuple(self):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 

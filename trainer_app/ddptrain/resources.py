@@ -60,16 +60,14 @@ def keep_freed_memory() -> None:
 def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
     """Yield the CPU limit of this process's cgroup and of each one above it, without those that set none."""
     for directory in _directories("cpu", root):
+        v2 = directory / "cpu.max"
+        files = [v2] if v2.exists() else [directory / "cpu.cfs_quota_us", directory / "cpu.cfs_period_us"]
         try:
-            quota, period = (directory / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            try:
-                quota = (directory / "cpu.cfs_quota_us").read_text().strip()
-                period = (directory / "cpu.cfs_period_us").read_text().strip()
-            except OSError:
-                continue
-        if quota.isdecimal() and int(quota) > 0 and period.isdecimal() and int(period) > 0:
-            yield int(quota) / int(period)
+            quota, period = map(int, " ".join(file.read_text() for file in files).split())
+        except (OSError, ValueError):  # no limit: cpu.max holds "max 100000"
+            continue
+        if quota > 0 and period > 0:  # no limit: cpu.cfs_quota_us holds -1
+            yield quota / period
 
 
 def oom_kills(root: Path = Path("/")) -> int:

@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -158,14 +158,26 @@ def connect_store(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Hear
         return _file_store(ranks)
     if not ranks.is_zero or env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _wait_for_port(ranks, deadline, stop, heartbeat)
-        return _connected(ranks, deadline, stop, heartbeat)
+
+        def on_poll() -> None:
+            stop.raise_if_requested("rendezvous")
+            heartbeat.touch()
+
+        try:
+            return _client(ranks, _seconds_until(deadline), on_poll)
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(error)}",
+                hint="another program has that port there, or a proxy answers for a host that is gone",
+                next_step="check MASTER_ADDR; choose another MASTER_PORT",
+            ) from error
     try:
         return TCPStore(
             "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
             ranks.master_port,
             is_master=True,
             wait_for_workers=False,
-            timeout=_until(deadline),
+            timeout=timedelta(seconds=_seconds_until(deadline)),
         )
     except RuntimeError as error:
         raise RendezvousError(
@@ -207,46 +219,40 @@ def _wait_for_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Hea
         pause = min(0.5, pause * 1.5)
 
 
-def _connected(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
-    """Return a client of the store, whose port accepts connections."""
-    replies = _connect_in_thread(ranks, _until(deadline))
-    while True:
-        try:
-            reply = replies.get(timeout=0.1)
-        except queue.Empty:
-            stop.raise_if_requested("rendezvous")
-            heartbeat.touch()
-            if time.monotonic() <= deadline + _REPLY_TIMEOUT:
-                continue
-            reply = RuntimeError("it accepts connections, but does not answer as a store does")
-        if isinstance(reply, Store):
-            return reply
-        raise RendezvousError(
-            f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(reply)}",
-            hint="another program has that port there, or a proxy answers for a host that is gone",
-            next_step="check MASTER_ADDR; choose another MASTER_PORT",
-        ) from reply
+def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: None) -> Store:
+    """Return a client of the store, whose port accepts connections.
 
+    PyTorch waits for the store's first answer without a limit, so the wait is in another thread.
 
-def _connect_in_thread(ranks: Ranks, timeout: timedelta) -> queue.SimpleQueue[Store | RuntimeError]:
-    """Return a queue that receives the client or its error, or nothing if another program has the port.
-
-    PyTorch waits for the store's first answer without a limit, so the wait must be in another thread.
+    Raises:
+        RuntimeError: the connection failed, or the port does not answer as a store does within ``seconds``.
     """
     replies: queue.SimpleQueue[Store | RuntimeError] = queue.SimpleQueue()
 
     def connect() -> None:
+        timeout = timedelta(seconds=seconds)
         try:
             replies.put(TCPStore(ranks.master_addr, ranks.master_port, wait_for_workers=False, timeout=timeout))
         except RuntimeError as error:
             replies.put(error)
 
     threading.Thread(target=connect, name="connect-store", daemon=True).start()
-    return replies
+    deadline = time.monotonic() + seconds + _REPLY_TIMEOUT
+    while True:
+        try:
+            reply = replies.get(timeout=0.1)
+        except queue.Empty:
+            on_poll()
+            if time.monotonic() > deadline:
+                raise RuntimeError("it accepts connections, but does not answer as a store does") from None
+            continue
+        if isinstance(reply, RuntimeError):
+            raise reply
+        return reply
 
 
-def _until(deadline: float) -> timedelta:
-    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+def _seconds_until(deadline: float) -> float:
+    return max(1.0, deadline - time.monotonic())
 
 
 def _reason(error: RuntimeError) -> str:
@@ -258,9 +264,8 @@ def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str]
 
     Ranks of other nodes that poll the store have no connection to the killed rank that could break.
     """
-    with contextlib.suppress(OSError, RuntimeError, queue.Empty):
+    with contextlib.suppress(OSError, RuntimeError):
         # Without this check the store would retry for its whole timeout if rank 0 is gone, and delay the restart.
         socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_REPLY_TIMEOUT).close()
-        store = _connect_in_thread(ranks, timedelta(seconds=_REPLY_TIMEOUT)).get(timeout=2 * _REPLY_TIMEOUT)
-        if isinstance(store, Store):
-            PrefixStore(key_prefix(env), store).set(EXIT_KEY, json.dumps({"rank": rank, "reason": reason[:500]}))
+        store = PrefixStore(key_prefix(env), _client(ranks, _REPLY_TIMEOUT))
+        store.set(EXIT_KEY, json.dumps({"rank": rank, "reason": reason[:500]}))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -136,7 +136,7 @@ def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
         ],
         stdout=spec.output,
         stderr=spec.output,
-        pass_fds=(spec.output, spec.reports, *spec.diagnostics.descriptors),
+        pass_fds=(spec.output, spec.reports, *astuple(spec.diagnostics)),
     )
 
 

@@ -27,11 +27,10 @@ class Console:
 
     Args:
         terminal: the stream of a terminal for the bar, or None. A launched rank's stdout is a pipe to the launcher.
-        as_json: print no bar, because all output is JSON objects.
     """
 
-    def __init__(self, rank: int, terminal: TextIO | None, *, as_json: bool = False) -> None:
-        self._quiet, self._terminal = rank != 0, None if as_json else terminal
+    def __init__(self, rank: int, terminal: TextIO | None) -> None:
+        self._quiet, self._terminal = rank != 0, terminal
         self._shown = 0.0
         self._drawn = False
 
@@ -68,9 +67,9 @@ def json_line(rank: int | None, text: str) -> str:
     return dumps_json({"time": round(time.time(), 3), "rank": rank, "message": text})
 
 
-def terminal_or_none(stream: TextIO = sys.stderr) -> TextIO | None:
-    """Return the stream if it is a terminal."""
-    return stream if stream.isatty() else None
+def terminal_or_none() -> TextIO | None:
+    """Return stderr if it is a terminal; never after ``log_as_json``."""
+    return sys.stderr if sys.stderr.isatty() else None
 
 
 def escape_unencodable(*streams: TextIO | None) -> None:
