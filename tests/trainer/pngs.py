@@ -1,4 +1,4 @@
-"""A writer of PNG images in every form that the reader takes, and some that it refuses."""
+"""Encode PNG images of every supported kind, and headers of unsupported ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLOUR_TYPE = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
-    """Length, kind, body, checksum."""
+    """Return a PNG chunk: length, kind, body, checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
@@ -22,7 +22,7 @@ def header(width: int, height: int, *, depth: int = 8, colour: int = 0, interlac
 
 
 def encode(pixels: npt.NDArray[np.uint8], filters: list[int] | None = None) -> bytes:
-    """The PNG of (height, width, channels) ``pixels``, each line with its filter, by the definitions of section 9."""
+    """Return the PNG of (height, width, channels) pixels; section 9 of the PNG specification defines the filters."""
     height, width, channels = pixels.shape
     kinds = filters or [0] * height
     data = bytearray()

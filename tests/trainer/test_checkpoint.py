@@ -1,4 +1,4 @@
-"""The store on its own: what is saved is proven, what is damaged is noticed, what is newer wins."""
+"""Checkpoints without a training: save, find the newest valid one, keep, claim, and clean up."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ddptrain import checkpoint as checkpoint_writer
+from ddptrain import checkpoint
 from ddptrain.checkpoint import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
 from ddptrain.errors import Mismatch, Superseded, VolumeError
 from ddptrain.files import write_atomically
 
 
 def store(root: Path, *, keep: int = 3) -> Checkpoints:
-    """A writer that has claimed a run."""
+    """Return a writer that has claimed a run."""
     writer = Checkpoints(root, keep=keep)
     writer.prepare()
     writer.resume(lambda _: None)
@@ -32,7 +32,7 @@ def newest(root: Path) -> tuple[int, int, bytes] | None:
     return (found[0].run, found[0].step, found[1]) if found else None
 
 
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_found(tmp_path: Path) -> None:
     store(tmp_path).save(7, b"weights", {"complete": True})
     found = newest_valid(tmp_path, lambda path, reason: None)
     assert found is not None
@@ -44,7 +44,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_highest_run_wins_then_the_highest_step(tmp_path: Path) -> None:
+def test_the_newest_is_the_highest_run_then_the_highest_step(tmp_path: Path) -> None:
     store(tmp_path, keep=9).save(90, b"first, far", {})
     second = store(tmp_path, keep=9)
     second.save(10, b"second", {})
@@ -54,7 +54,7 @@ def test_the_highest_run_wins_then_the_highest_step(tmp_path: Path) -> None:
     assert newest(tmp_path) == (2, 20, b"second, later")
 
 
-def test_bad_ones_are_set_aside_one_by_one_until_a_good_one_is_found(tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_set_aside_until_a_valid_one_is_found(tmp_path: Path) -> None:
     writer = store(tmp_path, keep=9)
     for step in (1, 2, 3, 4):
         writer.save(step, b"content %d" % step, {})
@@ -62,12 +62,12 @@ def test_bad_ones_are_set_aside_one_by_one_until_a_good_one_is_found(tmp_path: P
     (folder / "step-000000004.pt").write_bytes(b"rubbish")
     (folder / "step-000000003.json").write_bytes(b"{")
     (folder / "step-000000002.pt").unlink()
-    said: list[str] = []
-    found = Checkpoints(tmp_path, keep=9).resume(said.append)
+    messages: list[str] = []
+    found = Checkpoints(tmp_path, keep=9).resume(messages.append)
     assert found is not None
     assert found[1] == b"content 1"
     reasons = ["content does not match its digest", "manifest is not readable", "checkpoint file is absent"]
-    assert all(reason in line for reason, line in zip(reasons, said, strict=True))
+    assert all(reason in line for reason, line in zip(reasons, messages, strict=True))
     assert sorted(path.name for path in folder.glob("*.corrupt")) == [
         "step-000000002.json.corrupt", "step-000000003.json.corrupt", "step-000000003.pt.corrupt",
         "step-000000004.json.corrupt", "step-000000004.pt.corrupt",
@@ -75,13 +75,13 @@ def test_bad_ones_are_set_aside_one_by_one_until_a_good_one_is_found(tmp_path: P
     assert [step for step, _ in manifests(tmp_path, 1)] == [1]
 
 
-def test_a_checkpoint_without_a_manifest_was_never_finished_and_is_ignored(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_manifest_is_ignored(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"good", {})
     (tmp_path / "run-000001" / "step-000000002.pt").write_bytes(b"half")
     assert newest(tmp_path) == (1, 1, b"good")
 
 
-def test_a_format_of_the_future_is_refused_and_not_set_aside(tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused_and_not_set_aside(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"good", {})
     path = tmp_path / "run-000001" / "step-000000001.json"
     manifest = json.loads(path.read_text()) | {"format": 2}
@@ -93,7 +93,7 @@ def test_a_format_of_the_future_is_refused_and_not_set_aside(tmp_path: Path) -> 
     assert path.exists()
 
 
-def test_the_newest_are_kept_over_all_runs_and_the_parents_survives_the_first_save(tmp_path: Path) -> None:
+def test_the_parents_checkpoint_survives_the_first_save_of_the_next_run(tmp_path: Path) -> None:
     first = store(tmp_path, keep=2)
     for step in (1, 2, 3):
         first.save(step, b"x", {})
@@ -111,7 +111,7 @@ def _everything(root: Path) -> list[tuple[int, int]]:
     return [(run, step) for run in run_numbers(root) for step, _ in manifests(root, run)]
 
 
-def test_a_writer_that_sees_a_higher_run_stops_and_leaves_the_directory_alone(tmp_path: Path) -> None:
+def test_a_superseded_writer_stops_and_changes_nothing(tmp_path: Path) -> None:
     old = store(tmp_path)
     old.save(1, b"old", {})
     new = store(tmp_path)
@@ -129,7 +129,7 @@ def _claim(root: Path, barrier: Any, numbers: Any) -> None:
     numbers.put(writer.claim({}))
 
 
-def test_of_many_starts_at_once_each_claims_a_run_of_its_own(tmp_path: Path) -> None:
+def test_concurrent_starts_claim_different_runs(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier, numbers = context.Barrier(4), context.Queue()
     starts = [context.Process(target=_claim, args=(tmp_path, barrier, numbers)) for _ in range(4)]
@@ -140,7 +140,7 @@ def test_of_many_starts_at_once_each_claims_a_run_of_its_own(tmp_path: Path) -> 
         start.join(60)
 
 
-def test_leftovers_of_a_killed_writer_are_cleared_by_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_deletes_leftovers_of_a_killed_writer(tmp_path: Path) -> None:
     old = store(tmp_path)
     old.save(40, b"whole", {})
     run = tmp_path / "run-000001"
@@ -158,14 +158,14 @@ def test_leftovers_of_a_killed_writer_are_cleared_by_the_next_start(tmp_path: Pa
         old.save(50, b"whole", {})
 
 
-def test_a_claim_that_fails_leaves_no_empty_run_behind(tmp_path: Path) -> None:
+def test_a_failed_claim_leaves_no_empty_run(tmp_path: Path) -> None:
     writer = Checkpoints(tmp_path, keep=1)
     with pytest.raises(TypeError):
         writer.claim({"uid": object()})
     assert not list(tmp_path.iterdir())
 
 
-def test_a_manifest_under_another_ones_name_is_a_fault(tmp_path: Path) -> None:
+def test_a_manifest_with_the_name_of_another_is_invalid(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"good", {})
     folder = tmp_path / "run-000001"
     for suffix in (".json", ".pt"):
@@ -174,24 +174,24 @@ def test_a_manifest_under_another_ones_name_is_a_fault(tmp_path: Path) -> None:
     assert newest(tmp_path) == (1, 1, b"good")
 
 
-def test_a_checkpoint_retired_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_during_the_search_is_skipped(tmp_path: Path) -> None:
     writer = store(tmp_path, keep=9)
     for step in (1, 2, 3):
         writer.save(step, b"content %d" % step, {})
     folder = tmp_path / "run-000001"
     (folder / "step-000000003.pt").write_bytes(b"rubbish")
 
-    def retire_the_next(path: Path, reason: str) -> None:  # the folder is already listed at this moment
+    def delete_the_next(path: Path, reason: str) -> None:  # the directory is already listed
         for suffix in (".json", ".pt"):
             (folder / f"step-000000002{suffix}").unlink()
 
-    found = newest_valid(tmp_path, retire_the_next)
+    found = newest_valid(tmp_path, delete_the_next)
     assert found is not None
     assert found[1] == b"content 1"
 
 
 @pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EBADF, errno.ENOTSUP])
-def test_a_file_system_that_cannot_sync_directories_or_change_modes_will_do(
+def test_a_file_system_without_directory_sync_and_modes_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
     fsync = os.fsync
@@ -204,13 +204,13 @@ def test_a_file_system_that_cannot_sync_directories_or_change_modes_will_do(
     def refuse_modes(path: Path, mode: int) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
-    monkeypatch.setattr(os, "fsync", refuse_directories)  # SMB and FUSE mounts do this, and none can be had here
+    monkeypatch.setattr(os, "fsync", refuse_directories)  # as SMB and FUSE mounts do
     monkeypatch.setattr(Path, "chmod", refuse_modes)
     store(tmp_path).save(1, b"x", {})
     assert newest(tmp_path) == (1, 1, b"x")
 
 
-def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: Path) -> None:
+def test_an_impossible_directory_is_a_volume_error_with_a_next_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(VolumeError, match="cannot write") as caught:
         Checkpoints(tmp_path / "file" / "checkpoints", keep=1).prepare()
@@ -218,14 +218,14 @@ def test_a_directory_that_cannot_be_is_told_as_73_with_what_to_check(tmp_path: P
     assert "check every part of that path" in caught.value.next_step
 
 
-def test_files_can_be_written_by_the_group_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_group_writable_with_any_umask(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"x", {})
     folder = tmp_path / "run-000001"
     assert folder.stat().st_mode & 0o7777 == 0o2775
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o664}
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     target = tmp_path / "directory"
     target.mkdir()
     with pytest.raises(OSError, match="irectory"):
@@ -233,7 +233,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_last_save_that_finds_no_room_even_then_leaves_nothing_half_written(
+def test_a_failed_last_save_on_a_full_volume_leaves_no_partial_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = Checkpoints(tmp_path, keep=3)
@@ -242,11 +242,11 @@ def test_a_last_save_that_finds_no_room_even_then_leaves_nothing_half_written(
     writer.save(1, b"x", {})
 
     def full(path: Path, content: bytes, **options: Any) -> None:
-        if path.name == "step-000000002.json":  # as on a volume without a free inode
+        if path.name == "step-000000002.json":  # as on a volume without free inodes
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write_atomically(path, content, **options)
 
-    monkeypatch.setattr(checkpoint_writer, "write_atomically", full)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
     with pytest.raises(VolumeError, match="No space left"):
         writer.save(2, b"y", {}, last=True)
     names = {path.name for path in (tmp_path / "run-000001").iterdir()}

@@ -1,4 +1,4 @@
-"""The verbs that look at what runs leave behind: ``ckpt``, ``why``, ``config print``."""
+"""The verbs ``ckpt``, ``why`` and ``config print``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ls_lists_newest_first_with_what_the_manifests_say(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_the_newest_first_with_values_of_the_manifests(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ckpt", "ls", "--checkpoint-dir", str(saved), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["run"], row["step"], row["accuracy"]) for row in rows] == [
@@ -41,7 +43,7 @@ def test_ls_lists_newest_first_with_what_the_manifests_say(saved: Path, capsys: 
     assert "0.2500" in capsys.readouterr().out
 
 
-def test_verify_names_the_damaged_one_and_ends_with_66(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_a_damaged_checkpoint_and_exits_with_66(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 0
     capsys.readouterr()
     (saved / "run-000002" / "step-000000020.pt").write_bytes(b"y" * 100)
@@ -49,7 +51,7 @@ def test_verify_names_the_damaged_one_and_ends_with_66(saved: Path, capsys: pyte
     assert main(["ckpt", "verify", "--checkpoint-dir", str(saved)]) == 66
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if "content does not match its digest" in line] == ["20"]
-    assert sorted(saved.rglob("*")) == before, "to look is not to touch"
+    assert sorted(saved.rglob("*")) == before, "verify must change nothing"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_verify_names_the_damaged_one_and_ends_with_66(saved: Path, capsys: pyte
         '{"evaluation": {"accuracy": "x"}}',
     ],
 )
-def test_a_manifest_that_is_no_manifest_is_listed_and_named_by_verify(
+def test_an_unreadable_manifest_is_listed_and_fails_verify(
     saved: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
     (saved / "run-000002" / "step-000000020.json").write_text(content)
@@ -74,7 +76,7 @@ def test_a_manifest_that_is_no_manifest_is_listed_and_named_by_verify(
     assert "manifest is not readable" in capsys.readouterr().out
 
 
-def test_a_file_or_a_folder_that_bears_the_name_of_the_other_is_passed_over(saved: Path) -> None:
+def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(saved: Path) -> None:
     (saved / "run-000007").touch()
     (saved / "run-000002" / "step-000000099.json").mkdir()
     assert [row["step"] for row in ckpt.listing(saved, check=True) if row["verdict"] == "ok"] == [25, 20, 15, 10]
@@ -86,16 +88,16 @@ def test_a_file_or_a_folder_that_bears_the_name_of_the_other_is_passed_over(save
 
 
 @pytest.mark.parametrize("verb", [("ls",), ("verify",), ("rollback", "--step", "20")])
-def test_a_volume_that_fails_to_read_is_said_with_the_place(
+def test_an_unreadable_volume_is_an_error_with_the_path(
     saved: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
     shutil.rmtree(saved / "run-000002")
-    (saved / "run-000002").symlink_to("run-000002")  # read by nobody, whoever they are: root may read all else
+    (saved / "run-000002").symlink_to("run-000002")  # unreadable for root too
     assert main(["ckpt", *verb, "--checkpoint-dir", str(saved)]) == 66
     assert f"cannot read {saved}/run-000002" in capsys.readouterr().err
 
 
-def test_rollback_makes_the_next_start_resume_from_the_one_named_and_deletes_nothing(saved: Path) -> None:
+def test_rollback_sets_newer_checkpoints_aside_and_deletes_nothing(saved: Path) -> None:
     assert ckpt.rollback(saved, run=1, step=10) == 0
     found = newest_valid(saved, lambda path, reason: None)
     assert found is not None
@@ -103,7 +105,7 @@ def test_rollback_makes_the_next_start_resume_from_the_one_named_and_deletes_not
     assert len(list(saved.rglob("*.rolled-back"))) == 6
 
 
-def test_rollback_to_what_is_not_valid_changes_nothing(saved: Path) -> None:
+def test_rollback_to_a_damaged_checkpoint_changes_nothing(saved: Path) -> None:
     (saved / "run-000001" / "step-000000010.pt").write_bytes(b"y")
     before = sorted(saved.rglob("*"))
     with pytest.raises(DataError, match="no valid checkpoint of run 1, step 10"):
@@ -111,7 +113,7 @@ def test_rollback_to_what_is_not_valid_changes_nothing(saved: Path) -> None:
     assert sorted(saved.rglob("*")) == before
 
 
-def test_a_run_rolled_back_trains_on_to_the_same_end(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_a_rolled_back_run_ends_with_the_same_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         ddptrain.run(*command(1, idx, folder, "--model", "mlp"))
@@ -125,7 +127,7 @@ def node_report(node: int, time: float, ranks: list[Any], **report: Any) -> dict
     return {"node": node, "nnodes": 2, "time": time, "ranks": ranks, "report": {"cause": "own", **report}}
 
 
-def test_why_blames_the_failure_of_its_own_before_the_lost_peer_whoever_wrote_first() -> None:
+def test_why_prefers_an_own_failure_to_an_earlier_lost_peer() -> None:
     nodes = [
         node_report(0, 1.0, [], code=77, cause="peer", rank=0),
         node_report(1, 2.0, [], code=137, rank=3),
@@ -133,7 +135,7 @@ def test_why_blames_the_failure_of_its_own_before_the_lost_peer_whoever_wrote_fi
     assert why.merge_reports(nodes)[0]["rank"] == 3
 
 
-def test_why_finds_the_rank_behind_only_by_looking_at_all_nodes_at_once() -> None:
+def test_why_compares_the_ranks_of_all_nodes_to_find_the_hung_one() -> None:
     waiting = [vars(rank_state(rank, collectives=9)) for rank in (0, 1)]
     behind = [vars(rank_state(2, collectives=8)), vars(rank_state(3, collectives=9))]
     nodes = [node_report(at, 1.0, r, code=76, cause="peer", rank=2 * at) for at, r in enumerate((waiting, behind))]
@@ -141,9 +143,7 @@ def test_why_finds_the_rank_behind_only_by_looking_at_all_nodes_at_once() -> Non
     assert (report["rank"], report["cause"], len(ranks)) == (2, "own", 4)
 
 
-def test_why_passes_over_what_is_no_report_and_over_what_another_version_adds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_skips_invalid_reports_and_unknown_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = tmp_path / "reports" / "local-0" / "node-0.json"
     node.parent.mkdir(parents=True)
     whole = {**node_report(0, 1.0, [{**vars(rank_state(0)), "mood": "bad"}], code=76, rank=0), "nnodes": 1}
@@ -155,20 +155,20 @@ def test_why_passes_over_what_is_no_report_and_over_what_another_version_adds(
     assert "rank 0 is to blame" in capsys.readouterr().out
 
 
-def test_why_reads_what_a_failed_run_left(
+def test_why_explains_a_hang(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ddptrain.run(*command(2, idx, tmp_path, "--chaos", "hang:1:5", "--hang-timeout", 2), code=76)
     assert main(["why", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "rank 1 is to blame, with code 76" in told
-    assert "rank 1 (node 0) works in phase batch of step 5 at train.py:" in told
-    assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in told
+    text = capsys.readouterr().out
+    assert "rank 1 is to blame, with code 76" in text
+    assert "rank 1 (node 0) works in phase batch of step 5 at train.py:" in text
+    assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in text
     assert main(["why", str(tmp_path / "run-000001")]) == 66
     assert "no report of a failure" in capsys.readouterr().err
 
 
-def test_a_printed_configuration_can_be_read_again_and_its_origins_are_told(
+def test_a_printed_configuration_is_a_valid_file_and_shows_origins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "run.yaml"

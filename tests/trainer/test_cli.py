@@ -1,4 +1,4 @@
-"""The command line as a stranger meets it: a fresh interpreter, the printed examples, the refusals."""
+"""The command line in a fresh interpreter: speed, help, usage errors, and the start under torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DDPTRAIN = [sys.executable, "-m", "ddptrain"]
 
 
 def fresh(*argv: object, code: int = 0, **env: str) -> tuple[str, float]:
-    """(output, seconds of CPU time, which a busy machine does not stretch) of a fresh interpreter."""
+    """Return (output, seconds of CPU time) of a fresh interpreter; CPU time does not depend on the machine's load."""
     before = _children_seconds()
     done = subprocess.run(
         [*DDPTRAIN, *map(str, argv)], capture_output=True, text=True, timeout=120, env=env, check=False
@@ -31,7 +31,7 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_help_version_and_refusals_answer_without_importing_torch() -> None:
+def test_help_version_and_usage_errors_do_not_import_torch() -> None:
     program = (
         "import sys, contextlib, io\n"
         "from ddptrain.cli import main\n"
@@ -68,7 +68,7 @@ def test_version_is_printed() -> None:
         (["launch", "--log-dir", "/dev/null/logs"], {}, 2, "--log-dir /dev/null/logs cannot be made"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_at_once_in_three_lines_and_the_operator_reads_it(
+def test_a_usage_error_exits_at_once_and_writes_a_termination_report(
     tmp_path: Path, argv: list[str], env: dict[str, str], code: int, wrong: str
 ) -> None:
     output, seconds = fresh(*argv, code=code, DDPJOB_TERMINATION_LOG=str(tmp_path / "log"), **env)
@@ -77,11 +77,11 @@ def test_what_cannot_be_is_refused_at_once_in_three_lines_and_the_operator_reads
     assert wrong in lines[0]
     assert lines[-1].startswith("next:  ")
     assert len(lines) <= 3
-    assert seconds < 1, "nobody waits for torch to be told that"
+    assert seconds < 1, "a usage error must not import torch"
     assert wrong in json.loads((tmp_path / "log").read_text())["message"]
 
 
-def test_a_mistyped_variable_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_variable_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     output, _ = fresh("train", code=2, DDPTRAIN_EPOCS="3", DDPJOB_TERMINATION_LOG=str(tmp_path / "log"))
     assert "hint:  did you mean DDPTRAIN_EPOCHS?\n" in output
 
@@ -99,7 +99,7 @@ def test_a_mistyped_variable_is_refused_with_the_nearest(tmp_path: Path) -> None
         ("launch --max-restarts -1", "argument --max-restarts: -1 is below 0"),
     ],
 )
-def test_a_number_that_cannot_be_meant_is_refused_with_its_bound(
+def test_a_number_out_of_range_is_refused_with_its_bound(
     command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
@@ -107,15 +107,15 @@ def test_a_number_that_cannot_be_meant_is_refused_with_its_bound(
     assert capsys.readouterr().err.splitlines()[0].endswith(said)
 
 
-def test_the_help_of_a_verb_tells_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_defaults_of_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, default in (("compare", "digits"), ("bench", "mnist")):
         with pytest.raises(SystemExit):
             main([verb, "--help"])
-        told = " ".join(capsys.readouterr().out.split())
-        assert f"idx (any IDX files) (default: {default})" in told
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"idx (any IDX files) (default: {default})" in text
 
 
-def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_a_training(idx: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
     done = subprocess.run(
         [
@@ -130,7 +130,7 @@ def test_torchrun_starts_it_unchanged(idx: Path, tmp_path: Path) -> None:
     assert '"outcome": "succeeded"' in message.read_text()
 
 
-def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind(tmp_path: Path) -> None:
+def test_preload_imports_all_of_torch_and_starts_no_thread(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from ddptrain.launcher.launcher import preload\n"
@@ -150,6 +150,6 @@ def test_a_launchers_preload_leaves_nothing_to_import_and_no_thread_behind(tmp_p
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[1] == "1", "a thread in the parent would be missing in every child"
+    assert lines[1] == "1", "a forked child has none of its parent's threads"
     assert lines[0] == "False", "CUDA does not survive a fork"
-    assert int(lines[-1]) < 30, "a rank should find torch imported"
+    assert int(lines[-1]) < 30, "torch must be imported before a rank is forked"

@@ -1,4 +1,4 @@
-"""One schema: defaults, then environment, then flags; mistakes are named."""
+"""Settings: the order of their sources, the refusal of invalid values, and the identity of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ddptrain.fault_injection import Plan
 from ddptrain.resources import threads_per_rank
 
 
-def test_flags_win_over_the_environment_which_wins_over_defaults() -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_defaults() -> None:
     env = {"DDPTRAIN_EPOCHS": "5", "DDPTRAIN_LR": "0.1"}
     config = resolve(env, {"epochs": "7", "seed": None})
     assert (config.epochs, config.lr, config.seed) == (7, 0.1, 0)
 
 
-def test_the_jobs_own_variables_give_the_directories_and_the_trainers_win_over_them() -> None:
+def test_trainer_variables_override_job_variables() -> None:
     env = {"DDPJOB_DATA_DIR": "/data", "DDPJOB_CHECKPOINT_DIR": "/a", "DDPTRAIN_CHECKPOINT_DIR": "/b"}
     config = resolve(env, {})
     assert (config.data_dir, config.checkpoint_dir) == ("/data", "/b")
@@ -50,7 +50,7 @@ def test_an_unknown_trainer_variable_is_refused_with_the_nearest_name() -> None:
         ("[" * 5000, "cannot read", ""),
     ],
 )
-def test_a_bad_configuration_file_is_refused_and_the_place_named(
+def test_an_invalid_configuration_file_is_refused_with_its_path(
     tmp_path: Path, content: str, said: str, hint: str
 ) -> None:
     file = tmp_path / "run.yaml"
@@ -62,7 +62,7 @@ def test_a_bad_configuration_file_is_refused_and_the_place_named(
     assert caught.value.hint == hint
 
 
-def test_the_file_stands_between_the_jobs_variables_and_the_trainers(tmp_path: Path) -> None:
+def test_the_file_overrides_job_variables_and_trainer_variables_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("data_dir: /file\nepochs: 4\nlr: 2e-2\n")
     env = {"DDPJOB_DATA_DIR": "/job", "DDPTRAIN_EPOCHS": "5", "DDPTRAIN_CONFIG": "/absent"}
@@ -70,13 +70,13 @@ def test_the_file_stands_between_the_jobs_variables_and_the_trainers(tmp_path: P
     assert (config.data_dir, config.epochs, config.lr) == ("/file", 5, 0.02)
 
 
-def test_a_config_is_the_same_in_another_process_through_the_environment() -> None:
+def test_the_environment_of_a_config_resolves_to_the_same_config() -> None:
     config = resolve({}, {"lr": "0.02", "bf16": True, "keep_best": False, "data_dir": "/a b", "seed": str(2**61)})
     inherited = {"DDPJOB_DATA_DIR": "/job", "DDPJOB_CHECKPOINT_DIR": "/job", "DDPTRAIN_LR": "0.5"}
     assert resolve(inherited | config.environment(), {}) == config
 
 
-def test_an_unknown_job_variable_is_none_of_our_business() -> None:
+def test_an_unknown_job_variable_is_ignored() -> None:
     assert resolve({"DDPJOB_FROM_THE_FUTURE": "1"}, {}) == Config()
 
 
@@ -88,14 +88,14 @@ def test_an_unknown_job_variable_is_none_of_our_business() -> None:
         ("collective_timeout", "0"),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_refused_and_its_origin_named(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_its_origin(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"DDPTRAIN_{name.upper()}"):
         resolve({f"DDPTRAIN_{name.upper()}": value}, {})
     with pytest.raises(UsageError, match="--" + name.replace("_", "-")):
         resolve({}, {name: value})
 
 
-def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with_no_other() -> None:
+def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None:
     other: dict[str, Any] = {
         "data": "idx", "model": "mlp", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.5,
         "shift": 0, "seed": 9, "dtype": "float64", "bf16": True, "data_dir": "/x", "download": True,
@@ -110,19 +110,19 @@ def test_the_digest_changes_with_every_setting_that_decides_the_weights_and_with
         assert (changed.digest() != Config().digest()) == field.metadata["identity"], field.name
 
 
-def test_a_manifest_older_than_a_setting_is_read_with_the_settings_default() -> None:
+def test_a_setting_missing_in_a_manifest_gets_its_default() -> None:
     theirs = Config(data="digits", lr=0.5).identity()
     del theirs["shift"], theirs["batch_size"]
     assert Config.identity_of({"config": theirs}) == Config(data="digits", lr=0.5).identity()
 
 
-def test_a_manifest_with_a_setting_of_the_future_is_refused_and_the_setting_named() -> None:
+def test_a_manifest_with_an_unknown_setting_is_refused() -> None:
     with pytest.raises(Mismatch, match="does not have: warmth") as caught:
         Config.identity_of({"config": {**Config().identity(), "warmth": 3}})
     assert caught.value.code == 78
 
 
-def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_it() -> None:
+def test_the_digest_uses_the_resolved_batch_size() -> None:
     assert Config(batch_size=256).digest() == Config().digest()
     assert Config(data="digits").global_batch == 32
 
@@ -136,19 +136,19 @@ def test_the_batch_that_is_meant_by_default_counts_not_the_zero_that_stands_for_
         ("train --epochs", "argument --epochs: expected one argument"),
     ],
 )
-def test_a_flag_that_is_none_is_refused_with_the_nearest_and_the_operator_reads_it(
+def test_an_unknown_flag_is_refused_with_the_nearest_and_reported(
     argv: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "message"))
     assert main(argv.split()) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert said in "; ".join(line.partition(":")[2].strip() for line in told[:2])
-    assert told[-1].startswith("next:  `ddptrain ")
+    lines = capsys.readouterr().err.splitlines()
+    assert said in "; ".join(line.partition(":")[2].strip() for line in lines[:2])
+    assert lines[-1].startswith("next:  `ddptrain ")
     message = json.loads((tmp_path / "message").read_text())
     assert (message["code"], message["phase"]) == (2, "start")
 
 
-def test_digits_that_are_no_decimal_numbers_are_not_taken_for_numbers() -> None:
+def test_digits_other_than_decimals_are_not_numbers() -> None:
     with pytest.raises(UsageError, match="is not ACTION:RANK:STEP"):
         Plan.parse("kill:²:7")
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})

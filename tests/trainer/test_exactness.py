@@ -154,7 +154,7 @@ def test_init_from_refuses_other_models_and_files_without_weights(
 def test_rank_with_different_initial_weights_is_named(ddptrain: ForkServer, idx: Path, sync: str) -> None:
     command = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--sync", sync)
     run = ddptrain.run(*command, code=78, mutant="rank_1_draws_other_weights")
-    assert "rank(s) 1 begin with other weights than rank 0" in run.message()["message"]
+    assert "rank(s) 1 have different initial weights from rank 0" in run.message()["message"]
 
 
 def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:

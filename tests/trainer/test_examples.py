@@ -23,12 +23,12 @@ VERBS = (
 )  # fmt: skip
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "openssl"))),
-    reason="a network of its own needs root, unshare, ip and openssl",
+    reason="a separate network needs root, unshare, ip and openssl",
 )
 
 
 def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The words after ``ddptrain`` of the example in the verb's help."""
+    """Return the arguments of ``ddptrain`` in the example of the verb's help."""
     with pytest.raises(SystemExit):
         main([*verb.split(), "--help"])
     found = re.search(r"example:\n  ddptrain (.+)", capsys.readouterr().out)
@@ -39,16 +39,16 @@ def example(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_every_example_works(ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "digit.png").write_bytes(encode(load("digits", "").test_images[0][..., None]))
     for verb in VERBS:
-        ddptrain.run(*(word.replace("/tmp/", f"{tmp_path}/") for word in example(verb, capsys)))
+        ddptrain.run(*(argument.replace("/tmp/", f"{tmp_path}/") for argument in example(verb, capsys)))
 
 
 def test_the_example_of_why_explains_a_failure(
     ddptrain: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word.replace("/tmp/", f"{tmp_path}/") for word in example("why", capsys)]
-    flags = ("--nproc-per-node", 2, "--data", "digits", "--checkpoint-dir", words[-1], "--chaos", "crash:1:3")
+    arguments = [argument.replace("/tmp/", f"{tmp_path}/") for argument in example("why", capsys)]
+    flags = ("--nproc-per-node", 2, "--data", "digits", "--checkpoint-dir", arguments[-1], "--chaos", "crash:1:3")
     ddptrain.run("launch", *flags, code=1)
-    assert "rank 1 is to blame" in ddptrain.run(*words).output()
+    assert "rank 1 is to blame" in ddptrain.run(*arguments).output()
 
 
 @needs_mnist

@@ -98,7 +98,7 @@ def test_pixel_data_beyond_the_size_in_the_header_are_not_inflated(tmp_path: Pat
 
 
 def seven(height: int = 200, width: int = 300, *, ink: int = 0, paper: int = 255) -> Pixels:
-    """A 7 drawn off the centre of a large sheet."""
+    """Return an image with a 7 that is not in its centre."""
     sheet = np.full((height, width, 1), paper, np.uint8)
     sheet[20:36, 150:230] = ink
     for step in range(90):
@@ -107,7 +107,7 @@ def seven(height: int = 200, width: int = 300, *, ink: int = 0, paper: int = 255
 
 
 @pytest.mark.parametrize("ink", ["dark on light", "light on dark", "dark on transparent"])
-def test_a_drawing_of_any_size_and_colour_becomes_a_centred_light_digit_of_20_pixels(ink: str) -> None:
+def test_a_drawing_is_centred_inverted_and_scaled_to_20_pixels(ink: str) -> None:
     drawn = seven() if ink.startswith("dark") else seven(ink=255, paper=0)
     if ink.endswith("transparent"):
         drawn = np.concatenate([np.zeros_like(drawn)] * 3 + [255 - drawn], axis=2)
@@ -121,19 +121,19 @@ def test_a_drawing_of_any_size_and_colour_becomes_a_centred_light_digit_of_20_pi
     assert all(abs(place - 13.5) <= 0.75 for place in centre)
 
 
-def test_an_image_of_the_dataset_is_left_as_it_is() -> None:
+def test_an_image_in_mnists_format_is_unchanged() -> None:
     image = mnist.load("digits", "").test_images[3]
     assert (as_mnist(image[..., None], "x.png") == image).all()
 
 
 @pytest.mark.parametrize("level", [0, 128, 255])
 @pytest.mark.parametrize("size", [(50, 40), (28, 28)])
-def test_an_empty_sheet_shows_no_digit(level: int, size: tuple[int, int]) -> None:
+def test_a_blank_image_is_refused(level: int, size: tuple[int, int]) -> None:
     with pytest.raises(DataCorrupt, match=r"blank\.png shows no digit"):
         as_mnist(np.full((*size, 1), level, np.uint8), "blank.png")
 
 
-def test_a_trained_model_reads_the_digits_it_is_shown(ddptrain: ForkServer, tmp_path: Path) -> None:
+def test_a_trained_model_recognizes_the_digits(ddptrain: ForkServer, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     ddptrain.run("train", "--data", "digits", "--epochs", 4, "--checkpoint-dir", checkpoints)
     dataset = mnist.load("digits", "")
@@ -142,18 +142,18 @@ def test_a_trained_model_reads_the_digits_it_is_shown(ddptrain: ForkServer, tmp_
         names.append(tmp_path / f"{index}.png")
         names[-1].write_bytes(encode(dataset.test_images[index][..., None]))
     answers = ddptrain.run("predict", *names, "--checkpoint-dir", checkpoints, "--json").output().splitlines()
-    told = [json.loads(line) for line in answers]
-    assert [Path(answer["image"]) for answer in told] == names
-    assert all(abs(sum(answer["probabilities"]) - 1) < 1e-4 for answer in told)
-    right = [answer["digit"] == label for answer, label in zip(told, dataset.test_labels, strict=False)]
+    rows = [json.loads(line) for line in answers]
+    assert [Path(answer["image"]) for answer in rows] == names
+    assert all(abs(sum(answer["probabilities"]) - 1) < 1e-4 for answer in rows)
+    right = [answer["digit"] == label for answer, label in zip(rows, dataset.test_labels, strict=False)]
     assert sum(right) >= 36
 
     ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
     by_weights = ddptrain.run("predict", names[0], "--weights", tmp_path / "weights.pt").output()
-    assert by_weights.startswith(f"{names[0]}: {told[0]['digit']}  (")
+    assert by_weights.startswith(f"{names[0]}: {rows[0]['digit']}  (")
 
 
-def test_predicting_without_a_model_or_an_image_says_what_is_missing(ddptrain: ForkServer, tmp_path: Path) -> None:
+def test_predict_names_a_missing_image_or_model(ddptrain: ForkServer, tmp_path: Path) -> None:
     absent = ddptrain.run("predict", tmp_path / "absent.png", "--checkpoint-dir", tmp_path, code=66)
     assert "cannot read" in absent.output()
     (tmp_path / "digit.png").write_bytes(encode(seven()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.preflight import MUST_AGREE, agreement
+from ddptrain.preflight import MUST_AGREE, check_agreement
 from tests.trainer.builders import node
 from tests.trainer.runs import ForkServer, Run, free_port
 
@@ -89,7 +89,7 @@ def facts(rank: int, **odd: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_a_rank_that_differs_in_one_fact_is_named(name: str) -> None:
-    checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1), facts(2, **{name: "y"})])}
+    checks = {entry["check"]: entry for entry in check_agreement([facts(0), facts(1), facts(2, **{name: "y"})])}
     assert checks[f"same {name}"]["verdict"] == "failed"
     kind = "DataMismatch" if name == "dataDigest" else "ConfigMismatch"
     assert (checks[f"same {name}"]["kind"], checks[f"same {name}"]["code"]) == (kind, 78)
@@ -98,5 +98,5 @@ def test_a_rank_that_differs_in_one_fact_is_named(name: str) -> None:
 
 
 def test_another_processor_is_a_warning() -> None:
-    checks = {entry["check"]: entry for entry in agreement([facts(0), facts(1, isa="y")])}
+    checks = {entry["check"]: entry for entry in check_agreement([facts(0), facts(1, isa="y")])}
     assert checks["same isa"]["verdict"] == "warning"

@@ -1,4 +1,4 @@
-"""What the trainer says while it works and when it ends, in the words of its contract."""
+"""Termination reports, the choice of the root cause, and progress reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def test_a_failure_is_reported_with_every_field_of_the_contract() -> None:
+def test_a_failure_report_has_every_field() -> None:
     progress = {"step": 300, "phase": "train", "checkpoint": {"run": 3, "step": 250}}
     report = termination.failure(raised(ValueError("boom")), rank=3, progress=progress)
     assert set(report) == FAILURE | {"traceback"}
@@ -52,7 +52,7 @@ def test_a_failure_is_reported_with_every_field_of_the_contract() -> None:
     assert report["where"].startswith("test_reports.py:")
 
 
-def test_hint_and_next_step_are_fields_and_no_part_of_the_message() -> None:
+def test_hint_and_next_step_are_fields_and_not_in_the_message() -> None:
     error = UsageError("--lr is wrong", hint="it is negative", next_step="correct --lr")
     report = termination.failure(raised(error), rank=0, progress={})
     assert (report["message"], report["hint"], report["next"]) == ("--lr is wrong", "it is negative", "correct --lr")
@@ -110,17 +110,17 @@ def test_a_long_report_keeps_kind_hint_and_next() -> None:
 
 @given(st.text(max_size=6000), st.text(max_size=9000))
 @settings(max_examples=60)
-def test_a_message_fits_and_stays_json_whatever_the_texts(message: str, trace: str) -> None:
+def test_a_report_is_at_most_4096_bytes_of_json_for_any_text(message: str, trace: str) -> None:
     report = termination.failure(UsageError(message), rank=0, progress={}) | {"traceback": trace}
     encoded = termination.encode(report)
     assert len(encoded) <= 4096
     decoded = json.loads(encoded)
     assert set(decoded) == FAILURE | {"traceback"}
     if len(json.dumps(trace)) > 4096 and decoded["traceback"]:
-        assert trace.endswith(decoded["traceback"].removeprefix("...")), "the end of a traceback says most"
+        assert trace.endswith(decoded["traceback"].removeprefix("...")), "the end of a traceback must stay"
 
 
-def test_the_message_is_written_in_place_because_the_file_is_a_mount(tmp_path: Path) -> None:
+def test_the_report_is_written_in_place_because_the_file_is_a_mount(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.write_text("x" * 5000)
     inode = path.stat().st_ino
@@ -138,7 +138,7 @@ def test_the_message_is_written_in_place_because_the_file_is_a_mount(tmp_path: P
         ("nothing", "success", 1), ("rubbish", "peer", 1),
     ],
 )  # fmt: skip
-def test_of_ranks_that_share_a_file_the_worst_off_is_heard_and_of_equals_the_first(
+def test_shared_termination_file_keeps_first_most_severe_report(
     tmp_path: Path, first: str, second: str, kept: int
 ) -> None:
     path = tmp_path / "termination-log"
@@ -150,22 +150,22 @@ def test_of_ranks_that_share_a_file_the_worst_off_is_heard_and_of_equals_the_fir
 
 
 @pytest.mark.parametrize(("first", "second"), [("own", "success"), ("success", "own"), ("own", "peer")])
-def test_what_a_restart_reports_replaces_what_the_life_before_it_did(tmp_path: Path, first: str, second: str) -> None:
+def test_the_report_of_a_restart_replaces_earlier_ones(tmp_path: Path, first: str, second: str) -> None:
     path = tmp_path / "termination-log"
-    for restart, end in ((0, first), (1, second), (0, first)):  # a straggler of the first life changes nothing
+    for restart, end in ((0, first), (1, second), (0, first)):  # a late report of the first start changes nothing
         env = {"TORCHELASTIC_RESTART_COUNT": str(restart)}
         termination.write(ENDS[end] | {"rank": restart}, path, shared=True, env=env)
     assert json.loads(path.read_text())["rank"] == 1
 
 
-def test_a_long_message_of_characters_beyond_the_basic_plane_uses_the_room_there_is() -> None:
+def test_a_long_message_of_twelve_byte_characters_fills_the_report() -> None:
     encoded = termination.encode(termination.failure(UsageError("\U0001f600" * 5000), rank=0, progress={}))
     assert 4096 - 12 < len(encoded) <= 4096
     assert json.loads(encoded)["message"].startswith("\U0001f600")
 
 
 @pytest.mark.parametrize("field", ["where", "progress", "exception", "checkpoint"])
-def test_a_message_stays_json_whichever_field_is_too_long(field: str) -> None:
+def test_a_report_stays_json_if_any_other_field_is_too_long(field: str) -> None:
     report = termination.failure(UsageError("boom"), rank=0, progress={}) | {field: {"text": "x" * 9000}}
     encoded = termination.encode(report)
     assert len(encoded) <= 4096
@@ -173,9 +173,7 @@ def test_a_message_stays_json_whichever_field_is_too_long(field: str) -> None:
     assert json.loads(encoded)["kind"] == "UsageError"
 
 
-def test_a_file_that_cannot_be_written_costs_a_warning_not_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_termination_file_is_only_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     termination.write({"schema": 1}, tmp_path / "absent" / "file")
     assert "cannot write the termination message" in capsys.readouterr().out
 
@@ -190,26 +188,26 @@ def test_a_file_that_cannot_be_written_costs_a_warning_not_the_run(
         ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
     ],
 )
-def test_what_gloo_says_is_told_apart(text: str, kind: type[BaseException]) -> None:
+def test_errors_of_gloo_are_classified(text: str, kind: type[BaseException]) -> None:
     assert type(classify(RuntimeError(text))) is kind
 
 
-def test_a_users_own_error_is_not_taken_for_a_lost_peer() -> None:
+def test_an_os_error_of_user_code_is_not_a_lost_peer() -> None:
     assert type(classify(OSError("Connection reset by peer"))) is OSError
 
 
 def ended(
-    rank: int, code: int, at: float, *, cause: str = "own", signal_number: int = 0, told: bool = True
+    rank: int, code: int, at: float, *, cause: str = "own", signal_number: int = 0, reported: bool = True
 ) -> WorkerProcess:
-    """A child as the launcher has it after waitpid."""
+    """Return an ended rank as the launcher has it after waitpid."""
     report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
-    text = json.dumps(report).encode() if told else b""
+    text = json.dumps(report).encode() if reported else b""
     diagnostics, status = Diagnostics.create(rank), signal_number or code << 8
     return WorkerProcess(rank, 0, -1, -1, diagnostics, report=text, status=status, ended=at)
 
 
-def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
-    node = [ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, told=False)]
+def test_the_root_cause_is_the_killed_rank_though_its_peer_ended_first() -> None:
+    node = [ended(0, 77, 1.0, cause="peer"), ended(1, 0, 1.01, signal_number=9, reported=False)]
     cause = root_cause(node)
     assert (cause["rank"], cause["code"], cause["signal"], cause["cause"]) == (1, 137, 9, "own")
     assert (cause["kind"], cause["exception"]) == ("Killed", None)
@@ -217,8 +215,8 @@ def test_the_culprit_is_named_though_its_peers_reported_first() -> None:
     assert "out-of-memory killer" in cause["hint"]
 
 
-def test_a_rank_killed_by_a_signal_without_a_name_is_reported_by_its_number() -> None:
-    cause = root_cause([ended(0, 0, 1.0, signal_number=35, told=False)])
+def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
+    cause = root_cause([ended(0, 0, 1.0, signal_number=35, reported=False)])
     assert (cause["code"], cause["signal"], cause["message"]) == (163, 35, "rank 0 was killed by signal 35")
 
 
@@ -229,57 +227,57 @@ NCCL = (
 )
 
 
-@pytest.mark.parametrize("said", NCCL)
-def test_a_rank_that_nccls_watchdog_aborts_only_lost_a_peer(said: bytes) -> None:
-    aborted = ended(0, 0, 1.0, signal_number=6, told=False)
-    aborted.tail.append(said)
+@pytest.mark.parametrize("line", NCCL)
+def test_a_rank_aborted_by_the_nccl_watchdog_lost_a_peer(line: bytes) -> None:
+    aborted = ended(0, 0, 1.0, signal_number=6, reported=False)
+    aborted.tail.append(line)
     cause = root_cause([aborted])
     assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "peer")
-    killed = ended(1, 0, 1.5, signal_number=9, told=False)
+    killed = ended(1, 0, 1.5, signal_number=9, reported=False)
     assert root_cause([aborted, killed])["rank"] == 1
 
 
-def test_a_rank_that_aborts_by_itself_is_to_blame() -> None:
-    aborted = ended(0, 0, 1.0, signal_number=6, told=False)
+def test_an_abort_without_the_nccl_watchdog_is_an_own_failure() -> None:
+    aborted = ended(0, 0, 1.0, signal_number=6, reported=False)
     aborted.tail.append(b"terminate called after throwing an instance of 'std::bad_alloc'")
     assert root_cause([aborted])["cause"] == "own"
 
 
-def test_of_two_culprits_the_earlier_is_named() -> None:
+def test_the_root_cause_is_the_earlier_of_two_own_failures() -> None:
     assert root_cause([ended(0, 79, 2.0), ended(1, 66, 1.0)])["code"] == 66
 
 
-def test_a_node_that_only_lost_a_peer_says_so() -> None:
+def test_a_node_whose_ranks_lost_a_peer_reports_cause_peer() -> None:
     cause = root_cause([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")])
     assert (cause["rank"], cause["code"], cause["cause"]) == (2, 77, "peer")
 
 
-def test_ranks_that_the_launcher_killed_are_not_to_blame() -> None:
-    stuck = ended(0, 0, 3.0, signal_number=9, told=False)
+def test_a_rank_killed_by_the_launcher_is_not_the_root_cause() -> None:
+    stuck = ended(0, 0, 3.0, signal_number=9, reported=False)
     stuck.killed_by_us = True
     assert root_cause([stuck, ended(1, 77, 1.0, cause="peer")])["rank"] == 1
 
 
-def test_ranks_that_had_to_be_killed_after_sigterm_count_as_stopped_unsaved() -> None:
-    stuck = ended(0, 0, 3.0, signal_number=9, told=False)
+def test_ranks_killed_after_sigterm_are_stopped_and_unsaved() -> None:
+    stuck = ended(0, 0, 3.0, signal_number=9, reported=False)
     stuck.killed_by_us = True
     cause = root_cause([stuck], stop_signal=15)
     assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
     assert (cause["kind"], cause["hint"]) == ("Stopped", None)
 
 
-def test_a_rank_that_leaves_without_a_word_is_reported_by_its_code() -> None:
-    cause = root_cause([ended(0, 3, 1.0, told=False)])
+def test_a_rank_without_a_report_is_reported_by_its_exit_code() -> None:
+    cause = root_cause([ended(0, 3, 1.0, reported=False)])
     assert (cause["code"], cause["message"]) == (3, "rank 0 exited with code 3 and no report")
 
 
-def test_stopping_is_no_failure() -> None:
+def test_a_stop_is_not_a_failure() -> None:
     report = termination.failure(Stopped("stopped", saved=True), rank=0, progress={})
     assert (report["outcome"], report["code"], report["saved"]) == ("stopped", 75, True)
     assert report["kind"] == "Stopped"
 
 
-def test_progress_is_served_and_counts_completed_work_only() -> None:
+def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     progress = Progress(world_size=4, data="mnist")
     port = free_port()
     progress.serve(port)
@@ -301,7 +299,7 @@ def test_progress_is_served_and_counts_completed_work_only() -> None:
         get("/elsewhere")
 
 
-def test_progress_goes_to_a_file_at_every_change_of_phase(tmp_path: Path) -> None:
+def test_progress_is_written_to_a_file_at_every_change_of_phase(tmp_path: Path) -> None:
     progress = Progress(world_size=1, data="idx")
     progress.write_to(tmp_path / "progress.json")
     for phase in ("train", "evaluate", "done"):

@@ -1,10 +1,8 @@
-"""``ddptrain``: small distributed data-parallel training of MNIST, made to be read and to be killed at any moment.
+"""``ddptrain``: a small trainer for MNIST with PyTorch's distributed data parallelism. It does not use Kubernetes.
 
-It knows nothing of Kubernetes: environment variables come in, files and one HTTP port go out.
-The flow, one way: ``cli`` → (``launch``: ``children`` starts the node's ranks, ``supervise`` and ``watchdog`` watch
-them) → ``entry`` → ``worker`` (one rank's life, ``guard`` at its side) → ``group``, ``mnist``, ``train`` → ``recorder``
-(``checkpoint_writer``; ``journal``: ``metrics``) and ``telling`` (``console``, ``progress``) → ``termination``,
-``postmortem``.
+The flow: ``cli`` starts a rank in this process, or ``launcher`` starts and supervises all ranks of a node. ``worker``
+runs one rank: it joins the group (``distributed``), loads the data (``data``) and trains (``training``).
+``reporting`` writes metrics, progress, console output and the termination report.
 """
 
 __version__ = "0.1.0"

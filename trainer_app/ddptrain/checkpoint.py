@@ -49,7 +49,7 @@ def run_folder(root: Path, run: int) -> Path:
 
 
 def checkpoint_file(root: Path, run: int, step: int) -> Path:
-    """Return the path of a checkpoint; its manifest is beside it, with the suffix ``.json``."""
+    """Return the path of a checkpoint; its manifest has the same name with the suffix ``.json``."""
     return run_folder(root, run) / f"step-{step:09d}.pt"
 
 
@@ -314,7 +314,7 @@ class Checkpoints:
             raise Superseded(
                 f"run {highest} has claimed {self.root}; this is run {self.run}",
                 hint="a newer attempt of the job is training; this process belongs to an older one",
-                next_step="end this process; the newer attempt goes on",
+                next_step="end this process; the newer attempt continues the training",
             )
 
     def _clear_leftovers(self) -> None:

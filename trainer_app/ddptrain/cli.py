@@ -144,7 +144,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     compare.add_argument("--keep", dest="keep_in", default="", metavar="DIR", help="keep every run's directory there")
     add_settings(compare, ["data", "data_dir", "model"], defaults=_COMPARE_DEFAULTS)
     bench = add_verb(
-        verbs, "bench", "measure time to accuracy over seeds and ranks, and speed beside plain loops", _bench,
+        verbs, "bench", "measure time to accuracy over seeds and ranks, and the speed of plain loops", _bench,
         example="bench --data digits --seeds 1 --worlds 1 --parts accuracy",
     )  # fmt: skip
     bench.add_argument(

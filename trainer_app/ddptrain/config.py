@@ -29,7 +29,7 @@ def setting(
     high: float = math.inf,
     env: str = "",
 ) -> Any:
-    """Return a field of ``Config`` whose metadata hold what the flag parser and the checks need.
+    """Return a field of ``Config`` with the metadata that the flag parser and the checks need.
 
     Args:
         text: the help of its flag.
@@ -117,10 +117,12 @@ def nearest(key: str, known: Sequence[str]) -> str:
 def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if str(value).lower() not in words:
-        raise ValueError(value)
-    return words[str(value).lower()]
+    text = str(value).lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(value)
 
 
 PREFIX = "DDPTRAIN_"

@@ -183,7 +183,7 @@ def classify(error: BaseException) -> BaseException:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the stable word for an error that programs match on: for any foreign exception, its class's name."""
+    """Return the kind of an error, which programs match on; for any other exception, its class's name."""
     return (isinstance(error, TrainerError) and error.kind) or type(error).__name__[:100]
 
 

@@ -29,7 +29,7 @@ def unique(name: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write and sync a temporary file beside the target, rename it to the target, and sync the directory.
+    """Write and sync a temporary file in the target's directory, rename it to the target, and sync the directory.
 
     A reader sees the old content or the new, even after a power cut.
 

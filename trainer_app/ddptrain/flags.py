@@ -171,10 +171,10 @@ def parse_worlds(text: str) -> tuple[int, ...]:
 
 
 def parse_choices(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the comma-separated words of ``text``, or all ``known`` ones if it is empty.
+    """Return the comma-separated items of ``text``, or all ``known`` ones if it is empty.
 
     Raises:
-        UsageError: a word is not known.
+        UsageError: an item is not known.
     """
     parts = tuple(part.strip() for part in (text or ",".join(known)).split(",") if part.strip())
     unknown = [part for part in parts if part not in known]

@@ -1,8 +1,7 @@
-"""Weights from a file into the model of every rank, and the proof that all ranks hold the same.
+"""Read weights from a file, load them into a model, and check that all ranks start with the same.
 
-``begin`` uses it for ``--init-from`` and before the first step of any run; ``predict``, ``infer`` and ``export`` to
-read a model. DDP broadcasts rank 0's weights without a word when it wraps a model, and never looks at them again: a
-rank that drew or loaded others should be named instead.
+DDP broadcasts rank 0's weights when it wraps a model and never compares them, so a rank with other weights would not be
+noticed. Used at the start of a training, and by ``inference``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def digest(state: State) -> str:
-    """SHA-256 over names, types, shapes and values; the memory format does not matter."""
+    """Return the SHA-256 of names, types, shapes and values; the memory format does not matter."""
     sha = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
@@ -35,10 +34,10 @@ def digest(state: State) -> str:
 
 
 def read(path: Path) -> bytes:
-    """The content of a checkpoint or an exported state_dict; of a checkpoint directory, its newest valid one.
+    """Return the content of a checkpoint or an exported state_dict, or of a directory's newest valid checkpoint.
 
     Raises:
-        DataError: absent, unreadable, or a directory without a valid checkpoint.
+        DataMissing: absent, unreadable, or a directory without a valid checkpoint.
     """
     if path.is_dir():
         return read_newest(path)[1]
@@ -47,30 +46,30 @@ def read(path: Path) -> bytes:
     except OSError as error:
         raise DataMissing(
             f"cannot read the weights {path}: {error.strerror}",
-            hint="is the volume mounted there?",
-            next_step="name a checkpoint, an exported state_dict or a checkpoint directory",
+            hint="the volume may not be mounted there",
+            next_step="give a checkpoint, an exported state_dict or a checkpoint directory",
         ) from error
 
 
 def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint (its ``model``) or in a bare state_dict; loads no code.
+    """Return the weights in a checkpoint (its ``model``) or in a bare state_dict. It executes no code of the file.
 
     Raises:
-        DataError: neither of the two.
+        DataCorrupt: the content is neither of the two.
     """
     try:
         loaded: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-    except Exception as error:  # foreign bytes make the unpickler raise anything
+    except Exception as error:  # the unpickler raises many types on other content
         reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
         raise DataCorrupt(
-            f"the weights are not a file that torch.load reads: {reason}",
+            f"torch.load cannot read the weights: {reason}",
             next_step="give a checkpoint of ddptrain, or a state_dict saved by `ddptrain export`",
         ) from error
     state = loaded.get("model", loaded) if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):
-        raise DataCorrupt("the file of weights holds no state_dict", next_step="save model.state_dict() into it")
+        raise DataCorrupt("the file of weights has no state_dict", next_step="write model.state_dict() into the file")
     return state
 
 
@@ -78,7 +77,7 @@ def load(model: nn.Module, state: State, origin: str) -> None:
     """Copy ``state`` into ``model``.
 
     Raises:
-        Mismatch: names or shapes differ; the first few are named.
+        ConfigMismatch: names or shapes differ.
     """
     ours = model.state_dict()
     differ = sorted(set(ours) ^ set(state)) + [n for n in ours if n in state and ours[n].shape != state[n].shape]
@@ -86,17 +85,17 @@ def load(model: nn.Module, state: State, origin: str) -> None:
         raise ConfigMismatch(
             f"the weights in {origin} do not fit this model: {', '.join(differ[:4])}"
             + (f" and {len(differ) - 4} more" if len(differ) > 4 else ""),
-            hint="they belong to another --model",
+            hint="they are of another --model",
             next_step="choose the --model they were trained with",
         )
     model.load_state_dict(dict(state))
 
 
-def assert_alike(model: nn.Module, group: Group) -> None:
+def check_equal_on_all_ranks(model: nn.Module, group: Group) -> None:
     """Compare the weights of all ranks by digest; collective.
 
     Raises:
-        WeightsDiffer: naming the ranks whose weights are not rank 0's.
+        WeightsDiffer: with the ranks whose weights differ from rank 0's.
     """
     if group.world_size == 1:
         return
@@ -104,10 +103,10 @@ def assert_alike(model: nn.Module, group: Group) -> None:
     everyone = [torch.zeros_like(mine) for _ in range(group.world_size)]
     with group.heartbeat.waiting_in("all_gather of digests"):
         dist.all_gather(everyone, mine)
-    strangers = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
-    if strangers:
+    different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+    if different:
         raise WeightsDiffer(
-            f"rank(s) {', '.join(map(str, strangers))} begin with other weights than rank 0",
-            hint="another version of ddptrain or torch, or another --seed, on their node",
-            next_step="run one image with one set of flags on every node",
+            f"rank(s) {', '.join(map(str, different))} have different initial weights from rank 0",
+            hint="their node has another version of ddptrain or torch, or another --seed",
+            next_step="use the same image and flags on every node",
         )

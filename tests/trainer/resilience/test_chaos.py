@@ -1,4 +1,4 @@
-"""Failures on order: each strikes where and when it was told to, once, and the run after it goes through."""
+"""``--chaos``: each fault occurs once, at its rank, step and phase, and the next attempt finishes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.trainer.builders import command
 from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 
 
-def test_a_crash_ends_with_the_exception_and_the_next_life_with_the_undisturbed_weights(
+def test_the_attempt_after_a_crash_ends_with_the_weights_of_an_undisturbed_run(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -29,12 +29,12 @@ def test_a_crash_ends_with_the_exception_and_the_next_life_with_the_undisturbed_
     message = run.message()
     assert (message["rank"], message["exception"], message["cause"]) == (1, "RuntimeError", "own")
     assert "chaos: crash in phase batch of step 7" in run.output()
-    again = {"DDPJOB_ATTEMPT": 2}  # the operator starts the same command again
+    again = {"DDPJOB_ATTEMPT": 2}  # the operator restarts the same command
     ddptrain.run(*command(2, idx, cut, "--model", "mlp", "--chaos", "crash:1:7"), env=again)
     assert_same_end(whole, cut)
 
 
-def test_a_slow_rank_only_costs_time(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_a_slow_rank_does_not_change_the_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     whole, slow = tmp_path / "whole", tmp_path / "slow"
     ddptrain.run(*command(2, idx, whole, "--model", "mlp"))
     run = ddptrain.run(*command(2, idx, slow, "--model", "mlp", "--chaos", "slow:1:25"))
@@ -44,7 +44,7 @@ def test_a_slow_rank_only_costs_time(ddptrain: ForkServer, idx: Path, tmp_path: 
 
 @pytest.fixture
 def limited_memory() -> Iterator[Path]:
-    """A cgroup of its own with a memory limit in which two ranks fit, but no more."""
+    """A cgroup with a memory limit just large enough for two ranks."""
     base = Path("/sys/fs/cgroup")
     v1 = (base / "memory").is_dir()
     folder = (base / "memory" if v1 else base) / f"ddptrain-test-{os.getpid()}"
@@ -62,9 +62,7 @@ def limited_memory() -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody_killed(
-    limited_memory: Path, tmp_path: Path
-) -> None:
+def test_a_rank_killed_for_memory_is_reported_with_the_memory_limit(limited_memory: Path, tmp_path: Path) -> None:
     log = tmp_path / "message"
     argv = "launch --nproc-per-node 2 --data digits --epochs 1 --chaos oom:1:3"
     done = subprocess.run(
@@ -78,31 +76,33 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody
 
 
 @pytest.mark.parametrize("text", ["kill", "kill:1", "melt:1:7", "kill:one:7", "kill:1:seven", "kill:-1:7"])
-def test_a_plan_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_plan_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=f"--chaos {text} is not") as caught:
         Plan.parse(text)
     assert "kill:1:7" in caught.value.next_step
 
 
-def test_a_plan_is_refused_before_any_rank_starts(ddptrain: ForkServer) -> None:
+def test_an_invalid_plan_is_refused_before_a_rank_starts(ddptrain: ForkServer) -> None:
     assert "[rank" not in ddptrain.run("launch", "--nproc-per-node", 2, "--chaos", "melt:1:7", code=2).output()
 
 
 @pytest.mark.parametrize(
-    ("rank", "env", "strikes"),
+    ("rank", "env", "planned_here"),
     [
         (1, {}, True), (0, {}, False), (1, {"DDPJOB_ATTEMPT": "1"}, True), (1, {"DDPJOB_ATTEMPT": "2"}, False),
         (1, {"TORCHELASTIC_RESTART_COUNT": "0"}, True), (1, {"TORCHELASTIC_RESTART_COUNT": "1"}, False),
     ],
 )  # fmt: skip
-def test_it_strikes_the_rank_named_in_the_first_life_only(rank: int, env: dict[str, str], strikes: bool) -> None:
-    assert (planned(Config(chaos="kill:1:7"), rank, env) is not None) is strikes
+def test_a_fault_is_planned_for_its_rank_in_the_first_attempt_only(
+    rank: int, env: dict[str, str], planned_here: bool
+) -> None:
+    assert (planned(Config(chaos="kill:1:7"), rank, env) is not None) is planned_here
 
 
-def test_it_strikes_once_at_the_first_such_phase_from_the_step_on() -> None:
-    strike: Any = planned(Config(chaos="crash:1:7:evaluate"), 1, {})
+def test_a_fault_occurs_once_in_the_first_matching_phase_from_its_step() -> None:
+    fault: Any = planned(Config(chaos="crash:1:7:evaluate"), 1, {})
     for phase, step in (("batch", 7), ("evaluate", 6)):
-        strike(phase, step)
-    with pytest.raises(RuntimeError, match="a crash was ordered"):
-        strike("evaluate", 9)
-    strike("evaluate", 9)
+        fault(phase, step)
+    with pytest.raises(RuntimeError, match="crash injected"):
+        fault("evaluate", 9)
+    fault("evaluate", 9)

@@ -243,7 +243,7 @@ def resume(
     elif config.init_from:
         weights.load(model, weights.parse(content, group.device), config.init_from)
         log(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
-    weights.assert_alike(model, group)
+    weights.check_equal_on_all_ranks(model, group)
     return state
 
 
