@@ -38,7 +38,7 @@ JOB = shell_job(
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of everything in the job."""
+    """Return the path of every value in the job."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, child in inner for found in paths(child, (*path, key)))]
 

@@ -47,7 +47,7 @@ def decide(
     fetched: str | None,
     fresh: bool = False,
 ) -> list[str]:
-    """The job's arguments after --digits-if-offline. ``fetched``: None where a download works, else why not."""
+    """Return the job's arguments after --digits-if-offline. fetched: None, or why the download fails."""
     asked = []
 
     def fetch(directory: Path) -> str | None:

@@ -14,7 +14,7 @@ GUIDE = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[str]:
-    """Every `ddpjob` command of a shell block, without comment and pipe."""
+    """Return every `ddpjob` command of a shell block, without comment and pipe."""
     lines = [
         line.partition(" | ")[0]
         for page in PAGES

@@ -43,13 +43,13 @@ def test_pods_that_run_are_those_of_the_dry_run(ddpjob: Program) -> None:
 
 
 def plain(pod: Json, uid: str) -> Json:
-    """The pod with the same uid as any other."""
+    """Return the pod with its uid replaced by a constant."""
     text: Json = json.loads(json.dumps(pod).replace(uid, "UID").replace(f"echo-{uid[:5]}", "echo-UID"))
     return text
 
 
 def missing(printed: Any, ran: Any, path: str = "") -> list[str]:
-    """Paths of what was printed and is otherwise in what ran; an API server and a kubelet add to it, nothing else."""
+    """Return the paths of printed values that differ in what ran; an API server and a kubelet may only add values."""
     if isinstance(printed, dict) and isinstance(ran, dict):
         return [p for key, value in printed.items() for p in missing(value, ran.get(key), f"{path}.{key}")]
     if isinstance(printed, list) and isinstance(ran, list) and len(printed) == len(ran):

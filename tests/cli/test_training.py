@@ -33,7 +33,7 @@ def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: 
 
 
 def example(ddpjob: Program, *verb: str) -> list[str]:
-    """The command that a page of help shows."""
+    """Return the example command of a help page."""
     page = ddpjob(*verb, "--help").out
     found = re.search(r"Example:\n +ddpjob (.+)", page)
     assert found, page

@@ -1,4 +1,4 @@
-"""A kubelet on an in-memory cluster, with no controller: pods go in, processes run, statuses come out."""
+"""A kubelet on an in-memory cluster without a controller: tests create pods and read their status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def marked(mark: str) -> list[int]:
 
 @dataclass
 class Bench:
-    """One machine with a kubelet."""
+    """A kubelet and the state folder that it uses."""
 
     cluster: MemoryCluster
     kubelet: Kubelet

@@ -99,7 +99,7 @@ class Place(Sessions):
 
 
 async def end(runs: Sequence[Run]) -> None:
-    """Cancel what still runs."""
+    """Cancel the runs that have not ended."""
     for run in runs:
         run.task.cancel()
         with suppress(asyncio.CancelledError):

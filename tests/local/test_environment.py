@@ -21,7 +21,7 @@ REFERENCES = References([a_secret(token="s3cret", path="/checkpoints"), a_config
 
 
 def resolved(*env: Json, env_from: list[Json] | None = None, **container: Any) -> dict[str, str]:
-    """Values that a container with these variables sees, before any translation."""
+    """Return the variables of a container before translation."""
     built = a_container(env=list(env), envFrom=env_from or [], **container)
     pod = a_pod(built)
     pod["metadata"]["uid"] = "the-uid"

@@ -22,7 +22,7 @@ from tests.processes import end, eventually, spawn, tail
 
 pytestmark = pytest.mark.timeout(300)
 
-# Everything that escapes a process group: sessions of their own, a daemon, one that ignores SIGTERM.
+# Processes that escape a process group: new sessions, a daemon, and one that ignores SIGTERM.
 SCRIPT = (
     "[ -e /checkpoints/go ] && exit 0; trap '' TERM HUP; setsid sleep 600 & (setsid sh -c 'sleep 600 & sleep 600' &);"
     " echo up; while :; do sleep 0.01; done"
@@ -43,7 +43,7 @@ def both_are_up(folder: JobFolder) -> bool:
 
 @contextmanager
 def session(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A session in a process of its own. What it leaves is killed in the end, but by then the test has failed."""
+    """A session in a separate process. Processes that it leaves behind fail the test, and are killed at its end."""
     command = [sys.executable, "-m", "tests.local.sessions", str(tmp_path / "state"), json.dumps(job(tmp_path))]
     process = spawn(command, tmp_path / "session.log")
     try:
@@ -65,7 +65,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie that its new parent has not collected yet."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

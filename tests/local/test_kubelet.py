@@ -23,7 +23,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def trainer(status: Json) -> Json:
-    """The terminated state of the trainer container."""
+    """Return the terminated state of the trainer container."""
     state: Json = next(s for s in status["containerStatuses"] if s["name"] == "trainer")["state"]["terminated"]
     return state
 
@@ -32,7 +32,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# Kubernetes takes $$ in a command for one dollar: $$$$ is what the shell reads as its own pid.
+# Kubernetes reads $$ in a command as one dollar: the shell gets $$, its pid.
 @pytest.mark.parametrize(
     ("script", "code", "reason", "phase"),
     [

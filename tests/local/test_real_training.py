@@ -26,7 +26,7 @@ EPOCHS = 2
 
 
 def training(mark: Path, *args: str) -> Json:
-    """Two nodes of two ranks each learn scikit-learn's digits; one thread per rank, however many CPUs there are."""
+    """Return a job of two nodes with two ranks each, on scikit-learn's digits, with one thread per rank."""
     job = a_local_job("", checkpoint=True, nprocPerNode=2)
     del job["spec"]["command"]
     job["spec"]["args"] = ["train", "--data", "digits", "--epochs", str(EPOCHS), "--checkpoint-every", "10", *args]
@@ -34,7 +34,7 @@ def training(mark: Path, *args: str) -> Json:
     return job
 
 
-# The all_reduce proves that all four met; torchrun gives its workers sessions of their own.
+# The all_reduce proves that all four ranks are connected; torchrun starts its workers in new sessions.
 SCRIPT = """
 import pathlib, sys, time
 import torch, torch.distributed as dist
@@ -48,7 +48,7 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class Place:
-    """A state folder, and runs in processes of their own as `ddpjob run` is one."""
+    """A state folder, and runs in separate processes, as with `ddpjob run`."""
 
     root: Path
 
@@ -79,7 +79,7 @@ class Place:
 
     @property
     def rows(self) -> list[Json]:
-        """One for each step; those that a resumption superseded are dropped."""
+        """Return one row for each step; steps that a resumed run repeated are dropped."""
         rows: list[Json] = effective_rows(self.volume / FILE_NAME, "train")
         return rows
 

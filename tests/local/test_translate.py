@@ -51,7 +51,7 @@ def test_dns_names_of_peers_become_loopback_with_their_local_port(name: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        "mnist-0a1b2-1-0",  # an identity, no address
+        "mnist-0a1b2-1-0",  # an identity, not an address
         "mnist-0a1b2",
         "other-mnist-0a1b2-1-0.mnist-0a1b2",
         "mnist-0a1b2-1-0.mnist-0a1b2-2",

@@ -31,7 +31,7 @@ def mounted(script: str, path: str = "/mnt/v", **mount: str) -> Json:
 
 
 async def refusal(bench: Bench, pod: Json) -> str:
-    """Why a pod's container is not started."""
+    """Return why a pod's container is not started."""
     name = bench.create(pod)
     await bench.until("it waits", lambda: bench.state_of(name).get("waiting", {}).get("message"))
     waiting = bench.state_of(name)["waiting"]

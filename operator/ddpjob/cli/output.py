@@ -125,7 +125,7 @@ def _progress_parts(snapshot: Snapshot) -> list[str]:
 
 
 def _urgent_part(snapshot: Snapshot) -> tuple[object, ...]:
-    """Return the part of a snapshot whose change is written at once."""
+    """Return the part of a snapshot that is written as soon as it changes."""
     training = (snapshot.epoch, snapshot.accuracy, snapshot.resumed_from_step, snapshot.step is None)
     job = (snapshot.state, snapshot.attempt, snapshot.restarts, snapshot.nodes_ready, snapshot.message)
     return (*job, *training)
