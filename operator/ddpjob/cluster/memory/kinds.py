@@ -109,7 +109,7 @@ class Kind:
         if self.has_status:
             restore(new, old, "status")
         if self.has_generation:
-            changed = self.desired(new) != self.desired(old)
+            changed = new.get("spec") != old.get("spec")
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + changed
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
@@ -130,13 +130,9 @@ class Kind:
         del obj, requested
         return None
 
-    def desired(self, obj: Json) -> Any:
-        """Return the part of the object whose changes ``generation`` counts."""
-        return obj.get("spec")
-
 
 class Jobs(Kind):
-    """DDPJobs: a custom resource, judged by the models of ``ddpjob.api``, from which the CRD is printed."""
+    """DDPJobs, a custom resource: checked by the models of ``ddpjob.api``, from which the CRD is generated."""
 
     resource = names.DDPJOBS
     is_core = False
@@ -203,7 +199,7 @@ class Jobs(Kind):
         return self._check_part("status", new["status"]) if "status" in new else []
 
     def _check_identity(self, obj: Json) -> list[Cause]:
-        """Check kind and version, which a patch of a custom resource can change up to here."""
+        """Check kind and version: a patch of a custom resource may contain others."""
         expected = {"kind": self.resource.kind, "apiVersion": self.resource.api_version}
         return [
             invalid_value(key, obj.get(key), f"must be {value}")
