@@ -1,14 +1,16 @@
 """Unit tests of the engine's and the cluster's configuration, and of running commands."""
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.kind import cluster_config, dockerd, images, packages
+from tests.kind import cluster_config, command, dockerd, images, packages
 from tests.kind.command import CommandError, run, wait_until
+from tests.processes import eventually
 
 # What kubeadm 1.34 writes.
 COREFILE = """\
@@ -152,6 +154,24 @@ def test_command_that_times_out_is_killed_and_its_output_shown() -> None:
     with pytest.raises(CommandError, match=r"timed out after 0.3 s: sh[^\n]*\nhalf"):
         run(["sh", "-c", "echo half; exec sleep 600"], timeout=0.3)
     assert time.monotonic() - begin < 30
+
+
+def test_step_reports_its_start_the_time_so_far_and_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_PROGRESS_SECONDS", 0.02)
+    reported = ""
+
+    def shown() -> bool:
+        nonlocal reported
+        reported += capsys.readouterr().err
+        return "  building: 0 s so far\n" in reported
+
+    with command.step("building"):
+        eventually("the time so far", shown)
+    reported += capsys.readouterr().err
+    assert reported.startswith("▸ building\n")
+    assert re.search(r"  building: done after [\d.]+ s\n\Z", reported)
 
 
 def test_missing_program_is_named() -> None:
