@@ -1,6 +1,6 @@
 """Good and bad specs, and edits of a live job: one table for pydantic and for the API server's CEL.
 
-A bad spec names the field and words of the rule that the refusal must carry, whoever speaks it.
+Each bad spec has the field and a part of the rule's message, which both refusals must contain.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Bad:
     """A spec that must be refused, with the field that the message must name.
 
     cel_only: a rule about metadata, which only the API server sees.
-    says: words that must stand in the API server's message (rules of ours; schema errors have Kubernetes' words).
+    says: text of the API server's message, for rules of this project (schema errors have Kubernetes' own text).
     """
 
     id: str
@@ -30,7 +30,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one field on a live job; ``before`` and ``after`` are laid over the minimal spec."""
+    """A change of one field on a live job; ``before`` and ``after`` are merged into the minimal spec."""
 
     id: str
     field: str
@@ -145,9 +145,9 @@ BAD: tuple[Bad, ...] = (
     Bad("root under Restricted", "podSecurity", OK | {"podSecurity": {"runAsUser": 0}}, says="runAsUser 0 is root"),
     Bad("unknown profile", "podSecurity.profile", OK | {"podSecurity": {"profile": "Privileged"}}),
     Bad("negative user", "podSecurity.runAsUser", OK | {"podSecurity": {"runAsUser": -1}}),
-    Bad("shared memory in words", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": "much"}}),
+    Bad("shared memory as text", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": "much"}}),
     Bad("negative shared memory", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": -1}}),
-    Bad("limit in words", "resources.limits", OK | {"resources": {"limits": {"cpu": "two"}}}),
+    Bad("limit as text", "resources.limits", OK | {"resources": {"limits": {"cpu": "two"}}}),
     Bad("variable of the operator", "spec", OK | {"env": [{"name": "MASTER_ADDR", "value": "x"}]},
         says="env must not set variables that the operator sets"),
     Bad("variable twice", "env", OK | {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
@@ -166,7 +166,7 @@ BAD: tuple[Bad, ...] = (
     Bad("processes with a fraction", "nprocPerNode", OK | {"nprocPerNode": 1.5}),
     Bad("unknown field within", "restartPolicy.retries", OK | {"restartPolicy": {"retries": 2}}),
     Bad("unknown pull policy", "imagePullPolicy", OK | {"imagePullPolicy": "Sometimes"}),
-    Bad("suspend in words", "suspend", OK | {"suspend": "yes"}),
+    Bad("suspend as text", "suspend", OK | {"suspend": "yes"}),
     Bad("template container without a name", "template.spec.containers",
         OK | {"template": {"spec": {"containers": [{"image": "i"}]}}}),
     Bad("template container twice", "template.spec.containers",

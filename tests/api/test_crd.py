@@ -1,4 +1,4 @@
-"""The printed CRD: structural, described in full, and the same as the committed copy."""
+"""The generated CRD: structural, with all descriptions, and equal to the committed file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
         yield from nodes(schema["items"], f"{path}[]")
 
 
-def test_the_committed_crd_is_what_the_models_print() -> None:
+def test_committed_crd_matches_the_models() -> None:
     assert (ROOT / "manifests/crd.yaml").read_text() == as_yaml()
 
 
@@ -43,7 +43,7 @@ def test_the_schema_is_structural() -> None:
 
 
 def test_lists_and_texts_of_the_spec_are_bounded() -> None:
-    """CEL's cost budget is estimated from the maxima; without them a rule is refused."""
+    """The API server estimates the cost of CEL rules from the maxima, and refuses rules without them."""
     spec = openapi()["properties"]["spec"]
     for path, node in nodes(spec):
         if node.get("type") == "array":
@@ -52,11 +52,11 @@ def test_lists_and_texts_of_the_spec_are_bounded() -> None:
             assert "maxLength" in node, path
 
 
-def test_immutability_is_ruled_at_spec_level_for_every_immutable_field() -> None:
+def test_every_immutable_field_has_a_transition_rule_of_the_spec() -> None:
     rules = [rule["rule"] for rule in openapi()["properties"]["spec"]["x-kubernetes-validations"]]
     for field in IMMUTABLE:
         assert any(f"has(self.{field}) == has(oldSelf.{field})" in rule for rule in rules), field
 
 
-def test_the_longest_name_gives_a_host_name_of_one_label() -> None:
+def test_longest_job_name_gives_a_valid_host_name() -> None:
     assert len(pod_name("a" * MAX_JOB_NAME, "12345678", 99_999, MAX_NODES - 1)) <= 63

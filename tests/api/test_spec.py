@@ -1,4 +1,4 @@
-"""The spec's models: verdicts on the table of good and bad specs, defaults, and words for a user."""
+"""The spec models: verdicts on the table of good and bad specs, defaults, and error messages."""
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ def test_a_good_spec_is_accepted(spec: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("bad", [bad for bad in BAD if not bad.cel_only], ids=lambda bad: bad.id)
-def test_a_bad_spec_is_refused_by_name(bad: Bad) -> None:
+def test_bad_spec_is_refused_with_the_name_of_the_field(bad: Bad) -> None:
     with pytest.raises(ValidationError) as caught:
         parse_spec({"spec": bad.spec})
     lines = explain(caught.value)
@@ -21,18 +21,18 @@ def test_a_bad_spec_is_refused_by_name(bad: Bad) -> None:
     assert any(bad.says in line for line in lines), lines
 
 
-def test_the_table_is_as_long_as_promised() -> None:
+def test_table_of_specs_has_the_promised_size() -> None:
     assert len(BAD) >= 30
     assert len({bad.id for bad in BAD}) == len(BAD)
 
 
-def test_every_immutable_field_has_its_addition_change_and_removal_in_the_table() -> None:
+def test_table_adds_changes_and_removes_every_immutable_field() -> None:
     for field in IMMUTABLE:
         kinds = {edit.id.rsplit(" ", 1)[-1] for edit in ILLEGAL_EDITS if edit.field == field}
         assert {"added", "changed", "removed"} <= kinds, field
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults_match_the_design() -> None:
     spec = DDPJobSpec.model_validate(OK)
     assert spec.wire() == {
         "image": "trainer:1",
@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_design() -> None:
     }
 
 
-def test_what_a_template_says_beyond_the_schema_survives() -> None:
+def test_undeclared_template_fields_are_kept() -> None:
     spec = DDPJobSpec.model_validate(GOOD["template with what we do not know"])
     template = spec.wire()["template"]
     assert template["spec"]["dnsPolicy"] == "Default"
@@ -54,7 +54,7 @@ def test_what_a_template_says_beyond_the_schema_survives() -> None:
     assert template["metadata"]["finalizers"] == ["x/y"]
 
 
-def test_an_error_names_the_path_as_the_user_wrote_it() -> None:
+def test_error_has_the_path_of_the_field() -> None:
     with pytest.raises(ValidationError) as caught:
         DDPJobSpec.model_validate(OK | {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s"}}}]})
     assert explain(caught.value) == ["spec.env[0].valueFrom.secretKeyRef.key: required field is missing"]
@@ -66,7 +66,7 @@ def test_an_unknown_field_is_named_as_unknown() -> None:
     assert explain(caught.value) == ["spec.restartPolicy.retries: unknown field"]
 
 
-def test_an_error_says_what_the_value_must_be() -> None:
+def test_error_has_the_allowed_values() -> None:
     with pytest.raises(ValidationError) as caught:
         parse_spec({"spec": OK | {"numNodes": 0, "suspend": "yes"}})
     assert explain(caught.value) == [
@@ -84,11 +84,11 @@ def test_null_in_a_declared_field_means_absent() -> None:
 
 
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad.cel_only], ids=lambda bad: bad.id)
-def test_a_job_name_that_cannot_begin_pod_names_is_refused(bad: Bad) -> None:
+def test_job_name_that_is_invalid_in_pod_names_is_refused(bad: Bad) -> None:
     assert not is_job_name(bad.name)
 
 
-def test_a_job_name_of_the_greatest_length_is_accepted() -> None:
+def test_job_name_of_maximum_length_is_accepted() -> None:
     assert is_job_name("a" * 44 + "1")
     assert not is_job_name("a\n")
 
@@ -110,5 +110,5 @@ def test_true_and_one_in_a_template_are_different_values() -> None:
 
 
 def stored(spec: dict[str, object]) -> dict[str, object]:
-    """The minimal spec with these fields, as the API server stores it."""
+    """Return the minimal spec with these fields, as the API server stores it."""
     return parse_spec({"spec": OK | spec}).wire()

@@ -34,7 +34,9 @@ def test_a_time_of_rfc_3339_is_accepted(time: str) -> None:
     ],
     ids=str,
 )
-def test_a_status_that_is_wrong_is_refused_at_its_field(status: dict[str, Any], field: tuple[str | int, ...]) -> None:
+def test_wrong_status_is_refused_with_the_name_of_the_field(
+    status: dict[str, Any], field: tuple[str | int, ...]
+) -> None:
     with pytest.raises(ValidationError) as caught:
         DDPJobStatus.model_validate(status)
     assert field in [error["loc"] for error in caught.value.errors()]

@@ -1,4 +1,4 @@
-"""The API server's verdicts, by schema and CEL, against pydantic's, on one table of specs; and edits of a live job."""
+"""Compare the API server's verdicts (schema and CEL) with pydantic's on one table of specs and of edits."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ Apply = Callable[[str, dict[str, Any]], "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def apply(control_plane: Any, namespace: str) -> Apply:
-    """``kubectl apply`` of a job, with kubectl's own strict validation."""
+    """Apply a job with ``kubectl apply`` and its strict validation."""
 
     def run(name: str, spec: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
         job = {
@@ -34,13 +34,13 @@ def apply(control_plane: Any, namespace: str) -> Apply:
 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
-def test_the_api_server_accepts_what_pydantic_accepts(apply: Apply, spec: dict[str, Any]) -> None:
+def test_api_server_accepts_what_pydantic_accepts(apply: Apply, spec: dict[str, Any]) -> None:
     done = apply("job", spec)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.id)
-def test_the_api_server_refuses_what_pydantic_refuses_and_says_why(apply: Apply, bad: Bad) -> None:
+def test_api_server_refuses_what_pydantic_refuses_with_a_reason(apply: Apply, bad: Bad) -> None:
     done = apply(bad.name, bad.spec)
     assert done.returncode != 0, "accepted"
     assert bad.field.split(".")[-1] in done.stderr, done.stderr
@@ -48,7 +48,7 @@ def test_the_api_server_refuses_what_pydantic_refuses_and_says_why(apply: Apply,
 
 
 @pytest.mark.parametrize("edit", ILLEGAL_EDITS, ids=lambda edit: edit.id)
-def test_an_edit_of_what_is_immutable_is_refused_on_a_live_job(apply: Apply, edit: Edit) -> None:
+def test_edit_of_an_immutable_field_is_refused_on_a_live_job(apply: Apply, edit: Edit) -> None:
     created = apply("job", OK | edit.before)
     assert created.returncode == 0, created.stderr
     done = apply("job", OK | edit.after)
@@ -57,7 +57,7 @@ def test_an_edit_of_what_is_immutable_is_refused_on_a_live_job(apply: Apply, edi
 
 
 @pytest.mark.parametrize("edit", LEGAL_EDITS, ids=lambda edit: edit.id)
-def test_an_edit_of_what_may_change_is_accepted_on_a_live_job(apply: Apply, edit: Edit) -> None:
+def test_edit_of_a_mutable_field_is_accepted_on_a_live_job(apply: Apply, edit: Edit) -> None:
     assert apply("job", OK | edit.before).returncode == 0
     done = apply("job", OK | edit.after)
     assert done.returncode == 0, done.stderr

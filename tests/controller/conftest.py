@@ -1,4 +1,4 @@
-"""A namespace's jobs, an operator that serves them, a proxy that can come between."""
+"""Fixtures: the jobs of a namespace, an operator for it, and a proxy between operator and API server."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.controlplane import ControlPlane
 from tests.faults import FaultProxy
 
 NEVER = 86_400
-"""A sweep interval under which nothing but watch events can have brought news."""
+"""A sweep interval so long that only watch events can report changes."""
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def jobs(control_plane: ControlPlane, namespace: str) -> Jobs:
 
 @pytest.fixture
 def operator(control_plane: ControlPlane, namespace: str) -> Iterator[OperatorProcess]:
-    """Serves the test's namespace; sweeps once at its start and never again."""
+    """Return an operator for the test's namespace that sweeps only at its start."""
     with OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER) as operator:
         yield operator
 
@@ -33,7 +33,7 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator_behind_proxy(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[OperatorProcess]:
-    """The same with everything it says to the API server going through ``proxy``. Not started yet."""
+    """Return an operator, not yet started, whose requests go through ``proxy``."""
     operator = OperatorProcess(
         control_plane, namespace, server=proxy.server, name="operator-behind-proxy", sweep_interval_seconds=NEVER
     )

@@ -1,4 +1,4 @@
-"""An event loop whose time jumps to whatever is due next: hours of backoff pass in a blink."""
+"""An event loop with simulated time that jumps to the next timer, so hours of backoff take milliseconds."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits: where a real selector would sleep, time moves instead."""
+    """A selector that advances the time instead of sleeping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class FakeTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop on fake time, starting at 0."""
+    """An event loop with simulated time, starting at 0."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -36,6 +36,6 @@ class FakeTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a loop of its own."""
+    """Run a coroutine in a new loop with simulated time."""
     with asyncio.Runner(loop_factory=FakeTimeLoop) as runner:
         return runner.run(coroutine)

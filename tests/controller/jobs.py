@@ -1,4 +1,4 @@
-"""What a test does to the jobs of one namespace: as their user, and as the kubelet that runs their pods."""
+"""Actions of a test on the jobs of one namespace, as their user and as the kubelet."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ CORE = "/api/v1/namespaces"
 
 
 class Jobs:
-    """Jobs, their pods and the operator's writes in one namespace of a control plane."""
+    """The jobs, their pods and the operator's writes in one namespace."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
@@ -21,7 +21,7 @@ class Jobs:
         self.path = f"/{names.DDPJOBS.path_prefix}/namespaces/{namespace}/{names.DDPJOBS.plural}"
 
     def submit(self, name: str = "mnist", **spec: Any) -> Json:
-        """Apply a job; one node unless said otherwise."""
+        """Apply a job, by default with one node."""
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.DDPJOBS.kind,
@@ -50,7 +50,7 @@ class Jobs:
         return dict(found[0]) if found else {}
 
     def wait_for(self, state: str, name: str = "mnist", **fields: Any) -> Json:
-        """The status once its state, and any other field given, are as said."""
+        """Wait until the status has this state and these fields, and return it."""
         wanted = {"state": state} | fields
 
         def probe() -> Json | None:
@@ -60,7 +60,7 @@ class Jobs:
         return eventually(f"{name} is {wanted}; it is {self.status(name)}", probe)
 
     def pods(self, name: str = "mnist", attempt: int | None = None) -> list[Json]:
-        """The job's pods by rank."""
+        """Return the job's pods by node_rank."""
         selector = f"{names.LABEL_JOB_NAME}={name}" + (f",{names.LABEL_ATTEMPT}={attempt}" if attempt else "")
         pods = self.plane.request("GET", f"{CORE}/{self.namespace}/pods?labelSelector={selector}")["items"]
         return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]))
@@ -73,18 +73,18 @@ class Jobs:
         return eventually(f"{number} pods of attempt {attempt} of {name}", probe)
 
     def run(self, pod: Json) -> None:
-        """The kubelet reports that the trainer runs. The pod is not bound to a node, so that it can be deleted."""
+        """Report a running trainer. The pod is not bound to a node, so that it can be deleted."""
         self._report(pod, running())
 
     def end(self, pod: Json, code: int) -> None:
-        """The kubelet reports that the trainer ended."""
+        """Report that the trainer ended."""
         self._report(pod, ended(code))
 
     def _report(self, pod: Json, status: Json) -> None:
         self.plane.request("PATCH", f"{self.object_path(pod)}/status", {"status": status})
 
     def delete(self, pod: Json) -> None:
-        """Somebody deletes the pod."""
+        """Delete the pod."""
         self.plane.request("DELETE", self.object_path(pod), {"gracePeriodSeconds": 0})
 
     def object_path(self, pod: Json) -> str:
@@ -94,12 +94,12 @@ class Jobs:
         return list(self.plane.request("GET", f"{CORE}/{self.namespace}/{plural}")["items"])
 
     def owned(self, plural: str, name: str = "mnist") -> list[str]:
-        """Names of objects that the job owns."""
+        """Return the names of the objects that the job owns."""
         uid = self.get(name)["metadata"]["uid"]
         return [item["metadata"]["name"] for item in self.objects(plural) if owner_uid(item) == uid]
 
     def writes(self, *, about: str = "", since: int = 0) -> list[tuple[str, str, str, int]]:
-        """The operator's writes: verb, resource, name and HTTP status, in order; ``since`` skips that many."""
+        """Return the operator's writes in order, without the first ``since``: verb, resource, name, HTTP status."""
         found = []
         for event in self.plane.writes():
             ref = event["objectRef"]
@@ -110,7 +110,7 @@ class Jobs:
         return found[since:]
 
     def settle(self) -> None:
-        """Wait until the operator has handled everything up to now: a job applied after it, to its end."""
+        """Wait until the operator has handled all earlier changes: it handles a new job to its end."""
         marker = f"marker-{len(self.writes())}"
         self.submit(marker)
         self.wait_for("Pending", marker, nodes={"desired": 1, "pending": 1} | dict.fromkeys(NOT_PENDING, 0))

@@ -1,4 +1,4 @@
-"""The operator as what it is in production: a process of its own, seen from outside."""
+"""The operator as a separate process, as in production."""
 
 import json
 import os
@@ -18,9 +18,9 @@ READY_SECONDS = 60.0
 
 
 class OperatorProcess:
-    """Starts ``ddpjob-operator`` against a control plane; a context manager that ends it with SIGTERM.
+    """Runs ``ddpjob-operator`` with a control plane; the context manager stops it with SIGTERM.
 
-    namespaces: what it serves. token: as whom it speaks. server: a proxy to go through, if any.
+    namespaces: to serve. token: its credentials. server: URL of a proxy, or None.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class OperatorProcess:
         self.stop()
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it, and wait until it says that it is ready."""
+        """Start it and wait until it is ready."""
         self._offset = self._log.stat().st_size if self._log.exists() else 0
         environment = dict(os.environ) | {"NO_PROXY": "127.0.0.1"}
         environment |= {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
@@ -58,21 +58,21 @@ class OperatorProcess:
             eventually("the operator is ready", self.is_ready, timeout=READY_SECONDS)
 
     def stop(self) -> int:
-        """SIGTERM, and wait for its end; the exit status."""
+        """Send SIGTERM, wait for the end and return the exit code."""
         assert self.process is not None
         end(self.process, grace=30)
         self._show()
         return int(self.process.returncode)
 
     def kill(self) -> None:
-        """SIGKILL: no chance to finish anything."""
+        """Send SIGKILL."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self._show()
 
     def _show(self) -> None:
-        """Into the captured output, which pytest shows when a test failed."""
+        """Print the log, which pytest shows if the test fails."""
         print(tail(self._log, lines=60))
 
     def is_ready(self) -> bool:
@@ -82,7 +82,7 @@ class OperatorProcess:
         return self.get("/readyz")[0] == 200
 
     def get(self, path: str) -> tuple[int, str]:
-        """HTTP status and body of the health server; (0, "") while it does not listen yet."""
+        """Return HTTP status and body of the health server; (0, "") before it listens."""
         port = self.port()
         if port is None:
             return 0, ""
@@ -96,7 +96,7 @@ class OperatorProcess:
             return 0, ""
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a metric that carry these labels."""
+        """Return the sum of the samples of a metric with these labels."""
         total = 0.0
         for line in self.get("/metrics")[1].splitlines():
             match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
@@ -105,18 +105,18 @@ class OperatorProcess:
         return total
 
     def port(self) -> int | None:
-        """Port of the health server, from the log."""
+        """The port of the health server, from the log."""
         found = re.search(r"health on port (\d+)", self.text())
         return int(found[1]) if found else None
 
     def text(self) -> str:
-        """What this start of the process has logged so far."""
+        """The log lines since this start."""
         with self._log.open("rb") as log:
             log.seek(self._offset)
             return log.read().decode(errors="replace")
 
     def lines(self) -> list[dict[str, Any]]:
-        """The same as JSON objects."""
+        """The log lines as JSON objects."""
         return [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
 
     @property

@@ -1,4 +1,4 @@
-"""Acting, against the real API server: what exists already is ours, somebody else's, or on its way out."""
+"""Creates and deletes on the real API server: existing, conflicting and terminating objects."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.apiserver
 
 @dataclass
 class Bench:
-    """The executor and what it stands on, for one job that no operator looks after."""
+    """An executor with its cluster and cache, for one job without an operator."""
 
     cluster: KubernetesCluster
     cache: Cache
@@ -35,7 +35,7 @@ class Bench:
     job: Json
 
     def pod(self, name: str, *, owner: str = "", **metadata: Any) -> Json:
-        """A pod, of this job unless said otherwise."""
+        """Return a pod, by default of this job."""
         reference = {
             "apiVersion": names.API_VERSION,
             "kind": names.DDPJOBS.kind,
@@ -69,18 +69,18 @@ async def bench(control_plane: ControlPlane, jobs: Jobs) -> AsyncIterator[Bench]
     await connection.close()
 
 
-async def test_what_is_created_is_known_at_once(bench: Bench) -> None:
+async def test_created_objects_are_cached_at_once(bench: Bench) -> None:
     assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
     assert bench.cached() == ["a", "b"]
 
 
-async def test_our_own_pod_that_is_there_already_is_adopted(bench: Bench) -> None:
+async def test_existing_pod_of_the_job_is_adopted(bench: Bench) -> None:
     await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
     assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
     assert bench.cached() == ["a", "b"]
 
 
-async def test_our_own_pod_that_is_on_its_way_out_is_waited_for(bench: Bench) -> None:
+async def test_terminating_pod_of_the_job_is_waited_for(bench: Bench) -> None:
     held = bench.pod("a", finalizers=["ddpjob.dev/test"])
     pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, held)
     await bench.executor.delete(bench.jobs.namespace, [Delete(names.PODS, "a", pod["metadata"]["uid"])])
@@ -89,7 +89,7 @@ async def test_our_own_pod_that_is_on_its_way_out_is_waited_for(bench: Bench) ->
     assert (await bench.cluster.get(names.PODS, bench.jobs.namespace, "a"))["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-async def test_a_pod_of_a_former_job_of_this_name_is_a_conflict(bench: Bench) -> None:
+async def test_pod_of_a_deleted_job_of_the_same_name_is_a_conflict(bench: Bench) -> None:
     await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a", owner="of-a-former-job"))
     (problem,) = (await bench.create(bench.pod("a"))).problems
     assert (problem.reason, problem.name) == ("NameConflict", "a")
@@ -97,8 +97,8 @@ async def test_a_pod_of_a_former_job_of_this_name_is_a_conflict(bench: Bench) ->
     assert bench.cached() == []
 
 
-async def test_pods_are_taken_back_where_their_service_is_somebody_elses(bench: Bench) -> None:
-    spec = {"clusterIP": "None", "selector": {"of": "somebody-else"}}
+async def test_pods_are_deleted_if_the_service_belongs_to_another_owner(bench: Bench) -> None:
+    spec = {"clusterIP": "None", "selector": {"of": "another"}}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": spec}
     await bench.cluster.create(names.SERVICES, bench.jobs.namespace, service)
     phase = (Create(names.SERVICES, "a", service), *(Create(names.PODS, n, bench.pod(n)) for n in ("a", "b")))
@@ -108,7 +108,7 @@ async def test_pods_are_taken_back_where_their_service_is_somebody_elses(bench: 
     assert bench.cached() == []
 
 
-async def test_a_refusal_takes_the_siblings_back_and_keeps_the_servers_words(bench: Bench) -> None:
+async def test_refusal_deletes_the_other_pods_and_keeps_the_servers_message(bench: Bench) -> None:
     wrong = bench.pod("c")
     wrong["spec"]["containers"][0]["image"] = ""
     (problem,) = (await bench.create(bench.pod("a"), bench.pod("b"), wrong)).problems
@@ -118,7 +118,7 @@ async def test_a_refusal_takes_the_siblings_back_and_keeps_the_servers_words(ben
     assert bench.cached() == []
 
 
-async def test_after_a_refusal_the_way_is_felt_with_one_create(bench: Bench) -> None:
+async def test_first_retry_after_a_refusal_creates_one_object(bench: Bench) -> None:
     bodies = [bench.pod(name) for name in "abcd"]
     bodies[0]["spec"]["containers"][0]["image"] = ""
     phase = tuple(Create(names.PODS, body["metadata"]["name"], body) for body in bodies)
@@ -128,12 +128,12 @@ async def test_after_a_refusal_the_way_is_felt_with_one_create(bench: Bench) -> 
     assert len(posts) == 1, posts
 
 
-async def test_nothing_is_created_in_a_namespace_that_is_going_away(bench: Bench, control_plane: ControlPlane) -> None:
+async def test_nothing_is_created_in_a_terminating_namespace(bench: Bench, control_plane: ControlPlane) -> None:
     control_plane.request("DELETE", f"/api/v1/namespaces/{bench.jobs.namespace}")
     assert await bench.create(bench.pod("a")) == Outcome()
 
 
-async def test_deleting_what_is_gone_or_replaced_is_done(bench: Bench) -> None:
+async def test_delete_of_a_missing_or_replaced_object_succeeds(bench: Bench) -> None:
     first = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
     bench.cache.put(names.PODS, first)
     uid = first["metadata"]["uid"]
@@ -146,7 +146,7 @@ async def test_deleting_what_is_gone_or_replaced_is_done(bench: Bench) -> None:
     assert bench.cached() == []
 
 
-async def test_a_claim_that_the_user_made_is_shared_and_not_forgotten_by_a_sweep(bench: Bench) -> None:
+async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -174,7 +174,7 @@ async def test_a_claim_that_the_user_made_is_shared_and_not_forgotten_by_a_sweep
     assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints") is None
 
 
-async def test_an_event_that_is_sent_twice_is_there_once(bench: Bench) -> None:
+async def test_event_that_is_sent_twice_exists_once(bench: Bench) -> None:
     sender = EventSender(bench.cluster)
     running = asyncio.create_task(sender.run())
     for message in ("attempt 1 begins", "attempt 1 begins", "attempt 2 begins"):

@@ -1,4 +1,4 @@
-"""The cache believes the newest it was told, in whatever order it is told."""
+"""The cache keeps the newest state, in any order of events."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def names_of(cache: Cache) -> list[str]:
     return sorted(pod["metadata"]["name"] for pod in cache.pods(JOB))
 
 
-def test_the_newer_version_wins_whichever_comes_last() -> None:
+def test_newer_version_wins_in_any_order() -> None:
     cache = Cache()
     assert cache.put(names.PODS, a_pod("a", 20))
     assert not cache.put(names.PODS, a_pod("a", 9))
@@ -36,7 +36,7 @@ def test_the_newer_version_wins_whichever_comes_last() -> None:
     assert known["metadata"]["resourceVersion"] == "20"
 
 
-def test_a_repetition_wakes_nobody() -> None:
+def test_repeated_object_queues_no_job() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
     cache.put(names.PODS, a_pod("a", 1))
@@ -44,7 +44,7 @@ def test_a_repetition_wakes_nobody() -> None:
     assert woken == [Key("default", "mnist")]
 
 
-def test_a_late_answer_does_not_raise_the_dead() -> None:
+def test_late_response_does_not_restore_a_deleted_object() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 5))
     cache.remove(names.PODS, "default", "a", "uid-a")
@@ -52,20 +52,20 @@ def test_a_late_answer_does_not_raise_the_dead() -> None:
     assert names_of(cache) == []
 
 
-def test_a_deletion_may_be_told_before_the_creation() -> None:
+def test_deletion_may_arrive_before_the_creation() -> None:
     cache = Cache()
     cache.remove(names.PODS, "default", "a", "uid-a")
     assert not cache.put(names.PODS, a_pod("a", 5))
 
 
-def test_a_deletion_of_the_former_bearer_of_a_name_spares_the_present_one() -> None:
+def test_deletion_of_an_object_keeps_its_successor_of_the_same_name() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 9, uid="second"))
     assert not cache.remove(names.PODS, "default", "a", "first")
     assert names_of(cache) == ["a"]
 
 
-def test_a_new_bearer_of_a_name_buries_the_former_one() -> None:
+def test_new_object_of_a_name_replaces_the_old_one() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 5, uid="first"))
     cache.put(names.PODS, a_pod("a", 9, uid="second"))
@@ -75,7 +75,7 @@ def test_a_new_bearer_of_a_name_buries_the_former_one() -> None:
     assert known["metadata"]["uid"] == "second"
 
 
-def test_a_pod_whose_label_moves_to_another_job_is_counted_there_alone() -> None:
+def test_pod_with_a_changed_job_label_belongs_only_to_the_new_job() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 1))
     cache.put(names.PODS, a_pod("a", 2, job="other"))
@@ -83,7 +83,7 @@ def test_a_pod_whose_label_moves_to_another_job_is_counted_there_alone() -> None
     assert len(cache.pods("other")) == 1
 
 
-def test_a_list_heals_a_deletion_that_no_event_told() -> None:
+def test_list_finds_a_deletion_that_events_missed() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)
     cache.put(names.PODS, a_pod("a", 1))
@@ -94,14 +94,14 @@ def test_a_list_heals_a_deletion_that_no_event_told() -> None:
     assert woken == [Key("default", "mnist")]
 
 
-def test_a_list_does_not_lose_what_was_created_after_it_was_read() -> None:
+def test_list_keeps_objects_created_after_it() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("new", 11))
     assert cache.replace(names.PODS, ObjectList((), "10")) == 0
     assert names_of(cache) == ["new"]
 
 
-def test_a_list_with_a_selector_says_nothing_of_objects_it_does_not_select() -> None:
+def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))
     cache.replace(names.CLAIMS, ObjectList((), "10"), is_labelled)
@@ -124,8 +124,8 @@ def test_jobs_are_counted_by_state() -> None:
 
 
 @given(st.data())
-def test_any_order_of_events_with_any_repetitions_ends_in_the_same_state(data: st.DataObject) -> None:
-    """Three lives of one name: each object is created, changed and (but the last) deleted, told in any order."""
+def test_any_order_and_repetition_of_events_gives_the_same_state(data: st.DataObject) -> None:
+    """Three objects of one name, one after the other: created, changed and (except the last) deleted, in any order."""
     history: list[tuple[str, dict[str, Any]]] = []
     version = 0
     for life in range(3):
@@ -134,9 +134,9 @@ def test_any_order_of_events_with_any_repetitions_ends_in_the_same_state(data: s
             history.append(("put", a_pod("a", version, uid=f"life-{life}")))
         if life < 2:
             history.append(("remove", a_pod("a", version, uid=f"life-{life}")))
-    told = data.draw(st.permutations(history + data.draw(st.lists(st.sampled_from(history)))))
+    events = data.draw(st.permutations(history + data.draw(st.lists(st.sampled_from(history)))))
     cache = Cache()
-    for kind, obj in told:
+    for kind, obj in events:
         if kind == "put":
             cache.put(names.PODS, a_pod("a", int(obj["metadata"]["resourceVersion"]), uid=obj["metadata"]["uid"]))
         else:
@@ -148,7 +148,7 @@ def test_any_order_of_events_with_any_repetitions_ends_in_the_same_state(data: s
 
 
 @pytest.mark.parametrize("version", ["", "not-a-number"])
-def test_a_version_that_is_no_number_is_older_than_any(version: str) -> None:
+def test_version_that_is_not_a_number_is_the_oldest(version: str) -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("a", 1))
     odd = a_pod("a", 2)

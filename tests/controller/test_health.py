@@ -1,4 +1,4 @@
-"""Liveness is about the event loop alone; readiness about the watches."""
+"""Liveness depends only on the event loop, readiness on the watches."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 class Verdicts:
-    """What the server will say."""
+    """The verdicts that the server reports."""
 
     def __init__(self) -> None:
         self.alive: Verdict = (True, "ok")
@@ -46,7 +46,7 @@ def server(verdicts: Verdicts) -> Iterator[HealthServer]:
     server.close()
 
 
-def test_the_paths_answer_with_status_and_reason(server: HealthServer, verdicts: Verdicts) -> None:
+def test_paths_respond_with_status_and_reason(server: HealthServer, verdicts: Verdicts) -> None:
     assert get(server.port, "/healthz") == (200, "ok\n")
     assert get(server.port, "/readyz") == (503, "the watch of pods is not open yet\n")
     assert get(server.port, "/metrics") == (200, "answer 42\n")
@@ -63,7 +63,7 @@ def test_all_addresses_are_served_by_default(verdicts: Verdicts) -> None:
         server.close()
 
 
-async def test_a_loop_that_turns_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_event_loop_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "BEAT_SECONDS", 0.01)
     time = 1000.0
     heartbeat = Heartbeat(lambda: time)
@@ -79,7 +79,7 @@ async def test_a_loop_that_turns_is_alive(monkeypatch: pytest.MonkeyPatch) -> No
     beating.cancel()
 
 
-def test_a_loop_that_has_not_turned_for_30_s_is_not_alive() -> None:
+def test_event_loop_blocked_for_30_s_is_not_alive() -> None:
     time = 1000.0
     heartbeat = Heartbeat(lambda: time)
     time += 31
@@ -105,7 +105,7 @@ BLOCKED = """
 """
 
 
-def test_liveness_is_answered_and_fails_while_the_loop_is_really_blocked() -> None:
+def test_liveness_fails_while_the_event_loop_is_blocked() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(BLOCKED)],
         stdin=subprocess.PIPE,

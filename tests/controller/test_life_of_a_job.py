@@ -1,4 +1,4 @@
-"""The operator as a process, the API server for real: what becomes of a job from apply to its end."""
+"""The operator as a process with a real API server: a job from apply to its end."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.processes import eventually
 pytestmark = pytest.mark.apiserver
 
 
-def test_a_job_makes_exactly_what_its_plan_says_and_then_rests(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_job_creates_exactly_the_planned_objects_and_then_writes_nothing(operator: OperatorProcess, jobs: Jobs) -> None:
     claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
     job = jobs.submit(numNodes=3, checkpoint={"claimTemplate": claim})
     uid = job["metadata"]["uid"]
@@ -32,7 +32,7 @@ def test_a_job_makes_exactly_what_its_plan_says_and_then_rests(operator: Operato
     assert len(made) == 8, made
 
 
-def test_the_status_follows_the_pods_through_watch_events_alone(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_watch_events_alone_update_the_status(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(numNodes=2)
     pods = jobs.wait_for_pods(2)
     for pod in pods:
@@ -48,7 +48,7 @@ def test_the_status_follows_the_pods_through_watch_events_alone(operator: Operat
     assert len(jobs.pods()) == 2, "ended pods stay, with their logs"
 
 
-def test_a_failed_pod_restarts_the_group_after_the_decision_was_written(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_failed_pod_restarts_the_group_after_the_decision_is_written(operator: OperatorProcess, jobs: Jobs) -> None:
     since = jobs.submit(numNodes=2)["metadata"]["resourceVersion"]
     first = jobs.wait_for_pods(2)
     for pod in first:
@@ -81,7 +81,7 @@ def version(event: dict[str, dict[str, dict[str, str]]]) -> int:
     return int(event["object"]["metadata"]["resourceVersion"])
 
 
-def test_when_the_restarts_are_spent_the_job_fails_and_nothing_runs_on(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_job_without_restarts_left_fails_and_stops_all_pods(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(numNodes=2, restartPolicy={"maxRestarts": 0})
     pods = jobs.wait_for_pods(2)
     for pod in pods:
@@ -94,7 +94,7 @@ def test_when_the_restarts_are_spent_the_job_fails_and_nothing_runs_on(operator:
     assert len(jobs.pods()) == 1
 
 
-def test_many_pods_that_start_at_once_cost_few_status_patches(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_many_pods_starting_at_once_need_few_status_patches(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(numNodes=16)
     pods = jobs.wait_for_pods(16)
     jobs.wait_for("Pending", nodes={"desired": 16, "pending": 16, "running": 0, "succeeded": 0, "failed": 0})
@@ -106,14 +106,14 @@ def test_many_pods_that_start_at_once_cost_few_status_patches(operator: Operator
     assert len(patches) < 16, patches
 
 
-def test_a_finished_job_deletes_itself_when_its_time_to_live_is_over(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_finished_job_is_deleted_after_its_ttl(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(ttlSecondsAfterFinished=1)
     (pod,) = jobs.wait_for_pods(1)
     jobs.end(pod, 0)
     eventually("the job is gone", lambda: not jobs.exists())
 
 
-def test_a_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit(numNodes=2)
     jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
     writes = len(jobs.writes(about="mnist"))
@@ -135,7 +135,7 @@ def test_a_job_of_another_namespace_is_not_touched(
     assert other.writes() == []
 
 
-def test_events_tell_the_transitions_once_each(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_each_transition_has_one_event(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.submit()
     (pod,) = jobs.wait_for_pods(1)
     jobs.run(pod)

@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each, about the job they were logged for."""
+"""Log lines: one JSON object each, with the job of their context."""
 
 import json
 import logging
@@ -30,12 +30,12 @@ def test_a_line_inside_a_reconcile_names_the_job_and_its_attempt() -> None:
     assert "job" not in line()
 
 
-def test_a_line_break_or_a_quote_cannot_forge_a_second_line() -> None:
+def test_line_break_or_quote_does_not_create_a_second_line() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, 'a\n{"level": "error"}', None, None)
     assert "\n" not in logs.JsonFormatter().format(record)
 
 
-def test_an_exception_comes_with_its_traceback() -> None:
+def test_exception_is_logged_with_its_traceback() -> None:
     try:
         raise ValueError("boom")
     except ValueError:

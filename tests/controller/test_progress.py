@@ -1,4 +1,4 @@
-"""Asking a pod for its progress: what answers is a real HTTP server on loopback, sometimes a hostile one."""
+"""Polling the progress of a pod: a real HTTP server on loopback, with valid and malformed responses."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Trainer:
-    """Rank 0's progress server; ``handler`` answers, ``polls`` counts."""
+    """Rank 0's progress server; ``handler`` responds, ``polls`` counts the requests."""
 
     def __init__(self) -> None:
         self.polls = 0
@@ -46,7 +46,7 @@ async def trainer() -> AsyncIterator[Trainer]:
 
 
 class Polling:
-    """A poller with a short interval, what it found, and a way to wait for more."""
+    """A poller with a short interval, and its results."""
 
     def __init__(self) -> None:
         self.news: list[Key] = []
@@ -73,7 +73,7 @@ async def test_port_of_maps_the_port_of_a_pod(trainer: Trainer) -> None:
     await poller.close()
 
 
-async def test_an_answer_is_kept_with_the_pod_that_gave_it(trainer: Trainer, polling: Polling) -> None:
+async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"schema": 1, "step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: polling.news)
@@ -82,7 +82,7 @@ async def test_an_answer_is_kept_with_the_pod_that_gave_it(trainer: Trainer, pol
     assert (answer.pod, answer.progress) == ("pod-0", {"schema": 1, "step": 3})
 
 
-async def test_only_news_wakes_the_job(trainer: Trainer, polling: Polling) -> None:
+async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"step": 3, "ageSeconds": 0.1})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: len(polling.results) >= 5)
@@ -95,7 +95,7 @@ async def test_only_news_wakes_the_job(trainer: Trainer, polling: Polling) -> No
     await polling.until(lambda: len(polling.news) == 2)
 
 
-async def test_the_same_words_of_another_pod_are_news(trainer: Trainer, polling: Polling) -> None:
+async def test_same_response_of_another_pod_queues_the_job(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: polling.news)
@@ -103,7 +103,7 @@ async def test_the_same_words_of_another_pod_are_news(trainer: Trainer, polling:
     await polling.until(lambda: len(polling.news) == 2)
 
 
-async def test_nobody_is_asked_after_following_ended(trainer: Trainer, polling: Polling) -> None:
+async def test_polling_stops_when_the_job_is_no_longer_followed(trainer: Trainer, polling: Polling) -> None:
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: trainer.polls)
     polling.poller.follow(KEY, None)
@@ -115,7 +115,7 @@ async def test_nobody_is_asked_after_following_ended(trainer: Trainer, polling: 
     assert polling.poller.answer(KEY) is None
 
 
-async def test_a_server_that_starts_late_is_found(trainer: Trainer, polling: Polling, unused_tcp_port: int) -> None:
+async def test_server_that_starts_late_is_polled(trainer: Trainer, polling: Polling, unused_tcp_port: int) -> None:
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", unused_tcp_port))
     await polling.until(lambda: "unreachable" in polling.results)
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
@@ -133,7 +133,7 @@ async def test_a_redirect_is_not_followed(trainer: Trainer, polling: Polling) ->
     assert polling.news == []
 
 
-async def test_an_answer_without_end_is_cut_off(trainer: Trainer, polling: Polling) -> None:
+async def test_endless_response_is_aborted(trainer: Trainer, polling: Polling) -> None:
     sent = 0
 
     async def endless(request: web.BaseRequest) -> web.StreamResponse:
@@ -152,7 +152,7 @@ async def test_an_answer_without_end_is_cut_off(trainer: Trainer, polling: Polli
     assert sent < 100 * MAX_BYTES
 
 
-async def test_an_answer_that_never_comes_is_given_up(trainer: Trainer, polling: Polling) -> None:
+async def test_missing_response_times_out(trainer: Trainer, polling: Polling) -> None:
     async def silent(request: web.BaseRequest) -> web.Response:
         await asyncio.sleep(60)
         return web.Response()
@@ -163,7 +163,7 @@ async def test_an_answer_that_never_comes_is_given_up(trainer: Trainer, polling:
     assert polling.results[0] == "unreachable"
 
 
-async def test_no_proxy_of_the_environment_is_asked(
+async def test_proxy_of_the_environment_is_not_used(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused_tcp_port}")
@@ -178,10 +178,10 @@ async def test_no_proxy_of_the_environment_is_asked(
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"nonsense", b'"text"', b"\xff\xfe", b"[" * 60_000])
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+def test_response_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(UnusableAnswerError):
         parse(body)
 
 
-def test_numbers_that_json_does_not_have_become_null() -> None:
+def test_nan_and_infinity_become_none() -> None:
     assert parse(b'{"loss": NaN, "lr": -Infinity, "step": 3}') == {"loss": None, "lr": None, "step": 3}

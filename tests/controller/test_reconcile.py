@@ -1,4 +1,4 @@
-"""What a reconcile does with an error of its own, and what the process does with wrong settings."""
+"""Unexpected errors in a reconcile, and invalid settings of the process."""
 
 import logging
 from typing import Any, cast
@@ -19,7 +19,7 @@ from ddpjob.engine.actions import EngineSettings
 from tests.builders import a_job
 
 
-async def test_an_unexpected_error_is_shown_with_its_traceback_once_and_tried_again_with_backoff(
+async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unreachable = cast(Cluster, None)  # the error comes before any request
@@ -47,12 +47,12 @@ async def test_an_unexpected_error_is_shown_with_its_traceback_once_and_tried_ag
     await poller.close()
 
 
-def test_a_wrong_setting_ends_the_process_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_setting_exits_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--health-port", "eighty"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_flag_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0

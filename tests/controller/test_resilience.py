@@ -1,4 +1,4 @@
-"""The operator under faults: killed between writes, cut off, lied to, restarted; the jobs must not notice."""
+"""The operator under faults: kills, restarts, lost connections and responses must not affect the jobs."""
 
 import os
 import random
@@ -23,9 +23,7 @@ def is_watch(request: web.BaseRequest, plural: str = "") -> bool:
     return request.query.get("watch") == "true" and request.path.endswith(plural)
 
 
-def test_a_restart_of_the_operator_touches_no_pod_and_writes_nothing(
-    control_plane: ControlPlane, namespace: str, jobs: Jobs
-) -> None:
+def test_restart_of_the_operator_writes_nothing(control_plane: ControlPlane, namespace: str, jobs: Jobs) -> None:
     operator = OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER)
     with operator:
         jobs.submit(numNodes=2)
@@ -43,7 +41,7 @@ def test_a_restart_of_the_operator_touches_no_pod_and_writes_nothing(
         jobs.wait_for("Running", succeededRanks=[0])
 
 
-def test_sigterm_ends_the_operator_in_order(control_plane: ControlPlane, namespace: str, jobs: Jobs) -> None:
+def test_sigterm_stops_the_operator_cleanly(control_plane: ControlPlane, namespace: str, jobs: Jobs) -> None:
     operator = OperatorProcess(control_plane, namespace)
     operator.start()
     jobs.submit(numNodes=8)
@@ -52,10 +50,10 @@ def test_sigterm_ends_the_operator_in_order(control_plane: ControlPlane, namespa
 
 
 @pytest.mark.parametrize("after_commit", [False, True], ids=["before the write", "after the write"])
-def test_killed_at_every_write_it_ends_in_the_same_state_with_nothing_made_twice(
+def test_kill_at_any_write_leads_to_the_same_state_without_duplicates(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs, after_commit: bool
 ) -> None:
-    """Every write of the scenario is once the last thing that an operator does; the next one goes on from there."""
+    """Kill the operator at each write of the scenario; a new operator continues."""
     operator = operator_behind_proxy
     writes = kills = 0
 
@@ -103,10 +101,10 @@ def test_killed_at_every_write_it_ends_in_the_same_state_with_nothing_made_twice
     assert kills >= 10, "fewer writes than the scenario must have"
 
 
-def test_random_faults_of_every_kind_leave_no_trace(
+def test_random_faults_lead_to_the_same_state(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
-    """A third of all requests fail somehow: refused, lost on the way there or back, delayed, throttled."""
+    """A third of all requests fails: refused, lost, without a response, delayed or throttled."""
     dice = random.Random(20260301)
     faults = (
         Fault(status=503),
@@ -134,7 +132,7 @@ def test_random_faults_of_every_kind_leave_no_trace(
     assert operator_behind_proxy.metric("ddpjob_reconcile_errors_total") == 0, operator_behind_proxy.text()
 
 
-def test_an_outage_of_the_api_server_is_no_reason_to_be_killed(
+def test_operator_stays_alive_during_an_outage_of_the_api_server(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
     operator = operator_behind_proxy
@@ -150,7 +148,7 @@ def test_an_outage_of_the_api_server_is_no_reason_to_be_killed(
     eventually("it is ready again", operator.is_ready)
 
 
-def test_it_is_alive_but_not_ready_before_its_watches_are_open(
+def test_operator_is_alive_but_not_ready_before_its_watches_are_open(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy
 ) -> None:
     operator = operator_behind_proxy
@@ -165,10 +163,10 @@ def test_it_is_alive_but_not_ready_before_its_watches_are_open(
     eventually("it is ready", operator.is_ready)
 
 
-def test_a_watch_error_is_healed_inside_the_process(
+def test_watch_error_restarts_the_watch_inside_the_process(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
-    """Any error in the stream but 410 ends kopf; the process goes on and starts it anew."""
+    """Any error of the stream except 410 stops kopf; the process continues and restarts it."""
     operator = operator_behind_proxy
     operator.start()
     error = '{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'
@@ -182,20 +180,20 @@ def test_a_watch_error_is_healed_inside_the_process(
 
     proxy.rule = strike
     proxy.cut()
-    eventually("kopf was started anew", lambda: operator.metric("ddpjob_watch_restarts_total") == 1)
+    eventually("kopf was restarted", lambda: operator.metric("ddpjob_watch_restarts_total") == 1)
     jobs.submit()
     (pod,) = jobs.wait_for_pods(1)
     jobs.run(pod)
     jobs.wait_for("Running")
     assert operator.process is not None
     assert operator.process.poll() is None
-    assert operator.stop() == 0, "signals still reach the operator after kopf was started anew"
+    assert operator.stop() == 0, "signals still reach the operator after a restart of kopf"
 
 
-def test_a_deletion_lost_in_an_expired_watch_is_found(
+def test_deletion_missed_by_an_expired_watch_is_found(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
-    """410 Gone: kopf lists anew and nobody tells that a pod is missing. The sweep does, at once."""
+    """After 410 Gone kopf lists again but reports no deleted pods. The sweep finds them at once."""
     operator = operator_behind_proxy
     operator.start()
     jobs.submit(numNodes=2)
@@ -226,21 +224,21 @@ def test_a_deletion_lost_in_an_expired_watch_is_found(
     assert operator.metric("ddpjob_sweep_healed_objects_total", kind="Pod") >= 1
 
 
-def test_a_foreign_pod_of_our_name_is_told_and_left_alone(
+def test_pod_of_another_owner_with_the_same_name_is_reported_and_kept(
     control_plane: ControlPlane, namespace: str, jobs: Jobs
 ) -> None:
     uid = jobs.submit(numNodes=2)["metadata"]["uid"]
-    foreign = {
-        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "somebody-else"}},
+    other = {
+        "metadata": {"name": names.pod_name("mnist", uid, 1, 1), "labels": {"of": "another"}},
         "spec": {"containers": [{"name": "main", "image": "image:1"}]},
     }
-    made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", foreign)
+    made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", other)
     with OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER):
-        told = eventually(
-            "the conflict is told",
+        condition = eventually(
+            "the conflict is reported",
             lambda: found if (found := jobs.condition("Stalled")).get("reason") == "NameConflict" else None,
         )
-        assert made["metadata"]["name"] in told["message"]
+        assert made["metadata"]["name"] in condition["message"]
         path = f"/api/v1/namespaces/{namespace}/pods/{made['metadata']['name']}"
         assert control_plane.request("GET", path)["metadata"] == made["metadata"]
         control_plane.request("DELETE", path, {"gracePeriodSeconds": 0})
@@ -248,11 +246,11 @@ def test_a_foreign_pod_of_our_name_is_told_and_left_alone(
         eventually("the conflict is over", lambda: jobs.condition("Stalled").get("status") == "False")
 
 
-def test_a_quota_that_is_too_small_leaves_no_part_of_the_gang_and_says_so(
+def test_quota_that_is_too_small_leaves_no_partial_gang_and_is_reported(
     operator: OperatorProcess, control_plane: ControlPlane, namespace: str, jobs: Jobs
 ) -> None:
     def allow(pods: int) -> None:
-        """As kube-controller-manager would: the plugin asks what the status says."""
+        """Write the status of the quota like kube-controller-manager; the admission plugin reads it."""
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"
         limits = {"hard": {"pods": str(pods)}}
         if not control_plane.request("GET", path)["items"]:
@@ -262,11 +260,11 @@ def test_a_quota_that_is_too_small_leaves_no_part_of_the_gang_and_says_so(
 
     allow(2)
     jobs.submit(numNodes=4)
-    told = eventually(
-        "the refusal is told",
+    condition = eventually(
+        "the refusal is reported",
         lambda: found if (found := jobs.condition("Running")).get("reason") == "CreateRefused" else None,
     )
-    assert "exceeded quota: small" in told["message"]
+    assert "exceeded quota: small" in condition["message"]
     eventually("no part of the gang is kept", lambda: jobs.pods() == [])
     assert jobs.status()["attempt"] == 1
     allow(100)
@@ -275,7 +273,7 @@ def test_a_quota_that_is_too_small_leaves_no_part_of_the_gang_and_says_so(
     assert (status["attempt"], status["restarts"]) == (1, 0)
 
 
-def test_without_the_crd_it_says_what_to_install_and_goes_on_when_it_is_there() -> None:
+def test_missing_crd_is_reported_and_the_operator_starts_once_it_exists() -> None:
     with ControlPlane() as plane:
         operator = OperatorProcess(plane, "")
         operator.start(wait=False)
@@ -293,7 +291,7 @@ def test_without_the_crd_it_says_what_to_install_and_goes_on_when_it_is_there() 
             assert operator.stop() == 0
 
 
-def test_with_credentials_that_nobody_accepts_it_says_so(control_plane: ControlPlane, namespace: str) -> None:
+def test_rejected_credentials_are_reported(control_plane: ControlPlane, namespace: str) -> None:
     operator = OperatorProcess(control_plane, namespace, token="wrong", name=f"stranger-{namespace}")
     operator.start(wait=False)
     try:

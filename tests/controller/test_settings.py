@@ -1,4 +1,4 @@
-"""Settings: flags before environment before defaults, and a refusal that says what is allowed."""
+"""Settings: flags override the environment, which overrides defaults; errors have the allowed values."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import pytest
 from ddpjob.controller.settings import ENV_PREFIX, Settings, SettingsError, parse
 
 
-def test_nothing_given_means_the_defaults() -> None:
+def test_settings_without_flags_are_the_defaults() -> None:
     assert parse([], {}) == Settings()
 
 
-def test_a_flag_beats_the_environment() -> None:
+def test_flag_overrides_the_environment() -> None:
     environment = {f"{ENV_PREFIX}HEALTH_PORT": "1", f"{ENV_PREFIX}LOG_LEVEL": "debug"}
     settings = parse(["--health-port", "2"], environment)
     assert (settings.health_port, settings.log_level) == (2, "debug")
@@ -37,11 +37,11 @@ def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
     assert parse([], {ENV_PREFIX + name.upper(): text for name, (text, _) in wanted.items()}) == expected
 
 
-def test_namespaces_may_be_written_loosely() -> None:
+def test_blanks_and_duplicates_in_namespaces_are_ignored() -> None:
     assert parse(["--namespaces", " a , b,,a "], {}).namespaces == ("a", "b")
 
 
-def test_no_namespaces_means_all_at_once() -> None:
+def test_no_namespaces_means_all_namespaces() -> None:
     assert parse(["--namespaces", ""], {}).scopes == (None,)
     assert parse(["--namespaces", "a,b"], {}).scopes == ("a", "b")
 

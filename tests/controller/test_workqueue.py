@@ -1,4 +1,4 @@
-"""The work queue, on a loop of fake time."""
+"""The work queue, in an event loop with simulated time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,7 +20,7 @@ def now() -> float:
 
 
 class Recorder:
-    """A processor that takes ``seconds`` per key and notes when each began."""
+    """A processor that takes ``seconds`` per key and records when each started."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds = seconds
@@ -38,7 +38,7 @@ class Recorder:
 
 
 def play(recorder: Callable[[Key], Coroutine[Any, Any, None]], scenario: Scenario, workers: int = 2) -> None:
-    """Run ``scenario`` beside the queue, then give it a minute to come to rest."""
+    """Run ``scenario`` with a running queue, then wait a minute until the queue is empty."""
 
     async def both() -> None:
         queue = WorkQueue(workers)
@@ -53,7 +53,7 @@ def play(recorder: Callable[[Key], Coroutine[Any, Any, None]], scenario: Scenari
     run(both())
 
 
-def test_a_key_added_many_times_before_it_runs_runs_once() -> None:
+def test_key_added_many_times_before_it_runs_runs_once() -> None:
     recorder = Recorder()
 
     async def scenario(queue: WorkQueue) -> None:
@@ -64,7 +64,7 @@ def test_a_key_added_many_times_before_it_runs_runs_once() -> None:
     assert recorder.began == [(A, 0.0)]
 
 
-def test_a_key_added_while_it_runs_runs_again_afterwards_and_once() -> None:
+def test_key_added_while_it_runs_runs_once_more_afterwards() -> None:
     recorder = Recorder(seconds=1.0)
 
     async def scenario(queue: WorkQueue) -> None:
@@ -77,7 +77,7 @@ def test_a_key_added_while_it_runs_runs_again_afterwards_and_once() -> None:
     assert recorder.began == [(A, 0.0), (A, 1.0)]
 
 
-def test_other_keys_run_beside_it_up_to_the_number_of_workers() -> None:
+def test_number_of_workers_limits_concurrent_keys() -> None:
     recorder = Recorder()
 
     async def scenario(queue: WorkQueue) -> None:
@@ -89,7 +89,7 @@ def test_other_keys_run_beside_it_up_to_the_number_of_workers() -> None:
     assert [when for _, when in recorder.began] == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
 
-def test_the_earliest_of_several_delays_counts() -> None:
+def test_shortest_of_several_delays_counts() -> None:
     recorder = Recorder(seconds=0)
 
     async def scenario(queue: WorkQueue) -> None:
@@ -101,7 +101,7 @@ def test_the_earliest_of_several_delays_counts() -> None:
     assert recorder.began == [(A, 2.0)]
 
 
-def test_a_run_before_the_delay_is_over_replaces_it() -> None:
+def test_run_during_a_delay_cancels_the_delay() -> None:
     recorder = Recorder(seconds=0)
 
     async def scenario(queue: WorkQueue) -> None:
@@ -133,7 +133,7 @@ def test_failures_back_off_exponentially_up_to_half_a_minute() -> None:
         assert full / 2 <= delay <= full
 
 
-def test_a_success_starts_the_backoff_anew() -> None:
+def test_success_resets_the_backoff() -> None:
     async def scenario(queue: WorkQueue) -> None:
         for _ in range(10):
             queue.retry(A)
@@ -143,7 +143,7 @@ def test_a_success_starts_the_backoff_anew() -> None:
     play(Recorder(), scenario)
 
 
-def test_a_server_that_asks_for_time_gets_it() -> None:
+def test_retry_after_of_the_server_is_respected() -> None:
     async def scenario(queue: WorkQueue) -> None:
         assert queue.retry(A, at_least=7.0) == 7.0
         assert queue.retry(B, at_least=3600.0) == MAX_DELAY
@@ -151,7 +151,7 @@ def test_a_server_that_asks_for_time_gets_it() -> None:
     play(Recorder(), scenario)
 
 
-def test_a_processor_that_raises_is_tried_again_and_kills_no_worker() -> None:
+def test_key_whose_processing_raises_is_retried() -> None:
     began: list[float] = []
 
     async def fails_twice(key: Key) -> None:
@@ -166,7 +166,7 @@ def test_a_processor_that_raises_is_tried_again_and_kills_no_worker() -> None:
     assert len(began) == 3
 
 
-def test_a_thousand_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
+def test_many_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
     recorder = Recorder(seconds=1.0)
     good = Key("quiet", "good")
 
@@ -180,7 +180,7 @@ def test_a_thousand_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
     assert dict(recorder.began)[good] <= 1.0
 
 
-def test_at_the_end_what_runs_is_finished_and_what_waits_is_left() -> None:
+def test_stop_finishes_running_keys_and_drops_waiting_ones() -> None:
     recorder = Recorder(seconds=5.0)
 
     async def scenario() -> None:
@@ -199,7 +199,7 @@ def test_at_the_end_what_runs_is_finished_and_what_waits_is_left() -> None:
     assert not recorder.running
 
 
-def test_at_the_end_what_takes_too_long_is_cut_off() -> None:
+def test_stop_cancels_keys_that_exceed_the_grace_period() -> None:
     recorder = Recorder(seconds=500.0)
 
     async def scenario() -> None:
@@ -220,7 +220,7 @@ def test_at_the_end_what_takes_too_long_is_cut_off() -> None:
         st.tuples(st.floats(0, 3), st.sampled_from("abc"), st.sampled_from(["add", "after", "retry"])), max_size=40
     )
 )
-def test_after_the_last_request_for_a_key_it_always_runs_once_more(requests: list[tuple[float, str, str]]) -> None:
+def test_key_always_runs_after_its_last_add(requests: list[tuple[float, str, str]]) -> None:
     recorder = Recorder(seconds=0.7)
     last: dict[Key, float] = {}
 

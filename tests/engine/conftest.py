@@ -1,4 +1,4 @@
-"""Property tests run on shared machines: an example that takes long is no failure.
+"""Settings of property tests: no deadline, because a slow example on a shared machine is no failure.
 
 With CI=true every run draws the same examples: a change is judged by what it changed. Without, each run looks further.
 """

@@ -1,7 +1,7 @@
-"""One whole life of a job on the in-memory cluster: the real controller, a kubelet that a seed directs, faults.
+"""One lifecycle of a job on the in-memory cluster: the real controller, a simulated kubelet, and injected faults.
 
-Time is the event loop's own and jumps, so that hours of deadlines and backoff pass in a blink. Everything random
-comes from the seed: the same seed is the same life.
+The event loop has simulated time, so hours of deadlines and backoff take milliseconds. All random choices come from
+the seed: the same seed gives the same lifecycle.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.controller.faketime import run
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = Key("default", "life")
 PATIENCE = 20_000.0
-"""Seconds of the loop's time that a whole life may take at most."""
+"""Maximum loop time of a lifecycle, in seconds."""
 STEPS = (0.0, 0.01, 0.1, 1.0, 5.0, 20.0, 60.0, 300.0)
 QUIET_SECONDS = 60.0
 REST_SECONDS = 1300.0
@@ -42,16 +42,16 @@ FATES = ("succeed", "succeed", "succeed", "succeed", "1", "137", "vanish", "evic
 
 
 def now() -> datetime:
-    """The time of the running loop, as a date."""
+    """Return the time of the running loop as a datetime."""
     return START + timedelta(seconds=asyncio.get_running_loop().time())
 
 
 class OperatorKilledError(BaseException):
-    """The operator's process ends amid a request; no handler of errors sees it."""
+    """The operator's process is killed during a request. Not an Exception, so no error handler catches it."""
 
 
 class Reports:
-    """What rank 0 of a simulated trainer last reported; the poller's place, without its requests."""
+    """The last report of the simulated rank 0. Replaces the poller, without requests."""
 
     def __init__(self, on_news: Callable[[Key], None]) -> None:
         self._on_news = on_news
@@ -66,18 +66,18 @@ class Reports:
         return self._answer
 
     def follow(self, key: Key, target: Any) -> None:
-        """Reports come by themselves."""
+        """Do nothing: the test sends the reports."""
 
     def forget(self, key: Key) -> None:
         del key
         self._answer = None
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 async def kill_all_tasks() -> None:
-    """Every task but the caller's ends here and now: nothing is finished, nothing is written any more."""
+    """Cancel every task except the caller's, so that nothing is written any more."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -85,17 +85,17 @@ async def kill_all_tasks() -> None:
 
 
 Trouble = Callable[[Call], str | None]
-"""What happens to a request of the operator: one of ``TROUBLES``, or nothing."""
+"""Returns the fault of a request of the operator: one of ``TROUBLES``, or None."""
 
 
 def now_and_then(seed: int) -> Trouble:
-    """Any trouble at one request in twenty."""
+    """Return a function that injects a random fault in one request of twenty."""
     chance = random.Random(seed)
     return lambda call: chance.choice(TROUBLES) if chance.random() < 0.05 else None
 
 
 def at_write(number: int, trouble: str) -> Trouble:
-    """Trouble at exactly one write, counted from 1."""
+    """Return a function that injects ``trouble`` at one write, counted from 1."""
     writes = itertools.count(1)
     return lambda call: (
         trouble if call.is_write and call.resource is not names.EVENTS and next(writes) == number else None
@@ -112,12 +112,12 @@ class Life:
         self, seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), spec: Json | None = None
     ) -> None:
         self.random = random.Random(seed)
-        self._uids = random.Random(seed)  # of their own: an event more or less must not change what follows
+        self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
         random.seed(seed)  # the work queue's jitter
         self.cluster = MemoryCluster(clock=now, new_uid=self._new_uid, hook=self._hook)
         self.server = self.cluster.server
         self.calls: list[Call] = []
-        self.said: list[str] = []
+        self.log: list[str] = []
         self._trouble = trouble
         self._fates = iter(fates)
         self._spec = spec or self._random_spec()
@@ -132,7 +132,7 @@ class Life:
     def _hook(self, call: Call) -> Fault | None:
         self.calls.append(call)
         if call.verb == "patch_status" and call.body and (job := self._job_now()):
-            # One that is refused for its old version is no useless write.
+            # A patch that is refused for its old resourceVersion is not counted.
             self._fresh_patches += call.body["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]
         if self._is_dead:
             return Fault(before=OperatorKilledError())
@@ -152,7 +152,7 @@ class Life:
         return None
 
     async def live(self) -> None:
-        """The whole of it. Raises ``AssertionError`` where something is not as it should be."""
+        """Run the lifecycle. Raises ``AssertionError`` if an invariant is violated."""
         self._start_operator()
         ttl = self._spec.get("ttlSecondsAfterFinished")
         meta = {"name": KEY.name, "namespace": KEY.namespace}
@@ -165,7 +165,7 @@ class Life:
             await self._run_pods()
             await self._meet_fate(next(self._fates, None) or self.random.choice(FATES))
         else:
-            raise AssertionError("the job outlived all its attempts")
+            raise AssertionError("the job is not finished after the maximum number of attempts")
         self._check_the_end()
         if ttl is not None:
             await self._until("its time to live is over", lambda: self._job_now() is None)
@@ -180,7 +180,7 @@ class Life:
         await kill_all_tasks()
 
     def _start_operator(self) -> None:
-        self.said.append(f"{asyncio.get_running_loop().time():.2f} the operator starts")
+        self.log.append(f"{asyncio.get_running_loop().time():.2f} the operator starts")
         self._is_dead = False
         controller = Controller(
             self.cluster,
@@ -209,7 +209,7 @@ class Life:
         return spec | volume | self.random.choice([{}, {}, {"ttlSecondsAfterFinished": 30}])
 
     async def _run_pods(self) -> None:
-        """Scheduler and kubelet: place the pods, then let the trainers run, in any order."""
+        """Bind the pods and start their trainers in random order, like scheduler and kubelet."""
         pods = self._pods()
         self.random.shuffle(pods)
         for pod in pods:
@@ -223,7 +223,7 @@ class Life:
 
     async def _meet_fate(self, fate: str) -> None:
         attempt = self._status()["attempt"]
-        self.said.append(f"{asyncio.get_running_loop().time():.2f} attempt {attempt}: {fate}")
+        self.log.append(f"{asyncio.get_running_loop().time():.2f} attempt {attempt}: {fate}")
         pods = self._pods()
         victim = self.random.choice(pods)
         match fate:
@@ -249,7 +249,7 @@ class Life:
         self.server.patch_status(names.PODS, KEY.namespace, pod["metadata"]["name"], {"status": status})
 
     async def _until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Let time pass until ``holds``; kubelet and supervisor do their duty meanwhile."""
+        """Advance time until ``holds``; meanwhile remove terminating pods and restart a killed operator."""
         for step in itertools.chain(STEPS, itertools.repeat(STEPS[-1])):
             self._reap()
             if self._is_dead:
@@ -258,27 +258,27 @@ class Life:
             if holds():
                 return
             late = asyncio.get_running_loop().time() > PATIENCE
-            assert not late, f"not in time: {what}\n  {self._status()}\n  " + "\n  ".join(self.said)
+            assert not late, f"not in time: {what}\n  {self._status()}\n  " + "\n  ".join(self.log)
             await asyncio.sleep(step)
 
     def _reap(self) -> None:
-        """The kubelet ends what was deleted."""
+        """Remove terminating pods, like the kubelet."""
         for pod in list(self.cluster.store.all(names.PODS)):
             if "deletionTimestamp" in pod["metadata"]:
                 self.server.delete(names.PODS, KEY.namespace, pod["metadata"]["name"], grace_seconds=0)
 
     async def _rest(self) -> None:
-        """After a time of quiet nothing is written any more, however long one waits."""
+        """Check that nothing is written after a quiet period."""
         quiet_at = asyncio.get_running_loop().time() + QUIET_SECONDS
         await self._until("a time of quiet", lambda: asyncio.get_running_loop().time() > quiet_at)
         version, rested_at = self.cluster.store.version, asyncio.get_running_loop().time() + REST_SECONDS
         await self._until("the end of the rest", lambda: asyncio.get_running_loop().time() > rested_at)
         assert self.cluster.store.version == version, (
-            f"written at rest: {self.story()[version - self.cluster.store.version :]}"
+            f"written at rest: {self.writes()[version - self.cluster.store.version :]}"
         )
 
     def _check_the_end(self) -> None:
-        """The invariants that a whole history has to keep."""
+        """Check the invariants of the whole history."""
         made: set[str] = set()
         attempt = highest = 0
         for change in self.cluster.store.changes_after(0):
@@ -299,7 +299,7 @@ class Life:
             self._check_no_useless_write()
 
     def _check_no_useless_write(self) -> None:
-        """Every status patch that was sent changed the status."""
+        """Check that every status patch changed the status."""
         changed = sum(
             change.type == "MODIFIED" and (change.before or {}).get("status") != change.obj.get("status")
             for change in self.cluster.store.changes_after(0)
@@ -307,20 +307,26 @@ class Life:
         )
         assert self._fresh_patches == changed, f"{self._fresh_patches} status patches made {changed} changes"
 
-    def story(self) -> list[str]:
-        """Every write of the life, in order."""
+    def writes(self) -> list[str]:
+        """Return all writes in order."""
         changes = self.cluster.store.changes_after(0)
         return [f"{c.version} {c.type} {c.resource.kind} {c.obj['metadata']['name']}" for c in changes]
 
     def outcome(self) -> Json:
-        """What came of it, without times: how the job ended, and what was made and deleted on the way."""
+        """Return the final status without times, and all objects that were created and deleted."""
         last = [c.obj.get("status") for c in self.cluster.store.changes_after(0) if c.resource is names.DDPJOBS][-1]
         status: Json = last or {}
         kept = ("state", "attempt", "restarts", "restartsCountedTowardsLimit", "succeededRanks", "nodes", "world")
         failures = [{k: v for k, v in f.items() if k != "time"} for f in status.get("failures", ())]
         conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
-        made = Counter(line.split(" ", 1)[1] for line in self.story() if "MODIFIED" not in line and "Event" not in line)
-        return {key: status.get(key) for key in kept} | {"failures": failures, "conditions": conditions, "made": made}
+        made = Counter(
+            line.split(" ", 1)[1] for line in self.writes() if "MODIFIED" not in line and "Event" not in line
+        )
+        return {key: status.get(key) for key in kept} | {
+            "failures": failures,
+            "conditions": conditions,
+            "made": made,
+        }
 
     def _job_now(self) -> Json | None:
         return self.cluster.store.get(names.DDPJOBS, *KEY)
@@ -340,7 +346,7 @@ class Life:
         return [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
 
     def _pods(self) -> list[Json]:
-        """Pods of the recorded attempt that are not on their way out."""
+        """Return the pods of the recorded attempt that are not terminating."""
         attempt = str(self._status().get("attempt"))
         return [
             pod
@@ -354,7 +360,7 @@ class Life:
 
 
 def live(seed: int, trouble: Trouble | None = None, fates: Sequence[str] = (), spec: Json | None = None) -> Life:
-    """Live the life of ``seed`` from beginning to end, on a loop of its own. Raises ``AssertionError``."""
+    """Run the lifecycle of ``seed`` in a new event loop. Raises ``AssertionError``."""
 
     async def begin() -> Life:
         asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
@@ -371,7 +377,7 @@ def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str,
 
 
 def live_many(seeds: Sequence[int]) -> tuple[list[str], int, float]:
-    """Lives of many seeds, every second one troubled: what went wrong, this process and its CPU seconds up to now."""
+    """Run lifecycles, every second with faults; return the failures, the process id and its CPU seconds."""
     logging.disable(logging.CRITICAL)  # thousands of expected warnings
     failures = []
     for seed in seeds:
@@ -388,4 +394,4 @@ def trouble_of(seed: int) -> Trouble | None:
 
 if __name__ == "__main__":
     one = live(int(sys.argv[1]), trouble_of(int(sys.argv[1])))
-    print("\n".join(one.story()))
+    print("\n".join(one.writes()))

@@ -1,4 +1,4 @@
-"""Attempts: how one begins, fails and restarts, told reconcile by reconcile against the pure plan."""
+"""Attempts: start, failure and restart, one reconcile at a time."""
 
 import json
 from datetime import timedelta
@@ -10,7 +10,7 @@ from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, running
 
 
-def test_the_first_plan_records_the_attempt_and_creates_the_pods_with_their_service_first_in_line() -> None:
+def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
     world = World(a_job())
     made = world.reconcile()
     assert made.urgent and made.status is not None
@@ -21,7 +21,7 @@ def test_the_first_plan_records_the_attempt_and_creates_the_pods_with_their_serv
     assert [note.reason for note in made.events] == ["Started"]
 
 
-def test_a_first_attempt_asks_for_its_claim_even_where_one_was_seen_before() -> None:
+def test_first_attempt_creates_its_claim_even_if_one_is_cached() -> None:
     claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
     world = World(a_job(checkpoint={"claimTemplate": claim}))
     world.claim = {"metadata": {"name": "mnist-checkpoints", "namespace": "default", "uid": "of-an-earlier-job"}}
@@ -33,13 +33,13 @@ def test_a_first_attempt_asks_for_its_claim_even_where_one_was_seen_before() -> 
     assert "mnist-checkpoints" not in [c.name for phase in world.reconcile().creates for c in phase]
 
 
-def test_a_job_at_rest_is_written_nothing() -> None:
+def test_job_at_rest_gets_no_writes() -> None:
     world = a_running_world(a_job())
     world.forward(3600)
     assert world.reconcile().idle
 
 
-def test_a_node_removed_after_its_pod_succeeded_is_no_failure() -> None:
+def test_pod_removed_after_its_success_is_no_failure() -> None:
     world = a_running_world(a_job())
     world.set_pod(1, ended(0))
     world.settle()
@@ -51,7 +51,7 @@ def test_a_node_removed_after_its_pod_succeeded_is_no_failure() -> None:
     assert world.status["state"] == "Succeeded"
 
 
-def test_a_failed_node_restarts_the_group_in_one_plan() -> None:
+def test_failed_pod_restarts_the_group_in_one_plan() -> None:
     world = a_running_world(a_job())
     world.set_pod(1, ended(1))
     made = world.reconcile()
@@ -68,7 +68,7 @@ def test_a_failed_node_restarts_the_group_in_one_plan() -> None:
     assert world.condition("Restarting")["status"] == "False"
 
 
-def test_ended_pods_stay_with_their_logs_until_the_next_attempt_ends() -> None:
+def test_ended_pods_are_kept_until_the_next_attempt_ends() -> None:
     world = World(a_job())
     world.settle()
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_ended_pods_stay_with_their_logs_until_the_next_attempt_ends() -> None:
     assert world.attempts() == ["2", "3"]
 
 
-def test_the_budget_is_counted_in_status_and_ends_the_job() -> None:
+def test_job_fails_after_max_restarts_counted_in_status() -> None:
     world = World(a_job(restartPolicy={"maxRestarts": 2}))
     for attempt in (1, 2, 3):
         world.settle()
@@ -96,7 +96,7 @@ def test_the_budget_is_counted_in_status_and_ends_the_job() -> None:
     assert not [p for p in world.pods.values() if p["status"]["phase"] in ("Running", "Pending")]
 
 
-def test_no_restart_is_left_where_max_restarts_is_zero() -> None:
+def test_first_failure_fails_a_job_with_max_restarts_zero() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.set_pod(1, ended(3))
     world.settle()
@@ -114,7 +114,7 @@ def test_only_the_last_five_failures_are_kept() -> None:
     assert [f["attempt"] for f in world.status["failures"]] == [3, 4, 5, 6, 7]
 
 
-def test_a_pod_that_somebody_deletes_ends_the_attempt() -> None:
+def test_deleted_pod_ends_the_attempt() -> None:
     world = a_running_world(a_job())
     world.pod(1)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
     world.settle()
@@ -122,7 +122,7 @@ def test_a_pod_that_somebody_deletes_ends_the_attempt() -> None:
     assert world.status["failures"][0]["reason"] == "PodDeleted"
 
 
-def test_a_pod_that_vanished_from_a_complete_gang_ends_the_attempt() -> None:
+def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
     world = a_running_world(a_job())
     del world.pods["mnist-0a1b2-1-1"]
     world.settle()
@@ -133,7 +133,7 @@ def test_a_pod_that_vanished_from_a_complete_gang_ends_the_attempt() -> None:
     }  # fmt: skip
 
 
-def test_a_crash_between_record_and_act_is_made_good_by_creating_what_is_missing() -> None:
+def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None:
     world = World(a_job())
     world.reconcile()
     world.pods.clear()
@@ -145,7 +145,7 @@ def test_a_crash_between_record_and_act_is_made_good_by_creating_what_is_missing
     assert world.status["attempt"] == 1
 
 
-def test_pods_of_an_incomplete_gang_that_go_away_are_no_failure() -> None:
+def test_deleted_pod_of_an_incomplete_gang_is_no_failure() -> None:
     world = World(a_job())
     world.reconcile()
     del world.pods["mnist-0a1b2-1-1"]
@@ -154,26 +154,26 @@ def test_pods_of_an_incomplete_gang_that_go_away_are_no_failure() -> None:
     assert world.status["attempt"] == 1 and "failures" not in world.status
 
 
-def test_a_stale_job_is_not_acted_upon() -> None:
+def test_stale_job_is_held() -> None:
     world = a_running_world(a_job())
     stale = json.loads(json.dumps(world.job))
     world.set_pod(0, ended(1))
     world.settle()
     made = plan(stale, world.observed(live=True), NOW, SETTINGS)
     assert not made.creates and not made.deletes
-    assert made.status is not None, "writing it under the stale resourceVersion makes the job be read anew"
+    assert made.status is not None, "the write with the stale resourceVersion conflicts, and the job is read again"
     stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
     assert stalled["reason"] == "UnknownAttempt" and "mnist-0a1b2-2-0" in stalled["message"]
 
 
-def test_decisions_that_destroy_ask_for_a_live_list_first() -> None:
+def test_destructive_decisions_require_a_live_list() -> None:
     world = a_running_world(a_job())
     world.set_pod(0, ended(1))
     made = plan(world.job, world.observed(live=False), NOW, SETTINGS)
     assert made.needs_live and made.idle
 
 
-def test_strays_of_an_old_attempt_are_stopped() -> None:
+def test_pods_of_an_older_attempt_are_deleted() -> None:
     world = a_running_world(a_job())
     stray = json.loads(json.dumps(world.pod(0)))
     world.set_pod(1, ended(1))
@@ -184,7 +184,7 @@ def test_strays_of_an_old_attempt_are_stopped() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_pod_that_has_ended_is_spared_although_its_phase_lags_behind_its_container(code: int) -> None:
+def test_ended_pod_is_kept_even_if_its_phase_is_still_running(code: int) -> None:
     world = a_running_world(a_job(numNodes=2))
     world.set_pod(0, ended(code, phase="Running"))
     world.set_pod(1, ended(0, phase="Running"))
@@ -193,15 +193,15 @@ def test_a_pod_that_has_ended_is_spared_although_its_phase_lags_behind_its_conta
     assert not made.deletes, "it would take the logs along"
 
 
-def test_a_pod_of_a_deleted_job_of_the_same_name_is_not_ours() -> None:
+def test_pod_of_a_deleted_job_of_the_same_name_is_ignored() -> None:
     world = World(a_job())
     world.settle()
-    foreign = json.loads(json.dumps(world.pod(0)))
-    foreign["metadata"]["ownerReferences"][0]["uid"] = "another"
-    assert observe(world.job, [foreign]).pods == ()
+    other = json.loads(json.dumps(world.pod(0)))
+    other["metadata"]["ownerReferences"][0]["uid"] = "another"
+    assert observe(world.job, [other]).pods == ()
 
 
-def test_the_culprit_is_blamed_before_the_peers_it_took_along() -> None:
+def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:
     world = a_running_world(a_job(numNodes=3))
     peer = json.dumps({"schema": 1, "cause": "peer", "code": 77, "message": "connection closed"})
     own = json.dumps({"schema": 1, "cause": "own", "rank": 2, "exception": "ValueError", "message": "bad", "step": 7})
@@ -213,7 +213,7 @@ def test_the_culprit_is_blamed_before_the_peers_it_took_along() -> None:
     assert "step 7" in failure["message"]
 
 
-def test_a_zero_after_the_pod_was_asked_to_go_is_no_success() -> None:
+def test_exit_0_after_the_deletion_of_the_pod_is_no_success() -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=5)))
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -221,7 +221,7 @@ def test_a_zero_after_the_pod_was_asked_to_go_is_no_success() -> None:
     assert world.status["attempt"] == 2
 
 
-def test_running_again_after_status_was_wiped_does_not_meet_old_names() -> None:
+def test_attempt_after_a_deleted_status_uses_new_pod_names() -> None:
     world = a_running_world(a_job())
     world.job["status"] = {}
     world.settle()
@@ -230,7 +230,7 @@ def test_running_again_after_status_was_wiped_does_not_meet_old_names() -> None:
     assert running()["phase"] == "Running"
 
 
-def test_pods_taken_back_and_still_terminating_do_not_complete_a_gang() -> None:
+def test_terminating_pods_do_not_complete_a_gang() -> None:
     world = World(a_job(numNodes=4))
     world.reconcile()
     del world.pods["mnist-0a1b2-1-3"]
@@ -240,7 +240,7 @@ def test_pods_taken_back_and_still_terminating_do_not_complete_a_gang() -> None:
     assert world.status["attempt"] == 1 and world.status["restarts"] == 0
 
 
-def test_a_pod_that_vanishes_under_a_changed_template_is_not_made_again_beside_its_peer() -> None:
+def test_missing_pod_is_not_recreated_from_a_changed_template() -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
     world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
     del world.pods["mnist-0a1b2-1-1"]

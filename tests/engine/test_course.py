@@ -1,4 +1,4 @@
-"""The course of a whole job: success, suspension, deadlines, time to live, and edits on the way."""
+"""A job from start to end: success, suspension, deadlines, TTL and edits."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_success_of_every_node_finishes_the_job_and_keeps_its_pods() -> None:
     assert "completionTime" in world.status
 
 
-def test_suspend_stops_the_pods_and_resume_begins_an_attempt_that_costs_nothing() -> None:
+def test_resume_after_suspend_starts_an_attempt_without_a_restart() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.forward(100)
     world.job["spec"]["suspend"] = True
@@ -36,7 +36,7 @@ def test_suspend_stops_the_pods_and_resume_begins_an_attempt_that_costs_nothing(
     assert world.status["state"] == "Running"
 
 
-def test_a_job_created_suspended_makes_nothing_until_it_is_resumed() -> None:
+def test_job_created_suspended_has_no_pods_until_it_is_resumed() -> None:
     world = World(a_job(suspend=True))
     world.settle()
     assert world.status["state"] == "Suspended" and not world.pods and world.service is None
@@ -45,7 +45,7 @@ def test_a_job_created_suspended_makes_nothing_until_it_is_resumed() -> None:
     assert world.status["attempt"] == 1 and len(world.pods) == 2
 
 
-def test_the_active_deadline_stands_still_while_suspended() -> None:
+def test_active_deadline_does_not_include_suspensions() -> None:
     world = a_running_world(a_job(activeDeadlineSeconds=150))
     world.forward(100)
     world.job["spec"]["suspend"] = True
@@ -86,7 +86,7 @@ def test_ttl_deletes_nothing_where_the_settings_keep_finished_jobs() -> None:
     assert made.idle and made.requeue_after is None
 
 
-def test_a_finished_job_is_left_alone_by_later_edits() -> None:
+def test_later_edits_do_not_change_a_finished_job() -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0))
     world.settle()
@@ -95,7 +95,7 @@ def test_a_finished_job_is_left_alone_by_later_edits() -> None:
     assert world.reconcile().idle
 
 
-def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
+def test_terminating_job_is_left_to_the_garbage_collector() -> None:
     job = a_job()
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     assert World(job).reconcile().idle
@@ -113,7 +113,7 @@ def test_a_changed_template_holds_restarts_until_it_is_undone() -> None:
     assert world.status["attempt"] == 2
 
 
-def test_a_sidecar_does_not_keep_a_finished_job_alive() -> None:
+def test_sidecar_does_not_keep_a_finished_job_running() -> None:
     world = a_running_world(a_job(numNodes=1))
     status = ended(0) | {"phase": "Running"}
     status["containerStatuses"].append({"name": "side", "state": {"running": {}}})
@@ -122,7 +122,7 @@ def test_a_sidecar_does_not_keep_a_finished_job_alive() -> None:
     assert world.status["state"] == "Succeeded" and not world.pods
 
 
-def test_a_finished_job_keeps_its_end_when_its_spec_no_longer_parses() -> None:
+def test_finished_job_stays_finished_if_its_spec_becomes_invalid() -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0))
     world.settle()
@@ -131,7 +131,7 @@ def test_a_finished_job_keeps_its_end_when_its_spec_no_longer_parses() -> None:
     assert world.status["state"] == "Succeeded"
 
 
-def test_an_edit_after_the_end_is_observed() -> None:
+def test_edit_of_a_finished_job_updates_observed_generation() -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0))
     world.settle()
@@ -140,7 +140,7 @@ def test_an_edit_after_the_end_is_observed() -> None:
     assert world.status["observedGeneration"] == 2 and world.status["state"] == "Succeeded"
 
 
-def test_the_deadline_holds_while_a_changed_template_is_not_undone() -> None:
+def test_deadline_applies_while_the_template_is_changed() -> None:
     world = a_running_world(a_job(activeDeadlineSeconds=100, template={"spec": {"dnsPolicy": "None"}}))
     world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
     world.settle()
@@ -150,7 +150,7 @@ def test_the_deadline_holds_while_a_changed_template_is_not_undone() -> None:
     assert world.condition("Failed")["reason"] == "DeadlineExceeded"
 
 
-def test_a_job_resumed_with_a_changed_template_stays_suspended_until_it_is_undone() -> None:
+def test_job_resumed_with_a_changed_template_stays_suspended() -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
     world.job["spec"]["suspend"] = True
     world.settle()
@@ -162,7 +162,7 @@ def test_a_job_resumed_with_a_changed_template_stays_suspended_until_it_is_undon
     assert world.status["attempt"] == 2 and world.status["restarts"] == 0
 
 
-def test_a_new_attempt_forgets_what_was_true_of_the_old_one_alone() -> None:
+def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     world = a_running_world(a_job())
     report = {"step": 300, "totalSteps": 470, "samplesPerSecond": 9.0, "etaSeconds": 5, "loss": 0.5,
               "checkpoint": {"run": 2, "step": 250}, "resumedFrom": {"run": 1, "step": 100}}  # fmt: skip

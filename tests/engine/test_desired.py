@@ -1,4 +1,4 @@
-"""The objects an attempt needs: what the operator owns, what the user says, in the order of precedence."""
+"""The objects of an attempt, and the precedence of operator, spec, template and defaults."""
 
 import copy
 from typing import Any
@@ -26,7 +26,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, str]:
     return {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
 
 
-def test_every_rank_gets_its_own_name_host_label_and_node_rank_and_nothing_else_differs() -> None:
+def test_pods_differ_only_in_name_hostname_label_and_node_rank() -> None:
     pods = [copy.deepcopy(create.body) for create in desired_pods(job_of(numNodes=3), 2, SETTINGS)]
     first: dict[str, Any] = {}
     for rank, pod in enumerate(pods):
@@ -43,7 +43,7 @@ def test_every_rank_gets_its_own_name_host_label_and_node_rank_and_nothing_else_
     assert {env_of(pod)["MASTER_ADDR"] for pod in pods} == {"mnist-0a1b2-2-0.mnist-0a1b2.default.svc.cluster.local"}
 
 
-def test_the_environment_is_the_designs() -> None:
+def test_environment_of_the_trainer_matches_the_design() -> None:
     pod = pod_of(
         nprocPerNode=2,
         rendezvous={"port": 3000, "timeoutSeconds": 60},
@@ -78,13 +78,13 @@ def test_rank_and_world_size_are_left_to_torchrun() -> None:
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(env_of(pod_of()))
 
 
-def test_the_variables_of_the_operator_come_first_so_that_users_can_refer_to_them() -> None:
+def test_operator_variables_come_before_the_users() -> None:
     pod = pod_of(env=[{"name": "SEED", "value": "$(NODE_RANK)"}])
     order = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
     assert order.index("NODE_RANK") < order.index("SEED")
 
 
-def test_what_the_operator_owns_outranks_the_template() -> None:
+def test_operator_values_override_the_template() -> None:
     trainer = {"name": "trainer", "env": [{"name": "MASTER_ADDR", "value": "evil"}]}
     metadata = {"labels": {names.LABEL_JOB_UID: "evil", "mine": "yes"}}
     spec = {"restartPolicy": "Always", "hostname": "evil", "subdomain": "evil", "containers": [trainer]}
@@ -96,7 +96,7 @@ def test_what_the_operator_owns_outranks_the_template() -> None:
     assert pod["metadata"]["labels"]["mine"] == "yes"
 
 
-def test_short_fields_outrank_the_template_and_the_template_the_defaults() -> None:
+def test_spec_fields_override_the_template_and_it_overrides_defaults() -> None:
     trainer = {"name": "trainer", "image": "template", "args": ["t"], "env": [{"name": "HOME", "value": "/root"}]}
     pod = pod_of(
         image="short", template={"spec": {"enableServiceLinks": True, "containers": [trainer], "tolerations": []}}
@@ -107,12 +107,12 @@ def test_short_fields_outrank_the_template_and_the_template_the_defaults() -> No
     assert pod["spec"]["enableServiceLinks"] is True
 
 
-def test_a_sidecar_of_the_template_stands_behind_the_trainer() -> None:
+def test_sidecar_of_the_template_follows_the_trainer() -> None:
     pod = pod_of(template={"spec": {"containers": [{"name": "side", "image": "s"}]}})
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "side"]
 
 
-def test_sidecars_and_init_containers_get_the_profile_too_unless_they_say_otherwise() -> None:
+def test_sidecars_and_init_containers_get_the_profile_by_default() -> None:
     own = {"name": "own", "image": "s", "securityContext": {"allowPrivilegeEscalation": True}}
     init = {"name": "init", "image": "s"}
     spec = pod_of(template={"spec": {"containers": [own], "initContainers": [init]}})["spec"]
@@ -121,13 +121,13 @@ def test_sidecars_and_init_containers_get_the_profile_too_unless_they_say_otherw
     assert spec["containers"][1]["securityContext"] == restricted | {"allowPrivilegeEscalation": True}
 
 
-def test_a_users_toleration_joins_the_thirty_seconds_for_lost_nodes() -> None:
+def test_users_toleration_is_added_to_those_for_lost_nodes() -> None:
     tolerations = pod_of(template={"spec": {"tolerations": [{"key": "gpu"}]}})["spec"]["tolerations"]
     assert {"key": "gpu"} in tolerations
     assert [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t] == [30, 30]
 
 
-def test_defaults_prevent_known_pains() -> None:
+def test_pod_defaults_match_the_design() -> None:
     spec = pod_of()["spec"]
     assert spec["enableServiceLinks"] is False
     assert spec["automountServiceAccountToken"] is False
@@ -189,7 +189,7 @@ def test_auto_is_the_gpu_limit_of_the_trainer_or_one(spec: dict[str, Any], expec
     assert env_of(pod_of(**spec))["NPROC_PER_NODE"] == str(expected)
 
 
-def test_checkpoint_and_data_are_mounted_where_the_environment_says() -> None:
+def test_checkpoint_and_data_mounts_match_the_environment() -> None:
     pod = pod_of(checkpoint={"claimName": "c", "subPath": "run/1"}, data={"claimName": "d"})
     assert {"name": "ddpjob-checkpoint", "mountPath": "/checkpoints", "subPath": "run/1"} in (
         pod["spec"]["containers"][0]["volumeMounts"]
@@ -201,7 +201,7 @@ def test_checkpoint_and_data_are_mounted_where_the_environment_says() -> None:
     assert claims == ["c", "d"]
 
 
-def test_a_claim_template_makes_a_claim_that_outlives_the_job() -> None:
+def test_claim_of_a_claim_template_has_no_owner() -> None:
     create = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM}))
     assert create is not None and create.shared
     assert create.body["metadata"]["name"] == "mnist-checkpoints"
@@ -209,18 +209,18 @@ def test_a_claim_template_makes_a_claim_that_outlives_the_job() -> None:
     assert create.body["spec"] == CLAIM["spec"]
 
 
-def test_a_claim_goes_with_the_job_where_retention_says_delete() -> None:
+def test_claim_with_retention_delete_is_owned_by_the_job() -> None:
     create = desired_claim(job_of(checkpoint={"claimTemplate": CLAIM, "claimRetention": "Delete"}))
     assert create is not None
     assert create.body["metadata"]["ownerReferences"][0]["uid"] == UID
 
 
-def test_no_claim_is_made_for_a_claim_the_user_brings() -> None:
+def test_no_claim_is_created_for_a_claim_name() -> None:
     assert desired_claim(job_of(checkpoint={"claimName": "mine"})) is None
     assert desired_claim(job_of()) is None
 
 
-def test_the_service_is_headless_and_answers_before_anything_is_ready() -> None:
+def test_service_is_headless_and_publishes_not_ready_addresses() -> None:
     body = desired_service(job_of(rendezvous={"port": 3000})).body
     assert body["spec"]["clusterIP"] == "None"
     assert body["spec"]["publishNotReadyAddresses"] is True
@@ -240,14 +240,14 @@ def test_the_cluster_domain_is_a_setting() -> None:
     assert env_of(body)["MASTER_ADDR"].endswith(".svc.corp.example")
 
 
-def test_the_hash_covers_what_is_immutable_and_ignores_what_may_change() -> None:
+def test_spec_hash_covers_only_immutable_fields() -> None:
     base = spec_hash(job_of().spec)
     assert spec_hash(job_of(suspend=True, activeDeadlineSeconds=5).spec) == base
     assert spec_hash(job_of(template={"spec": {"dnsPolicy": "None"}}).spec) != base
     assert spec_hash(job_of(args=["x"]).spec) != base
 
 
-def test_a_version_with_one_more_default_finds_no_live_job_changed() -> None:
+def test_new_field_with_a_default_does_not_change_the_spec_hash() -> None:
     class Later(DDPJobSpec):
         compression: str = "none"
 
@@ -255,14 +255,14 @@ def test_a_version_with_one_more_default_finds_no_live_job_changed() -> None:
     assert spec_hash(Later.model_validate(body["spec"])) == spec_hash(parse_spec(body))
 
 
-def test_the_host_network_asks_the_cluster_for_names_unless_the_template_says_otherwise() -> None:
+def test_host_network_uses_cluster_dns_by_default() -> None:
     assert pod_of(template={"spec": {"hostNetwork": True}})["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     own = pod_of(template={"spec": {"hostNetwork": True, "dnsPolicy": "Default"}})
     assert own["spec"]["dnsPolicy"] == "Default"
     assert "dnsPolicy" not in pod_of()["spec"]
 
 
-def test_of_the_templates_metadata_labels_and_annotations_are_taken() -> None:
+def test_only_labels_and_annotations_of_template_metadata_are_used() -> None:
     metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["never/ends"]}
     pod = pod_of(template={"metadata": metadata})
     assert pod["metadata"]["labels"]["a"] == "b" and pod["metadata"]["annotations"]["c"] == "d"

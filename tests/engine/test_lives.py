@@ -1,4 +1,4 @@
-"""Random lives: pods run, fail and vanish, users suspend and resume, the operator dies between any two writes.
+"""Random lifecycles: pods run, fail and disappear, users suspend and resume, the operator is killed between writes.
 
 The invariants are those a user relies on; hypothesis looks for an order of events that breaks one.
 """
@@ -18,7 +18,7 @@ ranks = st.integers(0, NODES - 1)
 
 
 class Lives(RuleBasedStateMachine):
-    """One job, and everything that can happen to it."""
+    """One job, and the events that can happen to it."""
 
     @initialize(suspended=st.booleans())
     def begin(self, suspended: bool) -> None:

@@ -1,4 +1,4 @@
-"""A thousand lives of a job on the in-memory cluster: whatever happens, the controller keeps its promises.
+"""A thousand lifecycles of a job on the in-memory cluster: the controller's invariants hold under random faults.
 
 ``python -m tests.engine.memory_life SEED`` lives one of them again.
 """
@@ -15,13 +15,13 @@ from tests.engine.memory_life import TROUBLES, at_write, live, live_many
 LIVES = 1000
 CORES = 2
 CPU_SECONDS = 200.0
-"""A thousand lives take some 34 s of CPU on two cores; a test catches only what makes them many times dearer."""
+"""CPU time limit. A thousand lifecycles take about 34 s on two cores; the limit detects only large regressions."""
 
 SPEC = {"image": "trainer:1", "numNodes": 2, "restartPolicy": {"maxRestarts": 3}}
-STORY = ("1", "vanish", "suspend", "succeed")
+FATES = ("1", "vanish", "suspend", "succeed")
 
 
-def test_a_thousand_lives_keep_every_promise() -> None:
+def test_invariants_hold_in_a_thousand_job_lifecycles() -> None:
     workers = min(CORES, os.cpu_count() or 1)
     shares = [range(number, LIVES, 8 * workers) for number in range(8 * workers)]
     began = time.monotonic()
@@ -34,17 +34,17 @@ def test_a_thousand_lives_keep_every_promise() -> None:
     assert cpu < CPU_SECONDS
 
 
-def test_the_same_seed_is_the_same_life() -> None:
+def test_same_seed_gives_the_same_lifecycle() -> None:
     for seed in (3, 4):
-        assert live(seed).story() == live(seed).story()
+        assert live(seed).writes() == live(seed).writes()
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_trouble_at_any_single_write_changes_nothing_in_the_end(trouble: str) -> None:
-    undisturbed = live(1, fates=STORY, spec=SPEC)
+def test_fault_at_any_single_write_leads_to_the_same_end(trouble: str) -> None:
+    undisturbed = live(1, fates=FATES, spec=SPEC)
     expected = undisturbed.outcome()
     writes = sum(call.is_write and call.resource.kind != "Event" for call in undisturbed.calls)
     assert writes > 15
     for number in range(1, writes + 1):
-        troubled = live(1, at_write(number, trouble), STORY, SPEC)
+        troubled = live(1, at_write(number, trouble), FATES, SPEC)
         assert troubled.outcome() == expected, f"{trouble} at write {number}"

@@ -1,4 +1,4 @@
-"""Merging pod parts: maps by key, known lists by their key field, the rest replaced."""
+"""Merging parts of a pod: maps by key, known lists by their key field; all else is replaced."""
 
 import copy
 from typing import Any
@@ -25,12 +25,12 @@ def without_nulls(value: Any) -> Any:
 
 
 @given(objects)
-def test_nothing_laid_over_changes_nothing(base: dict[str, Any]) -> None:
+def test_empty_overlay_changes_nothing(base: dict[str, Any]) -> None:
     assert merge(base, {}) == base
 
 
 @given(objects, objects)
-def test_neither_side_is_changed(base: dict[str, Any], overlay: dict[str, Any]) -> None:
+def test_merge_changes_neither_argument(base: dict[str, Any], overlay: dict[str, Any]) -> None:
     before = copy.deepcopy((base, overlay))
     merge(base, overlay)
     assert (base, overlay) == before
@@ -38,7 +38,7 @@ def test_neither_side_is_changed(base: dict[str, Any], overlay: dict[str, Any]) 
 
 @given(objects, objects)
 def test_a_status_patch_turns_the_old_status_into_the_new(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """RFC 7396, applied as the API server does."""
+    """Apply an RFC 7396 merge patch like the API server."""
 
     def apply(target: Any, patch: Any) -> Any:
         if not isinstance(patch, dict):
@@ -59,7 +59,7 @@ def test_equal_statuses_need_no_patch() -> None:
     assert status_patch({"a": {"b": [1]}}, {"a": {"b": [1]}}) == {}
 
 
-def test_containers_merge_by_name_and_others_stay() -> None:
+def test_containers_merge_by_name_and_others_are_kept() -> None:
     base = {"containers": [{"name": "trainer", "image": "a", "tty": True}, {"name": "side", "image": "s"}]}
     overlay = {"containers": [{"name": "trainer", "image": "b"}]}
     assert merge(base, overlay)["containers"] == [
@@ -68,20 +68,20 @@ def test_containers_merge_by_name_and_others_stay() -> None:
     ]
 
 
-def test_a_variable_is_one_source_or_the_other_never_both() -> None:
+def test_variable_has_one_source_after_a_merge() -> None:
     base = {"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}, {"name": "B", "value": "1"}]}
     merged = merge(base, {"env": [{"name": "A", "value": "x"}]})
     assert merged["env"] == [{"name": "A", "value": "x"}, {"name": "B", "value": "1"}]
 
 
-def test_a_volume_is_replaced_whole() -> None:
+def test_volume_is_replaced_completely() -> None:
     merged = merge(
         {"volumes": [{"name": "v", "emptyDir": {}}]}, {"volumes": [{"name": "v", "persistentVolumeClaim": {}}]}
     )
     assert merged["volumes"] == [{"name": "v", "persistentVolumeClaim": {}}]
 
 
-def test_tolerations_append_without_doubles() -> None:
+def test_tolerations_append_without_duplicates() -> None:
     merged = merge({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "a"}, {"key": "b"}]})
     assert merged["tolerations"] == [{"key": "a"}, {"key": "b"}]
 

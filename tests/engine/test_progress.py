@@ -1,4 +1,4 @@
-"""Rank 0's report in the status, whatever it holds."""
+"""Conversion of rank 0's report to the status, also for malformed reports."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,30 +17,30 @@ REPORT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_report_becomes_the_status_of_the_interface() -> None:
+def test_report_is_converted_to_status_progress() -> None:
     assert progress_status(REPORT, {}, NOW) == {
         "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300, "totalSteps": 470, "percent": 63, "loss": "0.04",
         "samplesPerSecond": "17000", "display": "63% 300/470", "lastHeartbeatTime": "2026-03-01T11:59:58Z",
     }  # fmt: skip
 
 
-def test_a_report_that_says_nothing_new_changes_nothing() -> None:
+def test_unchanged_report_does_not_change_the_status() -> None:
     before = progress_status(REPORT, {}, NOW)
     later = REPORT | {"ageSeconds": 12.0, "seq": 413}
     assert progress_status(later, before, NOW + timedelta(seconds=10)) == before
 
 
-def test_a_loss_that_is_no_number_is_a_string() -> None:
+def test_nan_loss_is_a_string() -> None:
     assert progress_status(REPORT | {"loss": float("nan")}, {}, NOW)["loss"] == "nan"
 
 
-def test_a_phase_without_a_loss_keeps_the_last_in_view() -> None:
+def test_phase_without_a_loss_keeps_the_last_one() -> None:
     before = progress_status(REPORT, {}, NOW)
     during = progress_status(REPORT | {"phase": "evaluate", "loss": None}, before, NOW)
     assert during["loss"] == "0.04" and during["phase"] == "evaluate"
 
 
-def test_an_unknown_end_shows_the_step_alone() -> None:
+def test_progress_without_total_steps_shows_only_the_step() -> None:
     assert progress_status({"step": 7}, {}, NOW)["display"] == "step 7"
 
 
@@ -57,12 +57,12 @@ def test_an_unknown_end_shows_the_step_alone() -> None:
         ),
     ],
 )
-def test_the_checkpoint_is_named_by_its_file(report: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_checkpoint_path_is_that_of_its_file(report: dict[str, Any], expected: dict[str, Any] | None) -> None:
     found = checkpoint_status(report, None, NOW)
     assert (found and {k: v for k, v in found.items() if k != "time"}) == expected
 
 
-def test_the_time_of_a_checkpoint_stays_while_it_is_the_last() -> None:
+def test_time_of_the_last_checkpoint_is_kept() -> None:
     first = checkpoint_status(REPORT, None, NOW)
     assert checkpoint_status(REPORT, first, NOW + timedelta(minutes=1)) == first
 
@@ -75,11 +75,11 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds"]), junk))
-def test_no_report_however_odd_breaks_the_status(report: dict[str, Any]) -> None:
+def test_malformed_report_gives_a_valid_status(report: dict[str, Any]) -> None:
     made = progress_status(report, {}, NOW)
     assert isinstance(made["display"], str)
     checkpoint_status(report, None, NOW)
 
 
-def test_a_phase_of_any_length_stays_a_word_in_a_table() -> None:
+def test_long_phase_is_truncated() -> None:
     assert len(progress_status({"phase": "x" * 60_000}, {}, NOW)["display"]) == 64

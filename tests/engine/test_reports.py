@@ -1,4 +1,4 @@
-"""What pods say, in the status: whatever it is, it fits the schema, keeps its end, and names who spoke."""
+"""Termination messages of pods in the status: valid for the schema, with their end and the name of the pod."""
 
 import json
 from datetime import timedelta
@@ -34,7 +34,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), junk), st.sampled_from([0, 1, 77, 137, 255]))
-def test_no_report_makes_a_status_that_the_api_server_refuses(report: dict[str, Any], code: int) -> None:
+def test_any_report_gives_a_valid_status(report: dict[str, Any], code: int) -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(code, message=json.dumps(report)))
     world.settle()
@@ -103,7 +103,7 @@ def test_truncated_report_is_quoted_as_text() -> None:
 @pytest.mark.parametrize(
     "message", ['{"a":' + "[" * 2000, '{"message": "caf\\ud83d", "exception": "\\ud83d"}', "\udce9"]
 )
-def test_no_message_wedges_its_job(message: str) -> None:
+def test_malformed_message_does_not_block_its_job(message: str) -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(1, message=message))
     world.settle()
@@ -111,7 +111,7 @@ def test_no_message_wedges_its_job(message: str) -> None:
     json.dumps(world.status, ensure_ascii=False).encode()
 
 
-def test_a_long_log_keeps_its_end_and_who_wrote_it() -> None:
+def test_long_log_keeps_its_end_and_the_name_of_its_pod() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.set_pod(1, ended(1, message="x" * 3000 + "\nValueError: the cause"))
     made = world.reconcile()
@@ -120,7 +120,7 @@ def test_a_long_log_keeps_its_end_and_who_wrote_it() -> None:
     assert made.events[0].message.endswith("ValueError: the cause")
 
 
-def test_an_init_container_that_failed_is_quoted() -> None:
+def test_failed_init_container_is_quoted() -> None:
     world = a_running_world(a_job(numNodes=1))
     failed = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "message": "no such bucket"}}}
     world.set_pod(0, {"phase": "Failed", "initContainerStatuses": [failed]})
@@ -128,7 +128,7 @@ def test_an_init_container_that_failed_is_quoted() -> None:
     assert "init container fetch ended with exit code 3: no such bucket" in world.status["failures"][0]["message"]
 
 
-def test_the_kubelets_words_on_an_eviction_come_before_the_log() -> None:
+def test_kubelets_eviction_message_precedes_the_log() -> None:
     world = a_running_world(a_job(numNodes=1))
     status = ended(137, message="step 5") | {"reason": "Evicted", "message": "The node was low on memory."}
     world.set_pod(0, status)
@@ -137,7 +137,7 @@ def test_the_kubelets_words_on_an_eviction_come_before_the_log() -> None:
     assert failure["reason"] == "Evicted" and "low on memory" in failure["message"]
 
 
-def test_a_sidecar_that_cannot_be_pulled_is_named_as_the_obstacle() -> None:
+def test_sidecar_that_cannot_be_pulled_is_the_reason_of_running() -> None:
     world = World(a_job())
     world.settle()
     waits = [
@@ -149,19 +149,19 @@ def test_a_sidecar_that_cannot_be_pulled_is_named_as_the_obstacle() -> None:
     assert world.condition("Running")["reason"] == "ImagePullBackOff"
 
 
-def test_a_pull_that_fails_again_and_again_is_one_event() -> None:
+def test_repeatedly_failing_pull_causes_one_event() -> None:
     world = World(a_job())
     world.settle()
-    told = []
+    reasons = []
     for reason in ("ErrImagePull", "ImagePullBackOff") * 3:
         state = {"waiting": {"reason": reason, "message": "not found"}}
         world.pod(0)["status"] = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
-        told += [note.reason for note in world.reconcile().events]
-    assert told == ["ImagePullBackOff"]
+        reasons += [note.reason for note in world.reconcile().events]
+    assert reasons == ["ImagePullBackOff"]
 
 
 @pytest.mark.parametrize("late", [-1, 0, 5])
-def test_a_zero_within_the_clocks_doubt_of_a_deletion_is_no_success(late: int) -> None:
+def test_exit_0_within_clock_skew_of_a_deletion_is_no_success(late: int) -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW + timedelta(seconds=late)))
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -169,7 +169,7 @@ def test_a_zero_within_the_clocks_doubt_of_a_deletion_is_no_success(late: int) -
     assert world.status["attempt"] == 2
 
 
-def test_a_zero_long_before_a_deletion_is_a_success() -> None:
+def test_exit_0_long_before_a_deletion_is_a_success() -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.set_pod(0, ended(0, at=NOW - timedelta(seconds=10)))
     pod["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -177,14 +177,14 @@ def test_a_zero_long_before_a_deletion_is_a_success() -> None:
     assert world.status["state"] == "Succeeded"
 
 
-def test_a_zero_of_an_evicted_pod_is_no_success() -> None:
+def test_exit_0_of_an_evicted_pod_is_no_success() -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0) | {"phase": "Failed", "reason": "Evicted"})
     world.settle()
     assert world.status["attempt"] == 2
 
 
-def test_a_zero_that_answers_our_own_suspension_is_no_success() -> None:
+def test_exit_0_after_suspension_is_no_success() -> None:
     world = a_running_world(a_job(numNodes=1))
     pod = world.pod(0)
     world.job["spec"]["suspend"] = True

@@ -1,4 +1,4 @@
-"""What the status says: conditions, obstacles, progress, and events on their transitions."""
+"""The status: conditions, obstacles, progress, and events about transitions."""
 
 import json
 
@@ -11,7 +11,7 @@ from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended
 
 
-def test_all_nodes_running_is_said_once_and_shown_in_every_field() -> None:
+def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
     world = World(a_job(nprocPerNode=2))
     world.settle()
     world.run_all()
@@ -26,7 +26,7 @@ def test_all_nodes_running_is_said_once_and_shown_in_every_field() -> None:
     assert world.reconcile().idle
 
 
-def test_every_condition_is_set_from_the_first_visit() -> None:
+def test_every_condition_is_set_by_the_first_reconcile() -> None:
     world = World(a_job())
     world.reconcile()
     kinds = [condition["type"] for condition in world.status["conditions"]]
@@ -36,7 +36,7 @@ def test_every_condition_is_set_from_the_first_visit() -> None:
     assert all(condition["reason"] for condition in world.status["conditions"])
 
 
-def test_a_spec_that_cannot_be_parsed_is_explained_once() -> None:
+def test_invalid_spec_is_reported_once() -> None:
     job = a_job(numNodes=0)
     world = World(job)
     made = world.reconcile()
@@ -46,7 +46,7 @@ def test_a_spec_that_cannot_be_parsed_is_explained_once() -> None:
     assert world.reconcile().idle
 
 
-def test_a_refused_create_is_shown_with_the_servers_words() -> None:
+def test_refused_create_is_shown_with_the_servers_message() -> None:
     world = World(a_job())
     world.reconcile()
     world.pods.clear()
@@ -62,7 +62,7 @@ def test_a_refused_create_is_shown_with_the_servers_words() -> None:
 def test_a_name_conflict_is_shown_as_stalled() -> None:
     world = World(a_job())
     world.reconcile()
-    problem = Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", "pod mnist-0a1b2-1-0 belongs to somebody else")
+    problem = Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", "pod mnist-0a1b2-1-0 belongs to another owner")
     made = plan(world.job, observe(world.job, [], problems=[problem]), NOW, SETTINGS)
     assert made.status is not None
     stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
@@ -70,7 +70,7 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "condition", "reason", "words"),
+    ("status", "condition", "reason", "text"),
     [
         (
             {"phase": "Pending", "conditions": [
@@ -84,18 +84,18 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_keeps_a_pod_from_running_is_quoted(status: dict, condition: str, reason: str, words: str) -> None:  # type: ignore[type-arg]
+def test_obstacle_of_a_pod_is_quoted(status: dict, condition: str, reason: str, text: str) -> None:  # type: ignore[type-arg]
     world = World(a_job())
     world.settle()
     world.pod(1)["status"] = status
     made = world.reconcile()
     assert world.condition(condition)["reason"] == reason
-    assert words in world.condition(condition)["message"]
+    assert text in world.condition(condition)["message"]
     assert reason in [note.reason for note in made.events]
     assert world.reconcile().idle
 
 
-def test_progress_of_rank_zero_is_folded_in_and_a_late_answer_of_an_old_attempt_is_not() -> None:
+def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     world = World(a_job())
     world.settle()
     world.run_all()
@@ -116,7 +116,7 @@ def test_progress_of_rank_zero_is_folded_in_and_a_late_answer_of_an_old_attempt_
     assert world.reconcile().idle
 
 
-def test_the_last_progress_travels_in_the_termination_message() -> None:
+def test_last_progress_is_read_from_the_termination_message() -> None:
     world = a_running_world(a_job(numNodes=1))
     message = json.dumps({
         "schema": 1, "outcome": "succeeded", "code": 0, "accuracy": 0.9912345,
@@ -132,7 +132,7 @@ def test_the_last_progress_travels_in_the_termination_message() -> None:
 
 
 @pytest.mark.parametrize("message", ["", "Traceback ...", "{", "[1]", '{"progress": 3}', '{"progress": {"step": "x"}}'])
-def test_a_trainer_that_speaks_no_json_still_succeeds(message: str) -> None:
+def test_trainer_without_a_json_report_succeeds(message: str) -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0, message=message))
     world.settle()

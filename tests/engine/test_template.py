@@ -1,4 +1,4 @@
-"""No value can change what is rendered: every string arrives in the pod as that very string."""
+"""Rendering: no value can change the structure, and every string is unchanged in the pod."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def trainer(**spec: Any) -> dict[str, Any]:
 
 @given(value=texts)
 @settings(max_examples=300, deadline=None)
-def test_any_string_arrives_as_that_very_string(value: str) -> None:
+def test_any_string_is_rendered_unchanged(value: str) -> None:
     container = trainer(
         env=[{"name": "A", "value": value}],
         args=[value, value],
@@ -62,13 +62,13 @@ def test_any_string_arrives_as_that_very_string(value: str) -> None:
     assert container["labels"]["k"] == value[:63]
 
 
-def test_a_name_that_was_not_given_is_an_error_that_names_it() -> None:
+def test_undefined_name_is_an_error_with_the_name() -> None:
     with pytest.raises(UndefinedError, match="service"):
         render("service.yaml.j2")
 
 
 @pytest.mark.parametrize("value", [value for value in HOSTILE if len(value) < 317])  # longer keys the API refuses
-def test_a_hostile_label_key_stays_a_key(value: str) -> None:
+def test_label_key_with_special_characters_stays_a_key(value: str) -> None:
     labels = {f"k{value}": "v"}
     rendered = render("service.yaml.j2", service="s", namespace="n", labels=labels, owners=[], selector=labels, port=1)
     assert rendered["metadata"]["labels"] == labels

@@ -1,4 +1,4 @@
-"""Templates of any shape that the CRD lets through: pods, or a refusal that names the field; never a crash."""
+"""Any template that the CRD accepts gives pods or a refusal with the field name, never a crash."""
 
 import copy
 from typing import Any
@@ -42,7 +42,7 @@ odd = st.recursive(
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of everything below the pod's spec."""
+    """Return a strategy for everything below the pod's spec."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [*([path] if path else []), *(found for key, child in inner for found in paths(child, (*path, key)))]
 
@@ -57,7 +57,7 @@ def changed(place: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 @given(place=st.sampled_from(paths(TEMPLATE["spec"])), value=odd)
-def test_a_template_is_rendered_or_refused_by_the_name_of_its_field(place: tuple[Any, ...], value: Any) -> None:
+def test_template_is_rendered_or_refused_with_the_field_name(place: tuple[Any, ...], value: Any) -> None:
     body = a_job(template=changed(place, value))
     try:
         job = Job.of(body, parse_spec(body))
@@ -82,7 +82,7 @@ def test_a_template_is_rendered_or_refused_by_the_name_of_its_field(place: tuple
         ),
     ],
 )
-def test_the_fault_stands_in_the_status_and_nothing_is_started(place: tuple[Any, ...], value: Any, fault: str) -> None:
+def test_template_fault_is_in_the_status_and_no_pod_is_created(place: tuple[Any, ...], value: Any, fault: str) -> None:
     world = World(a_job(template=changed(place, value)))
     world.settle()
     assert world.status["state"] == "Invalid" and not world.pods
