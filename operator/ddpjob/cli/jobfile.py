@@ -53,25 +53,27 @@ def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     Raises:
         LocalError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
     """
-    if source.endswith(".py"):
-        return _for_script(_existing(source), script_args)
-    if script_args:
-        raise LocalError(
-            f"{source} takes no arguments, but {script_args[0]} is given",
-            "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
-            "--set 'args=[train, --epochs, \"3\"]' sets them",
-        )
-    if source == "-":
-        return _from_text(sys.stdin.read(), "standard input", Path.cwd())
-    path = _existing(source)
+    label = "standard input" if source == "-" else source
     try:
-        text = path.read_text(encoding="utf-8")
+        if source.endswith(".py"):
+            return _for_script(_existing(source), script_args)
+        if script_args:
+            raise LocalError(
+                f"a job takes no arguments, but {script_args[0]} is given",
+                "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
+                "--set 'args=[train, --epochs, \"3\"]' sets them",
+            )
+        if source == "-":
+            return _from_text(sys.stdin.read(), Path.cwd())
+        path = _existing(source)
+        return _from_text(path.read_text(encoding="utf-8"), path.parent)
+    except LocalError as error:
+        raise LocalError(f"{label}: {error.error}", error.hint, error.next_step) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise LocalError(
-            f"{source} cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
+            f"{label} cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
         ) from error
-    return _from_text(text, source, path.parent)
 
 
 def _existing(source: str) -> Path:
@@ -79,18 +81,18 @@ def _existing(source: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise LocalError(f"{source} is a directory", "a job is a file", f"ls {source}")
+        raise LocalError("this is a directory", "a job is a file", f"ls {source}")
     try:
         neighbours = [entry.name for entry in path.parent.iterdir()]
         hint = did_you_mean(path.name, neighbours, f"{path.parent} has no such file")
     except OSError:
         hint = f"there is no directory {path.parent}"
-    raise LocalError(f"{source}: no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
+    raise LocalError("no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
 
 
-def _from_text(text: str, source: str, directory: Path) -> JobFile:
+def _from_text(text: str, directory: Path) -> JobFile:
     jobs, others, ignored = [], [], []
-    for document in _documents(text, source):
+    for document in _documents(text):
         kind = document.get("kind")
         if kind == names.DDPJOBS.kind:
             jobs.append(document)
@@ -100,71 +102,65 @@ def _from_text(text: str, source: str, directory: Path) -> JobFile:
             ignored.append(f"{kind or 'a document without kind'} {(document.get('metadata') or {}).get('name', '')}")
     if len(jobs) != 1:
         job_names = [str((job.get("metadata") or {}).get("name", "a DDPJob without a name")) for job in jobs]
-        found = ", ".join(job_names or ignored) or "nothing"
         raise LocalError(
-            f"{source} must hold exactly one DDPJob, and it holds {len(jobs)}",
-            f"it contains {found}",
+            f"it must hold exactly one DDPJob, and it holds {len(jobs)}",
+            f"it contains {', '.join(job_names or ignored) or 'nothing'}",
             "put each job into its own file" if jobs else "manifests/examples holds example jobs",
         )
-    return JobFile(_as_written(jobs[0], source), directory, others, [" ".join(entry.split()) for entry in ignored])
+    return JobFile(_as_written(jobs[0]), directory, others, [" ".join(entry.split()) for entry in ignored])
 
 
-def _documents(text: str, source: str) -> list[Json]:
+def _documents(text: str) -> list[Json]:
     try:
         loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
         json.dumps(loaded, default=str, skipkeys=True)  # fails for an anchor that contains itself
     except (RecursionError, ValueError) as error:
         raise LocalError(
-            f"{source} contains a value that cannot be read: {error}",
+            f"a value cannot be read: {error}",
             "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
             "write the value in full, text in quotes",
         ) from error
     except yaml.YAMLError as error:
-        raise LocalError(
-            f"{source} is not valid YAML: {yaml_problem(error)}",
-            "indentation, quotes and tabs are frequent causes",
-            "correct that line",
-        ) from error
+        hint = "indentation, quotes and tabs are frequent causes"
+        raise LocalError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line") from error
     found: list[Json] = []
     for document in loaded:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
-        found += [_object(item, source) for item in (items if isinstance(items, list) else [document])]
+        found += [_object(item) for item in (items if isinstance(items, list) else [document])]
     return found
 
 
-def _object(document: Any, source: str) -> Json:
+def _object(document: Any) -> Json:
     """Return the document if it is a Kubernetes object. Raises ``LocalError``."""
     if not isinstance(document, dict):
         raise LocalError(
-            f"{source} contains a {type(document).__name__} where an object is expected",
+            f"it contains a {type(document).__name__} where an object is expected",
             "every document begins with apiVersion and kind",
             "manifests/examples holds example jobs",
         )
     if not isinstance(document.get("metadata") or {}, dict):
         raise LocalError(
-            f"{source}: metadata of {document.get('kind') or 'a document without kind'} is not a mapping",
+            f"metadata of {document.get('kind') or 'a document without kind'} is not a mapping",
             "it must contain at least a name",
             "metadata: {name: my-name}",
         )
     return document
 
 
-def _as_written(job: Json, source: str) -> Json:
+def _as_written(job: Json) -> Json:
     """Return the job without the fields that a server sets. Raises ``LocalError`` for an unknown field or version."""
-    version = job.get("apiVersion")
-    if version != names.API_VERSION:
+    version, known = job.get("apiVersion"), names.API_VERSION
+    if version != known:
         raise LocalError(
-            f"{source}: this ddpjob does not know apiVersion {version} of DDPJob",
-            f"it knows {names.API_VERSION}",
-            f"write apiVersion: {names.API_VERSION}",
+            f"this ddpjob does not know apiVersion {version} of DDPJob", f"it knows {known}", f"apiVersion: {known}"
         )
     metadata = job.get("metadata")
     for name, value in (("metadata", metadata), ("spec", job.get("spec"))):
         if not isinstance(value, dict):
-            raise LocalError(f"{source}: {name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
+            raise LocalError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
     job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SET_BY_SERVER}
-    _require_known_fields(job, schema(), "", source)
+    _require_known_fields(job, schema(), "")
     return job
 
 
@@ -262,15 +258,14 @@ def no_such_field(parent: str, name: str, node: Json) -> tuple[str, str]:
     return f'{parent or "a DDPJob"} has no field "{name}"', did_you_mean(name, known, f"it has {', '.join(known)}")
 
 
-def _require_known_fields(value: Any, node: Json, path: str, source: str) -> None:
+def _require_known_fields(value: Any, node: Json, path: str) -> None:
     """Raise ``LocalError`` for the first unknown field: an API server would drop it without an error."""
     if isinstance(value, dict):
         for name, inner in value.items():
             below = child(node, name)
             if below is None:
-                error, hint = no_such_field(path, name, node)
-                raise LocalError(f"{source}: {error}", hint, "docs/fields.md lists every field")
-            _require_known_fields(inner, below, f"{path}.{name}" if path else name, source)
+                raise LocalError(*no_such_field(path, name, node), "docs/fields.md lists every field")
+            _require_known_fields(inner, below, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _require_known_fields(inner, node.get("items", {}), f"{path}[{index}]", source)
+            _require_known_fields(inner, node.get("items", {}), f"{path}[{index}]")

@@ -131,107 +131,95 @@ def assign(job: Json, assignment: str) -> None:
         LocalError: there is no such field or entry, or the value is missing or not YAML.
     """
     path, equals, text = assignment.partition("=")
-    if not equals:
-        raise LocalError(f"--set {assignment}: the = is missing", "it takes FIELD=VALUE", _EXAMPLES)
-    steps = _steps(path.strip(), assignment)
-    node = _schema_of(steps, assignment)
-    _put(job, steps, _value(text, node, assignment), assignment)
+    try:
+        if not equals:
+            raise LocalError("the = is missing", "it takes FIELD=VALUE")
+        steps = _steps(path.strip())
+        _put(job, steps, _value(text, _schema_of(steps)))
+    except LocalError as error:
+        raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
 
-def _steps(path: str, assignment: str) -> list[Step]:
+def _steps(path: str) -> list[Step]:
     steps: list[Step] = []
     position = 0
     while position < len(path):
         found = _STEP.match(path, position)
         if found is None:
-            raise LocalError(
-                f'--set {assignment}: "{path[position:]}" is not part of a path', "dots separate fields", _EXAMPLES
-            )
+            raise LocalError(f'"{path[position:]}" is not part of a path', "dots separate fields")
         name, index, double, single = found.groups()
         steps.append(int(index) if index is not None else name or double or single)
         position = found.end()
     if not steps or isinstance(steps[0], int):
-        raise LocalError(f"--set {assignment}: it names no field", "it takes FIELD=VALUE", _EXAMPLES)
+        raise LocalError("it names no field", "it takes FIELD=VALUE")
     return steps if steps[0] in _ROOTS and len(steps) > 1 else ["spec", *steps]
 
 
-def _schema_of(steps: list[Step], assignment: str) -> Json:
+def _schema_of(steps: list[Step]) -> Json:
     node, path = schema(), ""
     for step in steps:
         if isinstance(step, int):
             if node and node.get("type") != "array":
-                raise LocalError(f"--set {assignment}: {path} is not a list", "[n] selects a list's entry", _EXAMPLES)
+                raise LocalError(f"{path} is not a list", "[n] selects a list's entry")
             node, path = node.get("items", {}), f"{path}[{step}]"
             continue
         below = child(node, step) if node.get("type") != "array" else None
         if below is None:
             error, hint = no_such_field(path, step, node)
-            raise LocalError(
-                f"--set {assignment}: {error}",
-                hint,
-                "docs/fields.md lists all fields; options of the trainer belong into args",
-            )
+            raise LocalError(error, hint, "docs/fields.md lists all fields; options of the trainer belong into args")
         node, path = below, f"{path}.{step}" if path else step
     return node
 
 
-def _value(text: str, node: Json, assignment: str) -> Any:
+def _value(text: str, node: Json) -> Any:
+    """Return the YAML value; a number is text if the field takes text, so that ``--set args[2]=5`` needs no quotes."""
     try:
         value = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
         raise LocalError(
-            f"--set {assignment}: the value is not YAML: {yaml_problem(error)}",
+            f"the value is not YAML: {yaml_problem(error)}",
             "quotes, brackets and braces are YAML syntax",
             "quote the value for the shell and for YAML: --set 'field=\"value\"'",
         ) from error
-    return _fitting_type(value, node, text.strip())
-
-
-def _fitting_type(value: Any, node: Json, text: str) -> Any:
-    """Return a number as text if the field takes text, so that ``--set args[2]=5`` needs no quotes."""
     if node.get("type") == "string" and isinstance(value, int | float):
-        return text
+        return text.strip()
     if isinstance(value, list) and node.get("items", {}).get("type") == "string":
         return [str(item) if type(item) is int else item for item in value]
     return value
 
 
-def _put(job: Json, steps: list[Step], value: Any, assignment: str) -> None:
+def _put(job: Json, steps: list[Step], value: Any) -> None:
     node: Any = job
     parent = ""
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(step, int):
-            _require_entry(node, step, parent, assignment)
+            _require_entry(node, step, parent)
         elif not isinstance(node, dict):
-            raise LocalError(f"--set {assignment}: {parent} is not a mapping here", "it has no fields", _EXAMPLES)
+            raise LocalError(f"{parent} is not a mapping here", "it has no fields")
         if after is None:
-            _write(node, step, value)
-            return
+            break
         if (node.get(step) if isinstance(node, dict) else node[step]) is None:
             node[step] = [] if isinstance(after, int) else {}
         node, parent = node[step], str(step)
-
-
-def _require_entry(node: Any, index: int, parent: str, assignment: str) -> None:
-    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
-    if not isinstance(node, list) or index > len(node):
-        length = len(node) if isinstance(node, list) else 0
-        raise LocalError(
-            f"--set {assignment}: {parent} has no entry [{index}]",
-            f"it has {length}, counted from 0" if length else "it has none",
-            f"--set '{parent}[{length}]=…' adds one" if length else f"--set '{parent}=[a, b]' sets the whole list",
-        )
-    if index == len(node):
-        node.append(None)
-
-
-def _write(node: Any, step: Step, value: Any) -> None:
     if value is not None:
         node[step] = value
     elif isinstance(step, int):
         del node[step]
     else:
         node.pop(step, None)
+
+
+def _require_entry(node: Any, index: int, parent: str) -> None:
+    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
+    if not isinstance(node, list) or index > len(node):
+        length = len(node) if isinstance(node, list) else 0
+        raise LocalError(
+            f"{parent} has no entry [{index}]",
+            f"it has {length}, counted from 0" if length else "it has none",
+            f"--set '{parent}[{length}]=…' adds one" if length else f"--set '{parent}=[a, b]' sets the whole list",
+        )
+    if index == len(node):
+        node.append(None)
 
 
 def runs_ddptrain(admitted: AdmittedJob) -> bool:
