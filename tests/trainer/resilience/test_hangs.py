@@ -97,7 +97,7 @@ def test_a_stopped_rank_is_named_with_what_it_was_doing(
 
 def test_a_rank_blocked_in_c_is_named_with_its_line(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 2, *SMALL, "--data-dir", idx, "--chaos", "hang:1:4"
+        "launch", "--nproc-per-node", 2, "--hang-timeout", TIMEOUT, *SMALL, "--data-dir", idx, "--chaos", "hang:1:4"
     )
     assert run.wait() == 76, run.output()
     message = run.message()
@@ -169,8 +169,8 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
 
 def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 3, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
-        "--epochs", 1, "--step-delay", 4,
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
+        "--epochs", 1, "--step-delay", 3,
     )  # fmt: skip
     assert run.wait() == 0, run.output()
 
@@ -267,7 +267,7 @@ def test_a_heartbeat_records_phase_step_collective_and_changes() -> None:
 
 def test_without_a_launcher_each_hung_rank_ends_itself_and_reports_where(ddptrain: ForkServer, idx: Path) -> None:
     init = f"tcp://127.0.0.1:{free_port()}"
-    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", 2, "--chaos", "hang:1:4", "--init", init)
+    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "hang:1:4", "--init", init)
     runs = [ddptrain.start(*argv, "--rank", rank, "--world-size", 2) for rank in (0, 1)]
     assert runs[1].wait() == 76, runs[1].output()
     blocked = runs[1].message()
@@ -280,7 +280,7 @@ def test_without_a_launcher_each_hung_rank_ends_itself_and_reports_where(ddptrai
 
 
 def test_a_process_that_trains_alone_watches_itself(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.start("train", *SMALL, "--data-dir", idx, "--hang-timeout", 2, "--chaos", "hang:0:4")
+    run = ddptrain.start("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "hang:0:4")
     assert run.wait() == 76, run.output()
     message = run.message()
     assert (message["rank"], message["cause"], message["exception"]) == (0, "own", "Hang")

@@ -17,7 +17,7 @@ from tests.trainer.runs import ForkServer, Run, free_port, wait_until
 pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
 
 # Long enough that on a busy machine the rank exits by itself before the launcher kills it.
-GRACE = 6
+GRACE = 8
 GRADIENTS = "all_reduce of gradients"
 
 
