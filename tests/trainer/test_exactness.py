@@ -159,7 +159,7 @@ def test_rank_with_different_initial_weights_is_named(ddptrain: ForkServer, idx:
 
 def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--sync", "bitwise", "--accum", 2, code=2)
-    assert "--accum has no meaning with --sync bitwise" in run.output()
+    assert "--accum cannot be combined with --sync bitwise" in run.output()
 
 
 def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: Path) -> None:
