@@ -188,14 +188,15 @@ async def test_run_admits_and_renders_once_before_its_first_pod(
         real = getattr(owner, name)
 
         def counted(*args: Any, **options: Any) -> Any:
-            counts[f"{name} {args[1].kind}" if name == "create" else name] += 1
+            what = args[1].kind if name == "create" else args[0] if name == "render" else ""
+            counts[f"{name} {what}".strip()] += 1
             return real(*args, **options)
 
         monkeypatch.setattr(owner, name, counted)
 
     count(ApiServer, "create")
     count(DDPJobSpec, "model_validate")
-    count(desired, "_rank_zero")
+    count(desired, "render")
     started = asyncio.Event()
     before: list[Counter[str]] = []
 
@@ -221,4 +222,4 @@ async def test_run_admits_and_renders_once_before_its_first_pod(
     task.cancel()
     (counted,) = before
     assert counted.pop("model_validate") <= 2  # the API server's check, and the parsed spec
-    assert counted == {"create DDPJob": 1, "_rank_zero": 1}
+    assert (counted["create DDPJob"], counted["render pod.yaml.j2"]) == (1, 1)
