@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.data.mnist import load
-from ddptrain.experiments import baselines
-from ddptrain.experiments.bench import tables
+from ddptrain.experiments.bench import dataloader_loop, tables, tutorial
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx
 
@@ -57,15 +56,15 @@ def test_failed_cold_run_is_reported_with_the_end_of_its_output(
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_dataloader_loop_is_timed_for_both_models(tmp_path: Path, model: str) -> None:
     dataset = load("idx", str(write_idx(tmp_path)))
-    timed = baselines.dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1, shift=1)
+    timed = dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1, shift=1)
     assert timed["samplesPerSecond"] > 0
 
 
 def test_tutorial_trainer_is_timed_until_it_reaches_the_target(tmp_path: Path) -> None:
     dataset = load("idx", str(write_idx(tmp_path, train=1500)))
-    reached = baselines.tutorial(dataset, target=0.5, most_epochs=20, threads=1)
+    reached = tutorial(dataset, target=0.5, most_epochs=20, threads=1)
     assert reached["reached"]
     assert reached["accuracies"][-1] >= 0.5 > max([0.0, *reached["accuracies"][:-1]])
     assert reached["seconds"] > 0
-    gave_up = baselines.tutorial(dataset, target=1.1, most_epochs=1, threads=1)
+    gave_up = tutorial(dataset, target=1.1, most_epochs=1, threads=1)
     assert (gave_up["reached"], gave_up["epochs"]) == (False, 1)

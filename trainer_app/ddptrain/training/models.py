@@ -1,6 +1,6 @@
 """The networks. None has BatchNorm or Dropout: the result of both depends on how a batch is divided among ranks.
 
-Used by the trainer, by inference, and by the benchmark's baselines.
+Used by the trainer, by inference, and by ``bench``.
 """
 
 from __future__ import annotations
