@@ -220,6 +220,7 @@ async def test_run_admits_and_renders_once_before_its_first_pod(
     task = asyncio.create_task(run.run(asyncio.Event()))
     await asyncio.wait([task, asyncio.create_task(started.wait())], return_when=asyncio.FIRST_COMPLETED)
     task.cancel()
+    await asyncio.wait([task])
     (counted,) = before
     assert counted.pop("model_validate") <= 2  # the API server's check, and the parsed spec
     assert (counted["create DDPJob"], counted["render pod.yaml.j2"]) == (1, 1)
