@@ -162,7 +162,7 @@ def test_why_explains_a_hang(
     assert main(["why", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "rank 1 is to blame, with code 76" in text
-    assert "rank 1 (node 0) works in phase batch of step 5 at train.py:" in text
+    assert "rank 1 (node 0) works in phase batch of step 5 at trainer.py:" in text
     assert "rank 0 (node 0) waits in all_reduce of gradients of step 5" in text
     assert main(["why", str(tmp_path / "run-000001")]) == 66
     assert "no report of a failure" in capsys.readouterr().err
