@@ -68,6 +68,13 @@ def manifests(root: Path, run: int) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
+def all_manifests(root: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield (run, step, manifest path) of every checkpoint, newest first; none if ``root`` is absent."""
+    for run in run_numbers(root) if root.is_dir() else []:
+        for step, path in manifests(root, run):
+            yield run, step, path
+
+
 @contextlib.contextmanager
 def reading(root: Path) -> Iterator[None]:
     """Raise DataMissing for an OSError, for verbs that only read."""
@@ -84,9 +91,8 @@ def reading(root: Path) -> Iterator[None]:
 def newest_place(root: Path) -> dict[str, int] | None:
     """Return run and step of the newest checkpoint by its name; reports do not need its content."""
     with contextlib.suppress(OSError):
-        for run in run_numbers(root):
-            for step, _ in manifests(root, run):
-                return {"run": run, "step": step}
+        for run, step, _ in all_manifests(root):
+            return {"run": run, "step": step}
     return None
 
 
@@ -116,8 +122,7 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
             next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
         )
     run, step = manifest.get("run", 0), manifest.get("step", 0)
-    expected = checkpoint_file(manifest_path.parent.parent, run, step).with_suffix(".json")
-    if manifest_path != expected:
+    if manifest_path != checkpoint_file(manifest_path.parent.parent, run, step).with_suffix(".json"):
         return f"manifest is that of run {run}, step {step}", {}, b""
     try:
         content = manifest_path.with_suffix(".pt").read_bytes()
@@ -143,19 +148,16 @@ def newest_valid(
         on_invalid: called for each invalid one with (manifest path, reason); it may quarantine it.
         run, step: consider only these.
     """
-    for number in run_numbers(root) if root.is_dir() else []:
-        if run is not None and number != run:
+    for found_run, found_step, path in all_manifests(root):
+        if (run is not None and found_run != run) or (step is not None and found_step != step):
             continue
-        for at, path in manifests(root, number):
-            if step is not None and at != step:
-                continue
-            try:
-                reason, manifest, content = verify(path)
-            except FileNotFoundError:
-                continue  # its writer deleted it since the directory was listed
-            if not reason:
-                return Saved(number, at, path.with_suffix(".pt"), manifest), content
-            on_invalid(path, reason)
+        try:
+            reason, manifest, content = verify(path)
+        except FileNotFoundError:
+            continue  # its writer deleted it since the directory was listed
+        if not reason:
+            return Saved(found_run, found_step, path.with_suffix(".pt"), manifest), content
+        on_invalid(path, reason)
     return None
 
 
@@ -340,7 +342,7 @@ class Checkpoints:
 
     def _retire(self, keep: int, *, keep_best: bool) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first."""
-        everything = [path for run in run_numbers(self.root) for _, path in manifests(self.root, run)]
+        everything = [path for _, _, path in all_manifests(self.root)]
         best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:

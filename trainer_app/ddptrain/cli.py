@@ -12,30 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddptrain import __version__
+from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError, UsageError
 from ddptrain.files import Json
-from ddptrain.flags import (
-    Parser,
-    add_checkpoint_choice,
-    add_node,
-    add_rank,
-    add_settings,
-    add_verb,
-    parse_choices,
-    parse_worlds,
-    resolve_flags,
-    whole_number,
-)
-from ddptrain.reporting.console import (
-    Console,
-    escape_unencodable,
-    ignore_write_errors,
-    log_as_json,
-    terminal_or_none,
-)
+from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
+from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
 from ddptrain.resources import check_gpus, set_torch_defaults
 from ddptrain.signals import StopFlag
 
@@ -59,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = flags.Parser(
         prog="ddptrain",
         description="Train MNIST data-parallel with PyTorch, on one process or many nodes.",
         epilog="example:\n  ddptrain train --data digits --epochs 2",
@@ -68,30 +51,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ddptrain {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    train = add_verb(
+    train = flags.add_verb(
         verbs, "train", "train here, or launch this node's ranks if NNODES × NPROC_PER_NODE > 1", _train,
         example=f"train --data digits --epochs 2 {_CHECKPOINTS}",
     )  # fmt: skip
-    add_rank(train)
-    add_settings(train)
-    launch = add_verb(
+    flags.add_rank(train)
+    flags.add_settings(train)
+    launch = flags.add_verb(
         verbs, "launch", "start this node's ranks, supervise them, report the root cause of a failure", _launch,
         example="launch --nproc-per-node 2 --data digits --epochs 2",
     )  # fmt: skip
-    add_node(launch)
-    add_settings(launch)
-    preflight = add_verb(
+    flags.add_node(launch)
+    flags.add_settings(launch)
+    preflight = flags.add_verb(
         verbs, "preflight", "check ranks, network, data and volume before a training, with the flags of launch",
         _preflight, example=f"preflight --nproc-per-node 2 --data digits {_CHECKPOINTS}",
     )  # fmt: skip
     preflight.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    add_node(preflight, training=False)
-    add_settings(preflight)
-    evaluate = add_verb(
+    flags.add_node(preflight, training=False)
+    flags.add_settings(preflight)
+    evaluate = flags.add_verb(
         verbs, "eval", "print the accuracy of a checkpoint on the test set", _evaluate, example=f"eval {_CHECKPOINTS}"
     )
-    add_checkpoint_choice(evaluate)
-    add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
+    flags.add_checkpoint_choice(evaluate)
+    flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     _add_model_verbs(verbs)
     _add_experiments(verbs)
     add_file_verbs(verbs)
@@ -99,23 +82,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_model_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
-    infer = add_verb(
+    infer = flags.add_verb(
         verbs, "infer", "write a checkpoint's prediction for every sample as CSV; alone or under torchrun", _infer,
         example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
     )  # fmt: skip
     infer.add_argument("--out", required=True, metavar="FILE", help="CSV: index,label,predicted,probability")
     infer.add_argument("--split", choices=("test", "train"), default="test", help="which samples (default: test)")
-    add_checkpoint_choice(infer)
-    add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
-    predict = add_verb(
+    flags.add_checkpoint_choice(infer)
+    flags.add_settings(infer, ["checkpoint_dir", "data_dir", "device", "backend", "threads", "rendezvous_timeout"])
+    predict = flags.add_verb(
         verbs, "predict", "print which digit a PNG image shows", _predict,
         example=f"predict /tmp/digit.png {_CHECKPOINTS}",
     )  # fmt: skip
     predict.add_argument("images", nargs="+", metavar="PNG", help="8-bit grey or RGB, any size, dark or light ink")
     predict.add_argument("--weights", default="", metavar="FILE", help="a state_dict or checkpoint of --model")
     predict.add_argument("--json", action="store_true", help="one JSON object per image, with all probabilities")
-    add_settings(predict, ["checkpoint_dir", "model", "threads"])
-    export = add_verb(
+    flags.add_settings(predict, ["checkpoint_dir", "model", "threads"])
+    export = flags.add_verb(
         verbs, "export", "write a checkpoint's model for other programs", _export,
         example=f"export {_CHECKPOINTS} --format program --out /tmp/ddptrain.pt2",
     )  # fmt: skip
@@ -124,12 +107,12 @@ def _add_model_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
         "--format", choices=("state-dict", "program"), default="state-dict",
         help="state-dict, or a program of torch.export that takes raw pixels (default: state-dict)",
     )  # fmt: skip
-    add_checkpoint_choice(export)
-    add_settings(export, ["checkpoint_dir"])
+    flags.add_checkpoint_choice(export)
+    flags.add_settings(export, ["checkpoint_dir"])
 
 
 def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
-    compare = add_verb(
+    compare = flags.add_verb(
         verbs, "compare", "check that the number of ranks does not change the training", _compare,
         example="compare --worlds 1,2 --checks gradients --ways ddp",
     )  # fmt: skip
@@ -142,8 +125,8 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     compare.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     compare.add_argument("--keep", dest="keep_in", default="", metavar="DIR", help="keep every run's directory there")
-    add_settings(compare, ["data", "data_dir", "model"], defaults=_COMPARE_DEFAULTS)
-    bench = add_verb(
+    flags.add_settings(compare, ["data", "data_dir", "model"], defaults=_COMPARE_DEFAULTS)
+    bench = flags.add_verb(
         verbs, "bench", "measure time to accuracy over seeds and ranks, and the speed of plain loops", _bench,
         example="bench --data digits --seeds 1 --worlds 1 --parts accuracy",
     )  # fmt: skip
@@ -153,7 +136,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
     bench.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
     bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    add_settings(bench, ["data", "data_dir", "batch_size"])
+    flags.add_settings(bench, ["data", "data_dir", "batch_size"])
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import exit_codes
-from ddptrain.checkpoint import manifests, read_newest, reading, run_numbers, set_aside, verify
+from ddptrain.checkpoint import all_manifests, read_newest, reading, set_aside, verify
 from ddptrain.config import resolve_with_origins
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_error
 from ddptrain.files import Json, dumps_json
@@ -156,13 +156,12 @@ def listing(root: Path, *, check: bool) -> list[Json]:
     """
     rows: list[Json] = []
     with reading(root):
-        for run in run_numbers(root) if root.is_dir() else []:
-            for step, path in manifests(root, run):
-                try:
-                    verdict = (verify(path)[0] or "ok") if check else "not verified"
-                except FileNotFoundError:
-                    continue  # deleted by a training that is running
-                rows.append({"run": run, "step": step, **_manifest_values(path), "verdict": verdict})
+        for run, step, path in all_manifests(root):
+            try:
+                verdict = (verify(path)[0] or "ok") if check else "not verified"
+            except FileNotFoundError:
+                continue  # deleted by a training that is running
+            rows.append({"run": run, "step": step, **_manifest_values(path), "verdict": verdict})
     if not rows:
         raise DataMissing(
             f"no checkpoint in {root}",
@@ -177,9 +176,9 @@ def _manifest_values(manifest_path: Path) -> Json:
     manifest: Any = None
     with contextlib.suppress(OSError, ValueError):
         manifest = json.loads(manifest_path.read_bytes())
-    manifest = manifest if isinstance(manifest, dict) else {}
-    evaluation = manifest.get("evaluation")
-    values = manifest | {"accuracy": evaluation.get("accuracy") if isinstance(evaluation, dict) else None}
+    values = manifest if isinstance(manifest, dict) else {}
+    evaluation = values.get("evaluation")
+    values["accuracy"] = evaluation.get("accuracy") if isinstance(evaluation, dict) else None
     numbers = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
     return {name: value if isinstance(value, int | float) else None for name, value in numbers.items()}
 
@@ -216,15 +215,14 @@ def rollback(root: Path, *, run: int | None, step: int) -> int:
         DataMissing: that checkpoint is absent or damaged. VolumeError: a newer one cannot be renamed.
     """
     found, _ = read_newest(root, run=run, step=step)
-    target = (found.run, found.step)
-    newer = [(r, s, path) for r in run_numbers(root) for s, path in manifests(root, r) if (r, s) > target]
-    for number, at, path in newer:
-        try:
-            set_aside(path, "rolled-back")
-        except OSError as error:
-            raise volume_error(error, path) from error
-        print(f"run {number}, step {at}: set aside as *.rolled-back")
-    print(f"the next start resumes from run {target[0]}, step {target[1]}")
+    for newer_run, newer_step, path in list(all_manifests(root)):
+        if (newer_run, newer_step) > (found.run, found.step):
+            try:
+                set_aside(path, "rolled-back")
+            except OSError as error:
+                raise volume_error(error, path) from error
+            print(f"run {newer_run}, step {newer_step}: set aside as *.rolled-back")
+    print(f"the next start resumes from run {found.run}, step {found.step}")
     return 0
 
 

@@ -36,12 +36,8 @@ class TrainerError(Exception):
 
     def lines(self) -> str:
         """Return the error as a terminal shows it: the lines error, hint and next."""
-        parts = [f"error: {self}"]
-        if self.hint:
-            parts.append(f"hint:  {self.hint}")
-        if self.next_step:
-            parts.append(f"next:  {self.next_step}")
-        return "\n".join(parts)
+        lines = (("error: ", str(self)), ("hint:  ", self.hint), ("next:  ", self.next_step))
+        return "\n".join(label + text for label, text in lines if text or label == "error: ")
 
 
 class UsageError(TrainerError):
@@ -194,17 +190,13 @@ def exit_code(error: BaseException) -> int:
 
 def volume_error(error: OSError, path: Path | str) -> VolumeError:
     """Return the VolumeError for an OSError that writing below ``path`` raised."""
+    hint, next_step = "", "check free space, access mode and fsGroup of the volume"
     if error.errno in _BAD_PATH:
-        return VolumeError(
-            f"cannot write {path}: {error.strerror}",
-            hint="part of the path is missing, is a broken link, or is a file where a directory is needed",
-            next_step="check every part of that path, or choose another",
-        )
-    return VolumeError(
-        f"cannot write {path}: {error.strerror or error}",
-        hint="the volume is read-only, full, or belongs to another user" if error.errno in _VOLUME else "",
-        next_step="check free space, access mode and fsGroup of the volume",
-    )
+        hint = "part of the path is missing, is a broken link, or is a file where a directory is needed"
+        next_step = "check every part of that path, or choose another"
+    elif error.errno in _VOLUME:
+        hint = "the volume is read-only, full, or belongs to another user"
+    return VolumeError(f"cannot write {path}: {error.strerror or error}", hint=hint, next_step=next_step)
 
 
 def where(error: BaseException) -> str | None:

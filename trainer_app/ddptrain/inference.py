@@ -76,6 +76,20 @@ def model_of(config: Config, content: bytes, device: torch.device, origin: str) 
     return model.eval()
 
 
+class Classifier(nn.Module):
+    """Maps ``pixels`` (N, 28, 28) uint8, light digits on dark, to logits (N, 10)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = next(model.parameters()).dtype
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the ten logits of each image."""
+        logits: torch.Tensor = self.model(normalise(pixels, self.dtype).unsqueeze(1))
+        return logits
+
+
 def alone(device: torch.device) -> Group:
     """Return a group of this process only."""
     return Group(Ranks(local_rank=0), device, None, StopFlag(), Heartbeat())
@@ -193,8 +207,7 @@ def predict(config: Config, images: Sequence[str], *, weights_file: str = "", as
         origin = config.checkpoint_dir
     torch.set_num_threads(config.threads or 1)
     model = model_of(config, content, torch.device("cpu"), origin)
-    pixels = torch.from_numpy(np.stack(digits))
-    probabilities = model(normalise(pixels, next(model.parameters()).dtype).unsqueeze(1)).double().softmax(1)
+    probabilities = Classifier(model)(torch.from_numpy(np.stack(digits))).double().softmax(1)
     for name, row in zip(images, probabilities, strict=True):
         best, second = (int(digit) for digit in row.argsort(descending=True)[:2])
         if as_json:
@@ -315,20 +328,6 @@ def _centred(digit: Grey) -> Pixels:
     sheet = np.zeros((SIDE, SIDE), np.uint8)
     sheet[top : top + height, left : left + width] = np.clip(digit.round(), 0, 255)
     return sheet
-
-
-class Classifier(nn.Module):
-    """Maps ``pixels`` (N, 28, 28) uint8, light digits on dark, to logits (N, 10)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.dtype = next(model.parameters()).dtype
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the ten logits of each image."""
-        logits: torch.Tensor = self.model(normalise(pixels, self.dtype).unsqueeze(1))
-        return logits
 
 
 @torch.no_grad()

@@ -17,7 +17,8 @@ from pathlib import Path
 from ddptrain.errors import UsageError
 
 DEFAULT_PORT = 29500
-MAX_RANKS = 4096 * 64
+MAX_NODES = 4096
+MAX_RANKS = MAX_NODES * 64
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
         name, value = (variable, env.get(variable)) if flag is None else ("--" + field.replace("_", "-"), flag)
         return _number(name, value, default, low, high)
 
-    nnodes = number("nnodes", 1, 1, 4096)
+    nnodes = number("nnodes", 1, 1, MAX_NODES)
     nproc = number("nproc_per_node", 1, 1, 1024)
     node_rank = number("node_rank", 0, 0, MAX_RANKS)
     if node_rank >= nnodes:

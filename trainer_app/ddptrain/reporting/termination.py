@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal as signals
+import signal
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,43 +66,19 @@ def preflighted(found: Report, *, rank: int, node: int) -> Report:
 
 
 def failed(
-    code: int,
-    kind: str,
-    message: str,
-    *,
-    rank: int | None,
-    cause: str = "own",
-    exception: str | None = None,
-    signal: int | None = None,
-    hint: str = "",
-    next_step: str = "",
-    progress: Mapping[str, Any] | None = None,
-    where: str | None = None,
+    code: int, kind: str, message: str, *, rank: int | None, progress: Mapping[str, Any] | None = None, **fields: Any
 ) -> Report:
     """Return the report of a failure, with every field of the format.
 
     Args:
-        cause: ``own``, or ``peer`` if another rank failed first.
         progress: gives step, phase and checkpoint.
+        fields: those that differ from the defaults below.
     """
-    place = progress or {}
+    place = {name: (progress or {}).get(name) for name in ("step", "phase", "checkpoint")}
     return {
-        "schema": SCHEMA,
-        "outcome": "failed",
-        "code": code,
-        "kind": kind,
-        "cause": cause,
-        "rank": rank,
-        "step": place.get("step"),
-        "phase": place.get("phase"),
-        "signal": signal,
-        "exception": exception,
-        "message": message,
-        "hint": hint or None,
-        "next": next_step or None,
-        "where": where,
-        "checkpoint": place.get("checkpoint"),
-    }
+        "schema": SCHEMA, "outcome": "failed", "code": code, "kind": kind, "cause": "own", "rank": rank, **place,
+        "signal": None, "exception": None, "message": message, "hint": None, "next": None, "where": None, **fields,
+    }  # fmt: skip
 
 
 def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, Any]) -> Report:
@@ -115,8 +91,8 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
         rank=rank,
         cause=getattr(typed, "cause", "own"),
         exception=type(typed).__name__,
-        hint=getattr(typed, "hint", ""),
-        next_step=getattr(typed, "next_step", ""),
+        hint=getattr(typed, "hint", None) or None,
+        next=getattr(typed, "next_step", None) or None,
         progress=progress,
         where=innermost_frame(error),
     )
@@ -130,7 +106,7 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
 def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None = None) -> Report:
     """Return the report of a rank that a signal killed before it could write one."""
     try:
-        name = signals.Signals(signal_number).name
+        name = signal.Signals(signal_number).name
     except ValueError:
         name = f"signal {signal_number}"  # most real-time signals have no name
     return failed(
@@ -139,7 +115,7 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
         f"rank {rank} was killed by {name}",
         rank=rank,
         signal=signal_number,
-        hint="often the kernel's out-of-memory killer" if signal_number == signals.SIGKILL else "",
+        hint="often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else None,
         progress=progress,
     )
 
