@@ -89,3 +89,4 @@ def _become(request: dict[str, object]) -> NoReturn:
 
 if __name__ == "__main__":
     serve()
+    os._exit(0)  # finalizing an interpreter with torch takes seconds
