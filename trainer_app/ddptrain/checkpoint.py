@@ -282,28 +282,27 @@ class Checkpoints:
             return self._save(step, content, facts)
         except OSError as error:
             self.check_superseded()  # a newer run may have deleted the file being written
-            with self._writing():
-                self._clear_own_leftovers(step)
-                if not (last and error.errno in _FULL):
-                    raise volume_error(error, error.filename or self.root) from error
-                self._retire(1, keep_best=False)
-                try:
-                    return self._save(step, content, facts)
-                except OSError:
-                    self._clear_own_leftovers(step)
-                    raise
+            if not (last and error.errno in _FULL):
+                raise volume_error(error, error.filename or self.root) from error
+        with self._writing():
+            self._retire(1, keep_best=False)
+            return self._save(step, content, facts)
 
     def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
         path = checkpoint_file(self.root, self.run, step)
         digest = hashlib.sha256(content).hexdigest()
         manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
         manifest["seal"] = seal(manifest)
-        write_atomically(path, content)
-        write_atomically(path.with_suffix(".json"), dumps_json(manifest, indent=1).encode())
         first = self.last is None or self.last.run != self.run
-        # The parent's checkpoint is kept until the first save of this run has been read back.
-        if first and (reason := verify(path.with_suffix(".json"))[0]):
-            raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
+        try:
+            write_atomically(path, content)
+            write_atomically(path.with_suffix(".json"), dumps_json(manifest, indent=1).encode())
+            # The parent's checkpoint is kept until the first save of this run has been read back.
+            if first and (reason := verify(path.with_suffix(".json"))[0]):
+                raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
+        except OSError:
+            self._clear_own_leftovers(path)
+            raise
         self.last = Saved(self.run, step, path, manifest)
         self._retire(self._keep, keep_best=self._keep_best)
         return self.last
@@ -331,9 +330,8 @@ class Checkpoints:
         for path in leftovers:
             path.unlink(missing_ok=True)
 
-    def _clear_own_leftovers(self, step: int) -> None:
+    def _clear_own_leftovers(self, content: Path) -> None:
         """Delete what a failed save left: its content without a manifest, and temporary files."""
-        content = checkpoint_file(self.root, self.run, step)
         with contextlib.suppress(OSError):
             if not content.with_suffix(".json").exists():
                 content.unlink(missing_ok=True)

@@ -126,22 +126,13 @@ def verify_data(data_dir: Path) -> int:
     return exit_codes.DATA
 
 
-def _checkpoint_dir(arguments: argparse.Namespace) -> Path:
-    directory = resolve_flags(arguments).checkpoint_dir
-    if not directory:
-        raise UsageError(
-            "no checkpoint directory given", next_step="add --checkpoint-dir DIR, or set DDPJOB_CHECKPOINT_DIR"
-        )
-    return Path(directory)
-
-
 def _list(arguments: argparse.Namespace) -> int:
-    print_checkpoints(listing(_checkpoint_dir(arguments), check=False), as_json=arguments.json)
+    print_checkpoints(listing(resolve_flags(arguments).checkpoint_root(), check=False), as_json=arguments.json)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    rows = listing(_checkpoint_dir(arguments), check=True)
+    rows = listing(resolve_flags(arguments).checkpoint_root(), check=True)
     print_checkpoints(rows, as_json=arguments.json)
     return 0 if all(row["verdict"] == "ok" for row in rows) else exit_codes.DATA
 
@@ -200,7 +191,7 @@ def print_checkpoints(rows: list[Json], *, as_json: bool) -> None:
 
 
 def _rollback(arguments: argparse.Namespace) -> int:
-    root = _checkpoint_dir(arguments)
+    root = resolve_flags(arguments).checkpoint_root()
     if arguments.step is None:
         raise UsageError(
             "rollback needs --step", next_step=f"`ddptrain ckpt ls --checkpoint-dir {root}` lists the steps"

@@ -205,6 +205,18 @@ class Config:
         """The global batch in samples; its default is smaller for the digits, which are few."""
         return self.batch_size or (32 if self.data == "digits" else 256)
 
+    def checkpoint_root(self) -> Path:
+        """Return the checkpoint directory, for verbs that need one.
+
+        Raises:
+            UsageError: none is set.
+        """
+        if not self.checkpoint_dir:
+            raise UsageError(
+                "no checkpoint directory given", next_step="add --checkpoint-dir DIR, or set DDPJOB_CHECKPOINT_DIR"
+            )
+        return Path(self.checkpoint_dir)
+
     def identity(self) -> dict[str, Any]:
         """Return the fields that affect the weights, with the batch resolved."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}

@@ -25,7 +25,7 @@ from ddptrain.data.mnist import SIDE
 from ddptrain.distributed.device import resolve_device
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DataCorrupt, DataMismatch, DataMissing, TrainerError, UsageError
+from ddptrain.errors import DataCorrupt, DataMismatch, DataMissing, TrainerError
 from ddptrain.files import dumps_json, write_result
 from ddptrain.heartbeat import Heartbeat
 from ddptrain.resources import threads_per_rank
@@ -41,11 +41,7 @@ def open_checkpoint(config: Config, *, run: int | None = None, step: int | None 
         UsageError: no directory given. DataMissing: no valid checkpoint in it.
         ConfigMismatch: a newer version of ddptrain trained it.
     """
-    if not config.checkpoint_dir:
-        raise UsageError(
-            "no checkpoint directory given", next_step="add --checkpoint-dir DIR, or set DDPJOB_CHECKPOINT_DIR"
-        )
-    saved, content = read_newest(Path(config.checkpoint_dir), run=run, step=step)
+    saved, content = read_newest(config.checkpoint_root(), run=run, step=step)
     return as_trained(config, saved.manifest), saved, content
 
 
