@@ -102,8 +102,8 @@ class Worker:
         deliver(report)
         return int(report["code"])
 
-    def _join(self) -> Group:
-        """Set up device, threads and progress port, and join the process group."""
+    def _join(self, next_phase: str) -> Group:
+        """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
         config, ranks = self._config, self._ranks
         self._stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
@@ -126,13 +126,13 @@ class Worker:
             heartbeat=self._heartbeat,
         )
         self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
+        self._begin(next_phase)
         return self._group
 
     def _preflight(self) -> termination.Report:
         from ddptrain.preflight import preflight
 
-        group = self._join()
-        self._begin("preflight")
+        group = self._join("preflight")
         found = preflight(self._config, group, self._load_data)
         group.close()
         return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
@@ -141,8 +141,7 @@ class Worker:
         from ddptrain.inference import infer
 
         assert self._wanted is not None
-        group = self._join()
-        self._begin("infer")
+        group = self._join("infer")
         done = infer(self._config, group, self._wanted, self._timeout)
         self._console.log(done)
         group.close()
@@ -150,8 +149,7 @@ class Worker:
 
     def _train(self) -> termination.Report:
         config = self._config
-        group = self._join()
-        self._begin("data")
+        group = self._join("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
         self._console.log(
             f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each; "

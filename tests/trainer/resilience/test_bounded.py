@@ -73,20 +73,20 @@ def test_reports_of_an_earlier_run_with_more_nodes_are_deleted(tmp_path: Path) -
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("with_checkpoints", [True, False])
 def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], with_checkpoints: bool
 ) -> None:
     progress = Progress(1, "idx")
     metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
-    metrics.open(tmp_path, 1, with_checkpoints=beside)
+    metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
     replace_by_full_device(tmp_path / "metrics.jsonl")
     metrics.log("train", 1, loss=1.0)
     [said] = capsys.readouterr().out.splitlines()
     assert "No space left" in said
-    assert ("training continues without saving" in said) == beside
+    assert ("training continues without saving" in said) == with_checkpoints
     problem = progress.snapshot()["checkpointProblem"]
-    assert problem.endswith("(1 in a row)") if beside else problem is None
+    assert problem.endswith("(1 in a row)") if with_checkpoints else problem is None
 
 
 def replace_by_full_device(path: Path) -> None:

@@ -128,14 +128,14 @@ def test_across_two_nodes_both_reports_name_the_stopped_rank(
 
 
 @pytest.mark.parametrize(
-    ("victim", "heard"),
+    ("victim", "quoted"),
     [
         (3, "rank 3 left: rank 3 (node 1) is stopped in phase data"),
         (0, "a peer was lost"),  # rank 0 hosts the store, so nothing is left that could carry a name
     ],
 )
 def test_a_node_that_polls_the_store_learns_which_rank_stopped_in_data(
-    ddptrain: ForkServer, idx: Path, victim: int, heard: str
+    ddptrain: ForkServer, idx: Path, victim: int, quoted: str
 ) -> None:
     port = free_port()
     # Without a common directory only the store can carry the name: no connection to the stopped rank breaks.
@@ -148,7 +148,7 @@ def test_a_node_that_polls_the_store_learns_which_rank_stopped_in_data(
     guilty, innocent = messages[victim // 2], messages[1 - victim // 2]
     assert (guilty["code"], guilty["cause"], guilty["rank"], guilty["phase"]) == (76, "own", victim, "data")
     assert (innocent["code"], innocent["cause"]) == (77, "peer"), innocent["message"]
-    assert heard in innocent["message"]
+    assert quoted in innocent["message"]
 
 
 def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:

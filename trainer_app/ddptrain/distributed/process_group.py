@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -169,7 +169,6 @@ def join_group(
     collective_timeout: float,
     stop: StopFlag,
     heartbeat: Heartbeat,
-    env: Mapping[str, str] = os.environ,
 ) -> Group:
     """Wait for the other ranks and initialize the process group.
 
@@ -180,12 +179,12 @@ def join_group(
     if ranks.world_size == 1:
         return Group(ranks, device, None, stop, heartbeat)
     deadline = time.monotonic() + rendezvous_timeout
-    store = PrefixStore(key_prefix(env), connect_store(ranks, deadline, stop, heartbeat, env))
+    store = PrefixStore(key_prefix(os.environ), connect_store(ranks, deadline, stop, heartbeat))
     wait_for_all_ranks(store, ranks, deadline, stop, heartbeat)
     interface = None if ranks.init_file else route_interface(ranks.master_addr)
-    if interface and "GLOO_SOCKET_IFNAME" not in env:
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in env:
+    if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in os.environ:
         os.environ["NCCL_SOCKET_IFNAME"] = interface
     with heartbeat.waiting_in("init_process_group"):
         dist.init_process_group(

@@ -152,11 +152,11 @@ def wait_for_key(
     return value
 
 
-def connect_store(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, env: Mapping[str, str]) -> Store:
+def connect_store(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
     """Return the store. Rank 0 hosts it, under torchrun its agent does; the other ranks connect."""
     if ranks.init_file:
         return _file_store(ranks)
-    if not ranks.is_zero or env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if not ranks.is_zero or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _wait_for_port(ranks, deadline, stop, heartbeat)
 
         def on_poll() -> None:

@@ -42,14 +42,12 @@ class FailureReports:
     ranks: range
 
     @classmethod
-    def of_attempt(
-        cls, config: Config, ranks: Ranks, log_dir: str, env: Mapping[str, str] = os.environ
-    ) -> FailureReports | None:
+    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> FailureReports | None:
         """Return the reports of this attempt; None without a directory to write to."""
         root = config.checkpoint_dir or log_dir
         if not root:
             return None
-        name = f"{env.get('DDPJOB_UID', '')[:5] or 'local'}-{env.get('DDPJOB_ATTEMPT') or '0'}"
+        name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"
         return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.local_ranks)
 
     def clear(self) -> None:

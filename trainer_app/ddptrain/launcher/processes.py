@@ -99,7 +99,9 @@ def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = _spawn(spec) if how == "spawn" else None
-        pid = process.pid if process else _fork(spec)
+        pid = process.pid if process else os.fork()
+        if pid == 0:
+            _run_worker(spec)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.close(output_write)
@@ -119,21 +121,10 @@ def _open_log(path: Path) -> BinaryIO:
         ) from error
 
 
-def _fork(spec: WorkerSpec) -> int:
-    pid = os.fork()
-    if pid == 0:
-        _run_worker(spec)
-    return pid
-
-
 def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
+    program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from ddptrain.launcher.processes import run_spawned; run_spawned()",
-            json.dumps(asdict(spec)),
-        ],
+        [sys.executable, "-c", program, json.dumps(asdict(spec))],
         stdout=spec.output,
         stderr=spec.output,
         pass_fds=(spec.output, spec.reports, *astuple(spec.diagnostics)),
