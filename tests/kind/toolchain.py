@@ -21,8 +21,6 @@ KUBERNETES_VERSION = "v1.34.4"
 _GO_MODULES = Path(__file__).parent / "go"
 # The largest program takes five minutes on two idle cores, and several times as long beside other work.
 _BUILD_TIMEOUT_SECONDS = 7200.0
-# Lower priority than the tests that run meanwhile; still a third of a core beside a busy loop on each core.
-_NICE = ["nice", "-n", "5"]
 
 
 class ToolchainError(RuntimeError):
@@ -134,9 +132,8 @@ def _module_of(name: str) -> Module:
 
 def _build(module: Module, name: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
+    # At normal priority: half of the test layers wait for these programs, and a lower one starves on a busy machine.
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", module.linker_flags]
-    if shutil.which("nice"):
-        command = [*_NICE, *command]
     with scratch_folder() as scratch:
         output = scratch / name
         try:
