@@ -33,6 +33,7 @@ def read(content: bytes, folder: Path) -> Pixels:
 
 
 @given(images())
+@settings(deadline=None)
 def test_every_channel_count_and_filter_is_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, image: tuple[Pixels, list[int]]
 ) -> None:
@@ -41,7 +42,7 @@ def test_every_channel_count_and_filter_is_read_as_written(
 
 
 @given(st.binary(max_size=300), st.integers(0, 10**6), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_damaged_image_is_refused_or_read_correctly(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int, prefixed: bool
 ) -> None:

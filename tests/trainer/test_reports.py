@@ -109,7 +109,7 @@ def test_a_long_report_keeps_kind_hint_and_next() -> None:
 
 
 @given(st.text(max_size=6000), st.text(max_size=9000))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_report_is_at_most_4096_bytes_of_json_for_any_text(message: str, trace: str) -> None:
     report = termination.failure(UsageError(message), rank=0, progress={}) | {"traceback": trace}
     encoded = termination.encode(report)
