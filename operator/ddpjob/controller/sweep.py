@@ -77,28 +77,28 @@ class Sweeper:
                 pass
             self._wanted.clear()
             try:
-                healed = await self.sweep()
+                changed = await self.sweep()
             except ClusterError as error:
                 logger.warning("sweep failed, the watches continue: %s", explain(error))
                 continue
-            if healed:
-                logger.info("the sweep found %d changed object(s) that watch events missed", healed)
+            if changed:
+                logger.info("the sweep found %d changed object(s) that watch events missed", changed)
 
     async def sweep(self) -> int:
         """List all objects and queue every job; return the number of changed objects."""
-        healed = 0
+        changed = 0
         for resource, selector in KINDS:
             changes = 0
             for scope in self._scopes:
                 changes += await self._list(resource, scope, selector)
             if changes and self._started:
                 self._metrics.sweep_heals.labels(resource.kind).inc(changes)
-            healed += changes
+            changed += changes
         for resource in (names.SERVICES, names.CLAIMS):
             await self._verify_unlabelled(resource)
         for key in self._cache.job_keys():
             self._queue.add(key)
-        return healed
+        return changed
 
     async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:
         listed = await self._cluster.list(resource, scope, selector)

@@ -24,7 +24,7 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
     fail within milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one
     that is only being deleted. Then the earliest end decides, then the lowest node_rank.
     """
-    return min(failed, key=lambda pod: (_blames_peer(pod), not pod.ended, pod.finished_at or "~", pod.node_rank))
+    return min(failed, key=lambda pod: (_lost_a_peer(pod), not pod.ended, pod.finished_at or "~", pod.node_rank))
 
 
 def failure_record(attempt: int, pod: PodView | None, lost_node_rank: int | None, *, time: str, action: str) -> Json:
@@ -89,7 +89,7 @@ def _log_tail(pod: PodView) -> str:
     return f": {pod.message.strip()}" if pod.message.strip() else ""
 
 
-def _blames_peer(pod: PodView) -> bool:
+def _lost_a_peer(pod: PodView) -> bool:
     return (pod.report or {}).get("cause") == "peer"
 
 
