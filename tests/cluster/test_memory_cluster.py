@@ -1,4 +1,4 @@
-"""What the in-memory cluster has and an API server lacks: faults, a given clock, disturbed watches, dumps."""
+"""What the in-memory cluster has and an API server lacks: faults, a given clock, a dropped history, dumps."""
 
 import asyncio
 import itertools
@@ -18,7 +18,8 @@ from ddpjob.cluster.base import (
     NotFound,
     Unavailable,
 )
-from ddpjob.cluster.memory import Call, Fault, MemoryCluster, Watch, lost_answer
+from ddpjob.cluster.memory import MemoryCluster, Watch
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.cluster.test_verbs import a_job, a_pod
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -112,14 +113,14 @@ async def test_times_and_uids_come_from_the_given_functions() -> None:
 
 
 async def test_a_fault_before_a_write_prevents_it() -> None:
-    cluster = MemoryCluster(hook=lambda call: Fault(before=Unavailable("down")) if call.is_write else None)
+    cluster = FaultyCluster(lambda call: Fault(before=Unavailable("down")) if call.is_write else None)
     with pytest.raises(Unavailable, match="down"):
         await cluster.create(names.PODS, "default", a_pod())
     assert not (await cluster.list(names.PODS)).items
 
 
 async def test_a_write_whose_response_is_lost_is_carried_out() -> None:
-    cluster = MemoryCluster(hook=lambda call: lost_answer(call.verb) if call.number == 1 else None)
+    cluster = FaultyCluster(lambda call: lost_answer(call.verb) if call.number == 1 else None)
     with pytest.raises(Unavailable):
         await cluster.create(names.PODS, "default", a_pod())
     with pytest.raises(AlreadyExists):
@@ -128,7 +129,7 @@ async def test_a_write_whose_response_is_lost_is_carried_out() -> None:
 
 async def test_a_hook_receives_every_call_in_order() -> None:
     calls: list[Call] = []
-    cluster = MemoryCluster(hook=calls.append)
+    cluster = FaultyCluster(calls.append)
     await cluster.create(names.PODS, "default", a_pod())
     await cluster.patch_status(names.PODS, "default", "pod", {"status": {"phase": "Running"}})
     await cluster.list(names.PODS)
@@ -177,31 +178,10 @@ async def test_a_watch_from_a_dropped_version_gets_410() -> None:
     await cluster.create(names.PODS, "default", a_pod("a"))
     version = (await cluster.list(names.PODS)).resource_version
     await cluster.create(names.PODS, "default", a_pod("b"))
-    cluster.forget_history()
+    cluster.store.compact()
     with pytest.raises(ClusterError, match="too old resource version") as caught:
         cluster.watch(names.PODS, resource_version=version)
     assert caught.value.code == 410
-
-
-async def test_a_held_watch_delivers_its_events_in_order_when_released() -> None:
-    cluster = MemoryCluster()
-    watch = cluster.watch(names.PODS)
-    cluster.watches.hold()
-    for name in ("a", "b"):
-        await cluster.create(names.PODS, "default", a_pod(name))
-    assert seen(watch) == []
-    cluster.watches.release()
-    await cluster.create(names.PODS, "default", a_pod("c"))
-    assert seen(watch) == [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
-
-
-async def test_a_watch_that_is_cut_fails_and_loses_its_unread_events() -> None:
-    cluster = MemoryCluster()
-    watch = cluster.watch(names.PODS)
-    await cluster.create(names.PODS, "default", a_pod("a"))
-    cluster.watches.cut()
-    with pytest.raises(Unavailable):
-        await anext(watch)
 
 
 async def test_a_dump_is_json_and_can_be_loaded_into_another_cluster() -> None:

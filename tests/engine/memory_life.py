@@ -20,12 +20,12 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddpjob.cluster.base import TooManyRequests, Unavailable
-from ddpjob.cluster.memory import Call, Fault, MemoryCluster, lost_answer
 from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import Answer
 from tests.builders import SETTINGS, ended, running
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.faketime import run
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -114,7 +114,7 @@ class Life:
         self.random = random.Random(seed)
         self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
         random.seed(seed)  # the work queue's jitter
-        self.cluster = MemoryCluster(clock=now, new_uid=self._new_uid, hook=self._hook)
+        self.cluster = FaultyCluster(self._hook, clock=now, new_uid=self._new_uid)
         self.server = self.cluster.server
         self.calls: list[Call] = []
         self.log: list[str] = []

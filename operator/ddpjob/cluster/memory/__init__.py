@@ -20,9 +20,8 @@ What it does not do:
 * expiry of Events.
 """
 
-from ddpjob.cluster.memory.faults import Call, Fault, lost_answer
 from ddpjob.cluster.memory.server import ApiServer, MemoryCluster
 from ddpjob.cluster.memory.store import Change, Store
 from ddpjob.cluster.memory.watch import Watch, WatchEvent
 
-__all__ = ["ApiServer", "Call", "Change", "Fault", "MemoryCluster", "Store", "Watch", "WatchEvent", "lost_answer"]
+__all__ = ["ApiServer", "Change", "MemoryCluster", "Store", "Watch", "WatchEvent"]

@@ -13,8 +13,11 @@ from ddpjob.cluster.memory.kinds import CLAIM_PROTECTION
 from ddpjob.cluster.memory.store import Store
 
 
-class Deleter(Protocol):
-    """The requests that the collector sends to the server."""
+class Server(Protocol):
+    """The part of ``ApiServer`` that the collector uses."""
+
+    store: Store
+    terminating: set[str]
 
     def delete(self, resource: Resource, namespace: str, name: str, *, uid: str | None = None) -> Json: ...
 
@@ -22,12 +25,11 @@ class Deleter(Protocol):
 
 
 class Collector:
-    """Reads objects from ``store`` and changes them by requests to ``server``."""
+    """Reads objects from the server's store and changes them by requests."""
 
-    def __init__(self, store: Store, server: Deleter, terminating: set[str]) -> None:
-        self._store = store
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._terminating = terminating
+        self._store = server.store
         self._kinds: Mapping[tuple[str, str], Resource] = {
             (resource.api_version, resource.kind): resource
             for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
@@ -54,7 +56,7 @@ class Collector:
             return done
         if "deletionTimestamp" in meta:
             return 0
-        if meta["namespace"] in self._terminating:
+        if meta["namespace"] in self._server.terminating:
             # Pods go first, then the objects that they use.
             waits = resource is not names.PODS and any(self._store.all(names.PODS, meta["namespace"]))
             return 0 if waits else self._delete(resource, obj)

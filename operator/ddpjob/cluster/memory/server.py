@@ -1,7 +1,7 @@
-"""The in-memory cluster: the API server's request handlers, and the ``Cluster`` protocol with faults around them.
+"""The in-memory cluster: the API server's request handlers, and the ``Cluster`` protocol around them.
 
 ``ApiServer`` is synchronous and takes the steps of each request in the order of kube-apiserver. ``MemoryCluster`` adds
-faults, watches and garbage collection in the background.
+watches and garbage collection in the background.
 """
 
 import asyncio
@@ -9,19 +9,18 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json, timestamp
 from ddpjob.cluster.base import ObjectList
 from ddpjob.cluster.memory import api_errors
-from ddpjob.cluster.memory.faults import Call, Fault, Hook, Verb
 from ddpjob.cluster.memory.garbage import Collector
 from ddpjob.cluster.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
 from ddpjob.cluster.memory.selectors import Matcher, field_matcher, label_matcher
 from ddpjob.cluster.memory.store import Change, Store, clone
-from ddpjob.cluster.memory.watch import Watch, Watches
+from ddpjob.cluster.memory.watch import Watch
 
 _OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
 _RESOURCES = {r.plural: r for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)}
@@ -37,17 +36,6 @@ _SYSTEM_FIELDS = (
 )
 
 Clock = Callable[[], datetime]
-T = TypeVar("T")
-
-
-def system_clock() -> datetime:
-    """Return the time in UTC."""
-    return datetime.now(UTC)
-
-
-def random_uid() -> str:
-    """Return a new unique uid."""
-    return str(uuid.uuid4())
 
 
 class ApiServer:
@@ -231,42 +219,36 @@ class ApiServer:
 class MemoryCluster:
     """The ``Cluster`` that local mode and tests run on, with watches and with the actions of an administrator.
 
-    ``server`` has the same verbs, synchronous and without faults, for the code that acts as user, scheduler or kubelet.
+    ``server`` has the same verbs, synchronous, for the code that acts as user, scheduler or kubelet. ``store`` has the
+    objects and their history, and is read only.
 
     clock, new_uid: return the time and a new uid.
-    hook: returns the fault for each call, see ``faults``.
     collects: collect garbage after each request that makes some; if False, only ``collect`` does.
     """
 
     def __init__(
         self,
         *,
-        clock: Clock = system_clock,
-        new_uid: Callable[[], str] = random_uid,
-        hook: Hook | None = None,
+        clock: Clock = lambda: datetime.now(UTC),
+        new_uid: Callable[[], str] = lambda: str(uuid.uuid4()),
         collects: bool = True,
     ) -> None:
-        self.hook = hook
-        self.watches = Watches()
+        self._watches: list[Watch] = []
         self.server = ApiServer(self._on_change, clock, new_uid)
-        self._collector = Collector(self.server.store, self.server, self.server.terminating)
+        self.store = self.server.store
+        self._collector = Collector(self.server)
         self._collects = collects
         self._due: asyncio.Handle | None = None
-        self._calls = 0
 
-    @property
-    def store(self) -> Store:
-        """The stored objects and their history. Read only."""
-        return self.server.store
+    # In each verb, other tasks run first, as they do during a real request.
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        name = str((body.get("metadata") or {}).get("name", ""))
-        call = self._call("create", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self.server.create(resource, namespace, body))
+        await asyncio.sleep(0)
+        return self.server.create(resource, namespace, body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        call = self._call("get", resource, namespace, name)
-        return await self._carry_out(call, lambda: self.server.get(resource, namespace, name))
+        await asyncio.sleep(0)
+        return self.server.get(resource, namespace, name)
 
     async def list(
         self,
@@ -275,10 +257,8 @@ class MemoryCluster:
         label_selector: str | None = None,
         field_selector: str | None = None,
     ) -> ObjectList:
-        call = self._call("list", resource, namespace, "")
-        return await self._carry_out(
-            call, lambda: self.server.list(resource, namespace, label_selector, field_selector)
-        )
+        await asyncio.sleep(0)
+        return self.server.list(resource, namespace, label_selector, field_selector)
 
     async def delete(
         self,
@@ -289,18 +269,16 @@ class MemoryCluster:
         uid: str | None = None,
         grace_seconds: int | None = None,
     ) -> Json:
-        call = self._call("delete", resource, namespace, name)
-        return await self._carry_out(
-            call, lambda: self.server.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
-        )
+        await asyncio.sleep(0)
+        return self.server.delete(resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        call = self._call("patch", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self.server.patch(resource, namespace, name, body))
+        await asyncio.sleep(0)
+        return self.server.patch(resource, namespace, name, body)
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        call = self._call("patch_status", resource, namespace, name, body)
-        return await self._carry_out(call, lambda: self.server.patch_status(resource, namespace, name, body))
+        await asyncio.sleep(0)
+        return self.server.patch_status(resource, namespace, name, body)
 
     def watch(
         self,
@@ -315,17 +293,16 @@ class MemoryCluster:
 
         Raises ``ClusterError`` with code 410 if the version is older than the history.
         """
-        store = self.server.store
         watch = Watch(resource, namespace, self.server.matcher(resource, label_selector, field_selector))
         if resource_version in (None, "", "0"):
-            watch.start_with(store.all(resource))
+            watch.start_with(self.store.all(resource))
         else:
             since = int(str(resource_version))
-            if since < store.oldest:
-                raise api_errors.expired(since, store.oldest)
-            for change in store.changes_after(since):
+            if since < self.store.oldest:
+                raise api_errors.expired(since, self.store.oldest)
+            for change in self.store.changes_after(since):
                 watch.offer(change)
-        self.watches.add(watch)
+        self._watches = [other for other in self._watches if not other.closed] + [watch]
         return watch
 
     def create_namespace(self, name: str) -> None:
@@ -341,37 +318,19 @@ class MemoryCluster:
         """Run the garbage collector now. Return the number of its requests."""
         return self._collector.run()
 
-    def forget_history(self) -> None:
-        """Drop the history: watches from an older version get 410."""
-        self.server.store.compact()
-
     def dump(self) -> Json:
         """Return all objects and namespaces, as JSON."""
-        return self.server.store.dump() | {"namespaces": sorted(self.server.namespaces)}
+        return self.store.dump() | {"namespaces": sorted(self.server.namespaces)}
 
     def load(self, dumped: Json) -> None:
         """Replace all objects with those of a ``dump``. Raises ``KeyError`` for an unknown kind."""
-        self.server.store.load(dumped, _RESOURCES)
+        self.store.load(dumped, _RESOURCES)
         self.server.namespaces |= set(dumped["namespaces"])
         self._collect_soon()
 
-    def _call(self, verb: Verb, resource: Resource, namespace: str | None, name: str, body: Json | None = None) -> Call:
-        self._calls += 1
-        return Call(self._calls, verb, resource, namespace, name, body)
-
-    async def _carry_out(self, call: Call, act: Callable[[], T]) -> T:
-        fault = (self.hook(call) if self.hook else None) or Fault()
-        # Without a delay, too, other tasks run here, as they do during a real request.
-        await asyncio.sleep(fault.delay)
-        if fault.before is not None:
-            raise fault.before
-        response = act()
-        if fault.after is not None:
-            raise fault.after
-        return response
-
     def _on_change(self, change: Change) -> None:
-        self.watches.offer(change)
+        for watch in self._watches:
+            watch.offer(change)
         is_claim = change.resource is names.CLAIMS
         if change.type == "DELETED" or is_claim or "ownerReferences" in change.obj["metadata"]:
             self._collect_soon()

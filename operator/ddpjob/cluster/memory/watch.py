@@ -6,11 +6,10 @@ As in the API server, an object that begins to match is ADDED and one that no lo
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import ClusterError, Unavailable
 from ddpjob.cluster.memory.selectors import Matcher
 from ddpjob.cluster.memory.store import Change, clone
 
@@ -19,25 +18,18 @@ WatchEvent = dict[str, Any]
 
 
 class Watch(AsyncIterator[WatchEvent]):
-    """One open watch, read with ``async for``. It ends after ``close`` and raises the error given to ``fail``."""
+    """One open watch, read with ``async for``. It ends after ``close``."""
 
     def __init__(self, resource: Resource, namespace: str | None, matches: Matcher) -> None:
         self._resource = resource
         self._namespace = namespace
         self._matches = matches
         self._events: deque[WatchEvent] = deque()
-        self._held: deque[WatchEvent] | None = None
         self._news = asyncio.Event()
-        self._error: ClusterError | None = None
         self.closed = False
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> WatchEvent:
         while not self._events:
-            if self._error is not None:
-                raise self._error
             if self.closed:
                 raise StopAsyncIteration
             self._news.clear()
@@ -55,26 +47,9 @@ class Watch(AsyncIterator[WatchEvent]):
         self.closed = True
         self._news.set()
 
-    def fail(self, error: ClusterError) -> None:
-        """Break the watch. Events not read yet are lost."""
-        self._events.clear()
-        self._error = error
-        self.close()
-
-    def hold(self) -> None:
-        """Hold events back, like an API server with a stale cache."""
-        if self._held is None:
-            self._held = deque()
-
-    def release(self) -> None:
-        """Deliver the events that were held back."""
-        held, self._held = self._held or (), None
-        self._events.extend(held)
-        self._news.set()
-
     def offer(self, change: Change) -> None:
         """Add the event of a change if this watch covers it."""
-        if change.resource is not self._resource or not self._is_here(change.obj):
+        if self.closed or change.resource is not self._resource or not self._is_here(change.obj):
             return
         kind = self._type_of(change)
         obj = change.obj
@@ -92,7 +67,7 @@ class Watch(AsyncIterator[WatchEvent]):
                 self._put({"type": "ADDED", "object": clone(obj)})
 
     def _put(self, event: WatchEvent) -> None:
-        (self._events if self._held is None else self._held).append(event)
+        self._events.append(event)
         self._news.set()
 
     def _is_here(self, obj: Json) -> bool:
@@ -106,35 +81,3 @@ class Watch(AsyncIterator[WatchEvent]):
         if did or does:
             return "ADDED" if does else "DELETED"
         return None
-
-
-class Watches:
-    """All open watches of a server, with the disturbances that tests cause."""
-
-    def __init__(self) -> None:
-        self._open: list[Watch] = []
-
-    def add(self, watch: Watch) -> None:
-        self._open = [other for other in self._open if not other.closed] + [watch]
-
-    def offer(self, change: Change) -> None:
-        """Offer a change to every watch."""
-        for watch in self._open:
-            if not watch.closed:
-                watch.offer(change)
-
-    def hold(self) -> None:
-        """Hold events back on every watch, so that clients work with stale data."""
-        for watch in self._open:
-            watch.hold()
-
-    def release(self) -> None:
-        """Deliver held events on every watch."""
-        for watch in self._open:
-            watch.release()
-
-    def cut(self) -> None:
-        """Break every watch. Events not read yet are lost."""
-        for watch in self._open:
-            watch.fail(Unavailable("watch: connection reset"))
-        self._open.clear()

@@ -1,0 +1,116 @@
+"""An in-memory cluster with fault injection: a hook receives each call before it is carried out and returns a fault."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import ObjectList, Unavailable
+from ddpjob.cluster.memory import MemoryCluster
+
+Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
+WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"})
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a client. ``number`` counts all calls from 1, so that a fault can be injected at any of them."""
+
+    number: int
+    verb: Verb
+    resource: Resource
+    namespace: str | None
+    name: str
+    body: Json | None = None
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb in WRITES
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with a call.
+
+    before: raised instead of carrying it out: a typed error, or any exception that ends the client.
+    after: raised after carrying it out: the response is lost.
+    """
+
+    before: BaseException | None = None
+    after: BaseException | None = None
+
+
+Hook = Callable[[Call], Fault | None]
+
+
+def lost_answer(verb: Verb) -> Fault:
+    """Return the fault of a write that happens but whose response is lost."""
+    return Fault(after=Unavailable(f"{verb}: connection reset"))
+
+
+class FaultyCluster(MemoryCluster):
+    """``hook`` returns the fault of each call, or None. Calls of ``server`` have no faults."""
+
+    def __init__(self, hook: Hook, **options: Any) -> None:
+        super().__init__(**options)
+        self._hook = hook
+        self._calls = 0
+
+    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+        act = partial(super().create, resource, namespace, body)
+        return await self._call(act, "create", resource, namespace, body["metadata"]["name"], body=body)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        return await self._call(partial(super().get, resource, namespace, name), "get", resource, namespace, name)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+    ) -> ObjectList:
+        act = partial(super().list, resource, namespace, label_selector, field_selector)
+        return await self._call(act, "list", resource, namespace, "")
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str | None = None,
+        grace_seconds: int | None = None,
+    ) -> Json:
+        act = partial(super().delete, resource, namespace, name, uid=uid, grace_seconds=grace_seconds)
+        return await self._call(act, "delete", resource, namespace, name)
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        act = partial(super().patch, resource, namespace, name, body)
+        return await self._call(act, "patch", resource, namespace, name, body=body)
+
+    async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        act = partial(super().patch_status, resource, namespace, name, body)
+        return await self._call(act, "patch_status", resource, namespace, name, body=body)
+
+    async def _call(
+        self,
+        act: Callable[[], Awaitable[T]],
+        verb: Verb,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        body: Json | None = None,
+    ) -> T:
+        self._calls += 1
+        fault = self._hook(Call(self._calls, verb, resource, namespace, name, body)) or Fault()
+        if fault.before is not None:
+            raise fault.before
+        response = await act()
+        if fault.after is not None:
+            raise fault.after
+        return response
