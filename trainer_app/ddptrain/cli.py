@@ -29,6 +29,7 @@ _COMPARE_DEFAULTS = {"data": "digits"}  # every installation has this set
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     escape_unencodable(sys.stdout, sys.stderr)
+    set_torch_defaults()
     try:
         arguments = _parser().parse_args(argv)
         return int(arguments.handler(arguments))
@@ -146,15 +147,14 @@ def _train(arguments: argparse.Namespace) -> int:
     if not any(rank.values()) and topology.needs_launch(os.environ):
         return _launch(arguments)
     ignore_write_errors()
-    stop, config = _stop_flag(), _training_config(arguments)
+    stop, config = StopFlag.installed(), _training_config(arguments)
     ranks = topology.from_flags(os.environ, **rank)
     if config.log_format == "json":
         log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
-    set_torch_defaults()
-    from ddptrain.worker import run_here
+    from ddptrain.worker import Worker
 
-    return run_here(config, ranks, Console(ranks.rank, terminal_or_none()), stop)
+    return Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop).run_here()
 
 
 def _launch(arguments: argparse.Namespace) -> int:
@@ -174,20 +174,18 @@ def _preflight(arguments: argparse.Namespace) -> int:
         if report.get("node") == 0:
             show(report)
         return int(report["code"])
-    stop, ranks = _stop_flag(), topology.from_rank_environment(os.environ)
-    set_torch_defaults()
-    from ddptrain.worker import run_here
+    stop, ranks = StopFlag.installed(), topology.from_rank_environment(os.environ)
+    from ddptrain.worker import Worker
 
-    on_report = show if ranks.is_zero else lambda _: None
-    config = _training_config(arguments)
-    return run_here(config, ranks, Console(ranks.rank, None), stop, job="preflight", on_report=on_report)
+    worker = Worker(_training_config(arguments), ranks, Console(ranks.rank, None), stop, job="preflight")
+    return worker.run_here(show if ranks.is_zero else lambda _: None)
 
 
 def _run_launcher(arguments: argparse.Namespace, job: str) -> Json:
     from ddptrain.distributed import topology
     from ddptrain.launcher import launcher
 
-    stop, config, given = _stop_flag(), _training_config(arguments), vars(arguments)
+    stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
     if config.log_format == "json":
         log_as_json(None, ("stderr",))
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
@@ -217,7 +215,6 @@ def _training_config(arguments: argparse.Namespace) -> Config:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    set_torch_defaults()
     from ddptrain.inference import evaluate_checkpoint
 
     return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
@@ -226,24 +223,22 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _infer(arguments: argparse.Namespace) -> int:
     from ddptrain.distributed import topology
 
-    stop = _stop_flag()
+    stop = StopFlag.installed()
     if topology.needs_launch(os.environ):
         raise UsageError(
             "infer runs one rank, but NNODES × NPROC_PER_NODE is more than 1 and RANK is not set",
             hint="without RANK, every pod would process all samples and write the same file",
             next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
         )
-    set_torch_defaults()
     from ddptrain.inference import Wanted
-    from ddptrain.worker import run_here
+    from ddptrain.worker import Worker
 
     wanted = Wanted(Path(arguments.out), arguments.split, arguments.run, arguments.step)
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
-    return run_here(config, ranks, Console(ranks.rank, None), stop, job="infer", wanted=wanted)
+    return Worker(config, ranks, Console(ranks.rank, None), stop, job="infer", wanted=wanted).run_here()
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    set_torch_defaults()
     from ddptrain.inference import predict
 
     config = resolve_flags(arguments)
@@ -251,7 +246,6 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    set_torch_defaults()
     from ddptrain.inference import export
 
     config, out = resolve_flags(arguments), Path(arguments.out)
@@ -259,7 +253,6 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    set_torch_defaults()
     from ddptrain.experiments import compare
 
     config = resolve_flags(arguments, defaults=_COMPARE_DEFAULTS)
@@ -272,12 +265,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         model=config.model,
         steps=arguments.steps,
     )
-    with _stop_flag().interruptible("compare"):
+    with StopFlag.installed().interruptible("compare"):
         return compare.compare(plan, main, as_json=arguments.json, keep=arguments.keep_in)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    set_torch_defaults()
     from ddptrain.experiments import bench
 
     config = resolve_flags(arguments)
@@ -289,11 +281,5 @@ def _bench(arguments: argparse.Namespace) -> int:
         parts=parse_choices("--parts", arguments.parts, bench.PARTS),
         batch=config.global_batch,
     )
-    with _stop_flag().interruptible("bench"):
+    with StopFlag.installed().interruptible("bench"):
         return bench.bench(plan, main, as_json=arguments.json)
-
-
-def _stop_flag() -> StopFlag:
-    stop = StopFlag()
-    stop.install()
-    return stop

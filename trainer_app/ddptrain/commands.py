@@ -97,8 +97,7 @@ def _why(arguments: argparse.Namespace) -> int:
 def _fetch(arguments: argparse.Namespace) -> int:
     from ddptrain.data import download
 
-    stop = StopFlag()
-    stop.install()
+    stop = StopFlag.installed()
     mirrors, tries = arguments.url or download.MIRRORS, arguments.tries or download.TRIES
     with stop.interruptible("data"):
         download.fetch(arguments.data_dir, mirrors=mirrors, tries=tries)

@@ -26,8 +26,11 @@ class TrainerError(Exception):
     """
 
     code = exit_codes.USER_ERROR
-    kind = ""  # the class's name where it is empty
+    kind = "TrainerError"
     cause = "own"
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__dict__.get("kind", cls.__name__)
 
     def __init__(self, message: str, *, hint: str = "", next_step: str = "") -> None:
         super().__init__(message)
@@ -176,16 +179,6 @@ def classify(error: BaseException) -> BaseException:
             next_step="raise --collective-timeout if a step really takes that long",
         )
     return error
-
-
-def kind_of(error: BaseException) -> str:
-    """Return the kind of an error, which programs match on; for any other exception, its class's name."""
-    return (isinstance(error, TrainerError) and error.kind) or type(error).__name__[:100]
-
-
-def exit_code(error: BaseException) -> int:
-    """Return the process's exit code for an error."""
-    return error.code if isinstance(error, TrainerError) else exit_codes.USER_ERROR
 
 
 def volume_error(error: OSError, path: Path | str) -> VolumeError:

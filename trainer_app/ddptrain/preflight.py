@@ -140,4 +140,4 @@ def _volumes(ranks: Sequence[Json]) -> Json:
 
 def _check(name: str, verdict: str, detail: str, error: type[TrainerError]) -> Json:
     check = {"check": name, "verdict": verdict, "detail": detail, "code": 0, "kind": None}
-    return check | {"code": error.code, "kind": error.kind or error.__name__} if verdict == "failed" else check
+    return check | {"code": error.code, "kind": error.kind} if verdict == "failed" else check

@@ -60,7 +60,7 @@ class SelfWatchdog:
         self._pipe, self._write = os.pipe()
 
     def start(self) -> None:
-        """Start watching; only the main thread may call it, after ``StopFlag.install``."""
+        """Start watching; only the main thread may call it, after ``StopFlag.installed``."""
         for end in (self._pipe, self._write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

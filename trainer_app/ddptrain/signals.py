@@ -35,10 +35,13 @@ class StopFlag:
         self._interrupts = 0
         self._phase: str | None = None
 
-    def install(self) -> None:
-        """Install the handlers; only the main thread may call it."""
+    @classmethod
+    def installed(cls) -> StopFlag:
+        """Return a flag whose handlers are installed; only the main thread may call it."""
+        flag = cls()
         for number in stop_signals():
-            signal.signal(number, self._on_signal)
+            signal.signal(number, flag._on_signal)
+        return flag
 
     def raise_if_requested(self, phase: str) -> None:
         """Raise if a signal came; for phases in which there is nothing to save.

@@ -1,6 +1,6 @@
 """One rank: its threads, progress port, process group, data and job. Every end becomes a report and an exit code.
 
-``cli`` and ``commands`` call ``run_here`` for a rank without a launcher; the launcher's children call ``run_forked``.
+``cli`` calls ``Worker.run_here`` for a rank without a launcher; the launcher's children call ``run_forked``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,34 +43,49 @@ if TYPE_CHECKING:
     from ddptrain.inference import Wanted
 
 
+@dataclass
 class Worker:
     """Runs one rank and reports how it ended.
 
-    Args:
+    Attributes:
         job: train, preflight or infer.
         wanted: what infer computes.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        ranks: Ranks,
-        console: Console,
-        stop: StopFlag,
-        *,
-        job: str = "train",
-        wanted: Wanted | None = None,
-        diagnostics: Diagnostics | None = None,
-    ) -> None:
-        self._config, self._ranks, self._console, self._stop = config, ranks, console, stop
-        self._progress = Progress(ranks.world_size, config.data)
-        self._heartbeat = Heartbeat(
-            diagnostics.memory() if diagnostics else None, fault_injection.planned(config, ranks.rank, os.environ)
-        )
-        self._job, self._wanted, self._diagnostics = job, wanted, diagnostics
+    config: Config
+    ranks: Ranks
+    console: Console
+    stop: StopFlag
+    job: str = "train"
+    wanted: Wanted | None = None
+    diagnostics: Diagnostics | None = None
+
+    def __post_init__(self) -> None:
+        self._progress = Progress(self.ranks.world_size, self.config.data)
+        memory = self.diagnostics.memory() if self.diagnostics else None
+        self._heartbeat = Heartbeat(memory, fault_injection.planned(self.config, self.ranks.rank, os.environ))
         self._group: Group | None = None
         self._timeout, self._description = DEFAULT_TIMEOUT, ""
+
+    def run_here(self, on_report: Callable[[termination.Report], None] = lambda report: None) -> int:
+        """Run the job without a launcher, write the report, and return the exit code.
+
+        Args:
+            on_report: also called with the report.
+        """
+
+        def deliver(report: termination.Report) -> None:
+            termination.write(report, termination.destination(), shared=self.ranks.world_size > 1)
+            on_report(report)
+
+        code = self.run(deliver)
+        if code and self.ranks.world_size > 1:
+            # The process group was left inside a collective: its destructor could wait for peers that never come.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
 
     def run(self, deliver: Callable[[termination.Report], None]) -> int:
         """Run the job and return the exit code. Never raises.
@@ -84,15 +100,15 @@ class Worker:
             finally:
                 os._exit(error.code)  # also if the report failed; the main thread, if it moves, waits for this
 
-        self_supervised = self._diagnostics is None and sys.gettrace() is None  # neither a launcher nor a debugger
+        self_supervised = self.diagnostics is None and sys.gettrace() is None  # neither a launcher nor a debugger
         watchdog = SelfWatchdog(
-            self._stop, self._heartbeat, terminate, grace=self._config.stop_grace, diagnostics=self._diagnostics,
-            hang_timeout=self._config.hang_timeout if self_supervised else 0.0,
+            self.stop, self._heartbeat, terminate, grace=self.config.stop_grace, diagnostics=self.diagnostics,
+            hang_timeout=self.config.hang_timeout if self_supervised else 0.0,
         )  # fmt: skip
         watchdog.start()
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self._job]()
+            report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self.job]()
         except BaseException as error:
             if self._group:
                 self._group.announce_exit(str(error))
@@ -104,8 +120,8 @@ class Worker:
 
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
-        config, ranks = self._config, self._ranks
-        self._stop.raise_if_requested("start")  # a signal may have come while torch was imported
+        config, ranks = self.config, self.ranks
+        self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
         backend = resolve_backend(config.backend, device)
         keep_freed_memory()
@@ -122,7 +138,7 @@ class Worker:
             backend,
             rendezvous_timeout=self._timeout,
             collective_timeout=config.collective_timeout,
-            stop=self._stop,
+            stop=self.stop,
             heartbeat=self._heartbeat,
         )
         self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
@@ -133,30 +149,30 @@ class Worker:
         from ddptrain.preflight import preflight
 
         group = self._join("preflight")
-        found = preflight(self._config, group, self._load_data)
+        found = preflight(self.config, group, self._load_data)
         group.close()
-        return termination.preflighted(found, rank=self._ranks.rank, node=self._ranks.node_rank)
+        return termination.preflighted(found, rank=self.ranks.rank, node=self.ranks.node_rank)
 
     def _infer(self) -> termination.Report:
         from ddptrain.inference import infer
 
-        assert self._wanted is not None
+        assert self.wanted is not None
         group = self._join("infer")
-        done = infer(self._config, group, self._wanted, self._timeout)
-        self._console.log(done)
+        done = infer(self.config, group, self.wanted, self._timeout)
+        self.console.log(done)
         group.close()
-        return termination.done(done, rank=self._ranks.rank)
+        return termination.done(done, rank=self.ranks.rank)
 
     def _train(self) -> termination.Report:
-        config = self._config
+        config = self.config
         group = self._join("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
-        self._console.log(
+        self.console.log(
             f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each; "
             f"{dataset.name}: {len(dataset.train_labels):,} samples, global batch {config.global_batch}, "
             f"{config.epochs} epoch(s)"
         )
-        trainer = Trainer(config, dataset, group, progress=self._progress, console=self._console, stop=self._stop)
+        trainer = Trainer(config, dataset, group, progress=self._progress, console=self.console, stop=self.stop)
         result = trainer.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
         group.close()
@@ -167,30 +183,32 @@ class Worker:
         self._heartbeat.mark(phase)
 
     def _load_data(self) -> Dataset:
-        with self._stop.interruptible("data"):
-            return download.load(self._config, log=self._console.log, alive=self._heartbeat.touch)
+        with self.stop.interruptible("data"):
+            return download.load(self.config, log=self.console.log, alive=self._heartbeat.touch)
 
     def _serve_progress(self) -> None:
         port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
-        if not self._ranks.is_zero or not port.isdecimal():
+        if not self.ranks.is_zero or not port.isdecimal():
             return
         try:
             self._progress.serve(int(port))
         except (OSError, OverflowError) as error:
-            self._console.log(f"warning: no progress on port {port}: {error}")
+            self.console.log(f"warning: no progress on port {port}: {error}")
 
     def _success(self, result: Result) -> termination.Report:
-        accuracy = result.evaluation["accuracy"]
-        outcome = "already finished" if result.already_finished else "finished"
-        place = result.checkpoint
-        saved = f"; checkpoint {checkpoint_file(Path(self._config.checkpoint_dir), **place)}" if place else ""
-        self._console.log(f"{outcome}: test accuracy {accuracy:.4f}, loss {result.evaluation['loss']:.4f}{saved}")
-        return termination.success(
-            result.evaluation,
-            rank=self._ranks.rank,
-            before=result.already_finished,
+        accuracy, loss = result.evaluation["accuracy"], result.evaluation["loss"]
+        before, place = result.already_finished, result.checkpoint
+        message = f"{'already finished' if before else 'finished'}: test accuracy {accuracy:.4f}"
+        saved = f"; checkpoint {checkpoint_file(Path(self.config.checkpoint_dir), **place)}" if place else ""
+        self.console.log(f"{message}, loss {loss:.4f}{saved}")
+        return termination.done(
+            message,
+            rank=self.ranks.rank,
+            outcome="already finished" if before else "succeeded",
+            accuracy=accuracy,
+            loss=loss,
             checkpoint=place,
-            resumed_from=result.resumed_from,
+            resumedFrom=result.resumed_from,
             progress=self._progress.snapshot(),
         )
 
@@ -200,37 +218,7 @@ class Worker:
             print(typed.lines(), file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
-        return termination.failure(error, rank=self._ranks.rank, progress=self._progress.snapshot())
-
-
-def run_here(
-    config: Config,
-    ranks: Ranks,
-    console: Console,
-    stop: StopFlag,
-    *,
-    job: str = "train",
-    wanted: Wanted | None = None,
-    on_report: Callable[[termination.Report], None] = lambda report: None,
-) -> int:
-    """Run one rank in this process, without a launcher, and return its exit code.
-
-    Args:
-        job, wanted: see Worker.
-        on_report: also called with the report.
-    """
-
-    def deliver(report: termination.Report) -> None:
-        termination.write(report, termination.destination(), shared=ranks.world_size > 1)
-        on_report(report)
-
-    code = Worker(config, ranks, console, stop, job=job, wanted=wanted).run(deliver)
-    if code and ranks.world_size > 1:
-        # The process group was left inside a collective: its destructor could wait for peers that never come.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+        return termination.failure(error, rank=self.ranks.rank, progress=self._progress.snapshot())
 
 
 def run_forked(
@@ -246,7 +234,6 @@ def run_forked(
         with os.fdopen(reports, "wb") as pipe:
             pipe.write(dumps_json(report).encode())
 
-    stop = StopFlag()
-    stop.install()
+    stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
     return Worker(config, ranks, console, stop, job=job, diagnostics=diagnostics).run(deliver)

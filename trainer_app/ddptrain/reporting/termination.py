@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import exit_codes
-from ddptrain.errors import Stopped, TrainerError, classify, exit_code, kind_of
+from ddptrain.errors import Stopped, TrainerError, classify
 from ddptrain.errors import where as innermost_frame
 from ddptrain.files import dumps_json
 
@@ -28,41 +28,18 @@ DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]
 
 
-def success(
-    evaluation: Mapping[str, Any],
-    *,
-    rank: int,
-    before: bool,
-    checkpoint: Mapping[str, int] | None,
-    resumed_from: Mapping[str, int] | None,
-    progress: Mapping[str, Any],
-) -> Report:
-    """Return the report of a rank that finished its training.
-
-    Args:
-        before: an earlier start had finished it.
-    """
-    what, accuracy = "already finished" if before else "finished", evaluation["accuracy"]
-    return done(f"{what}: test accuracy {accuracy:.4f}", rank=rank) | {
-        "outcome": "already finished" if before else "succeeded", "accuracy": accuracy, "loss": evaluation["loss"],
-        "checkpoint": checkpoint, "resumedFrom": resumed_from, "progress": progress,
-    }  # fmt: skip
-
-
-def done(message: str, *, rank: int) -> Report:
-    """Return the report of a rank that succeeded in something other than a training."""
-    return {"schema": SCHEMA, "outcome": "succeeded", "code": 0, "rank": rank, "message": message}
+def done(message: str, *, rank: int, **fields: Any) -> Report:
+    """Return the report of a rank that succeeded, with further ``fields``."""
+    return {"schema": SCHEMA, "outcome": "succeeded", "code": 0, "rank": rank, "message": message} | fields
 
 
 def preflighted(found: Report, *, rank: int, node: int) -> Report:
     """Return the report of a rank that ran ``preflight``; ``found`` is its result."""
     bad = [check for check in found["checks"] if check["verdict"] == "failed"]
-    report = done("ready to train", rank=rank)
-    if bad:
-        report = failed(
-            found["code"], bad[0]["kind"], "; ".join(f"{check['check']}: {check['detail']}" for check in bad), rank=rank
-        )
-    return report | {"node": node, "preflight": found}
+    if not bad:
+        return done("ready to train", rank=rank, node=node, preflight=found)
+    message = "; ".join(f"{check['check']}: {check['detail']}" for check in bad)
+    return failed(found["code"], bad[0]["kind"], message, rank=rank, node=node, preflight=found)
 
 
 def failed(
@@ -84,23 +61,14 @@ def failed(
 def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, Any]) -> Report:
     """Return the report of a rank that ends with ``error``."""
     typed = classify(error)
-    report = failed(
-        exit_code(typed),
-        kind_of(typed),
-        str(typed) or type(typed).__name__,
-        rank=rank,
-        cause=getattr(typed, "cause", "own"),
-        exception=type(typed).__name__,
-        hint=getattr(typed, "hint", None) or None,
-        next=getattr(typed, "next_step", None) or None,
-        progress=progress,
-        where=innermost_frame(error),
-    )
-    if isinstance(typed, Stopped):
-        report |= {"outcome": "stopped", "saved": typed.saved}
-    elif not isinstance(typed, TrainerError):
-        report["traceback"] = "".join(traceback.format_exception(error))
-    return report
+    name = type(typed).__name__
+    report = failed(exit_codes.USER_ERROR, name[:100], str(typed) or name, rank=rank, progress=progress)
+    report |= {"exception": name, "where": innermost_frame(error)}
+    if not isinstance(typed, TrainerError):
+        return report | {"traceback": "".join(traceback.format_exception(error))}
+    report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
+    report |= {"hint": typed.hint or None, "next": typed.next_step or None}
+    return report | {"outcome": "stopped", "saved": typed.saved} if isinstance(typed, Stopped) else report
 
 
 def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None = None) -> Report:
@@ -114,9 +82,9 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
         "Killed",
         f"rank {rank} was killed by {name}",
         rank=rank,
+        progress=progress,
         signal=signal_number,
         hint="often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else None,
-        progress=progress,
     )
 
 
