@@ -145,7 +145,7 @@ def test_init_from_refuses_other_models_and_files_without_weights(
     assert "do not fit this model: 0.bias, 0.weight, 1.weight" in run.message()["message"]
     (tmp_path / "noise.pt").write_bytes(b"no weights")
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "noise.pt", code=66)
-    assert "not a file that torch.load reads" in run.message()["message"]
+    assert "torch.load cannot read the weights" in run.message()["message"]
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--init-from", tmp_path / "absent.pt", code=66)
     assert "absent.pt" in run.message()["message"]
 
