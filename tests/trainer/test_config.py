@@ -13,7 +13,7 @@ from ddptrain.cli import main
 from ddptrain.config import Config, resolve
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.errors import Mismatch, UsageError
-from ddptrain.fault_injection import Plan
+from ddptrain.fault_injection import Fault
 from ddptrain.resources import threads_per_rank
 
 
@@ -150,6 +150,6 @@ def test_an_unknown_flag_is_refused_with_the_nearest_and_reported(
 
 def test_digits_other_than_decimals_are_not_numbers() -> None:
     with pytest.raises(UsageError, match="is not ACTION:RANK:STEP"):
-        Plan.parse("kill:²:7")
+        Fault.parse("kill:²:7")
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})
     assert parse_rendezvous_timeout("timeout=²") == DEFAULT_TIMEOUT

@@ -208,9 +208,9 @@ def _run_launcher(arguments: argparse.Namespace, job: str) -> Json:
 def _training_config(arguments: argparse.Namespace) -> Config:
     config = resolve_flags(arguments)
     if config.chaos:
-        from ddptrain.fault_injection import Plan
+        from ddptrain.fault_injection import Fault
 
-        Plan.parse(config.chaos)  # refused once, here, instead of by every rank
+        Fault.parse(config.chaos)  # refused once, here, instead of by every rank
     return config
 
 

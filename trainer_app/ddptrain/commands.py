@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 from ddptrain import exit_codes
 from ddptrain.checkpoint import all_manifests, read_newest, reading, set_aside, verify
-from ddptrain.config import resolve_with_origins
+from ddptrain.config import given_settings
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_error
 from ddptrain.files import Json, dumps_json
 from ddptrain.flags import add_checkpoint_choice, add_settings, add_verb, resolve_flags, setting_flags, whole_number
@@ -47,10 +48,11 @@ def add_file_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
 def _add_ckpt(verbs: argparse._SubParsersAction[Any]) -> None:
     ckpt = add_verb(verbs, "ckpt", "list, verify or roll back checkpoints", None, example=f"ckpt ls {_CHECKPOINTS}")
     ckpt_verbs = ckpt.add_subparsers(metavar="VERB", required=True)
-    for name, text, handler in (
-        ("ls", "list the checkpoints, newest first", _list),
-        ("verify", "read every checkpoint and compare its digest; exit code 66 if one is damaged", _verify),
+    for name, text, check in (
+        ("ls", "list the checkpoints, newest first", False),
+        ("verify", "read every checkpoint and compare its digest; exit code 66 if one is damaged", True),
     ):
+        handler = functools.partial(_list, check=check)
         verb = add_verb(ckpt_verbs, name, text, handler, example=f"ckpt {name} {_CHECKPOINTS}")
         verb.add_argument("--json", action="store_true", help="print one JSON array")
         add_settings(verb, ["checkpoint_dir"])
@@ -81,7 +83,8 @@ def _add_data(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def _print_config(arguments: argparse.Namespace) -> int:
-    config, origins = resolve_with_origins(os.environ, setting_flags(arguments))
+    config = resolve_flags(arguments)
+    origins = {name: origin for name, _, origin in given_settings(os.environ, setting_flags(arguments))}
     for name, value in dataclasses.asdict(config).items():
         line = f"{name}: {dumps_json(value)}"
         print(f"{line:<40} # {origins.get(name, 'default')}" if arguments.origin else line)
@@ -125,15 +128,10 @@ def verify_data(data_dir: Path) -> int:
     return exit_codes.DATA
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    print_checkpoints(listing(resolve_flags(arguments).checkpoint_root(), check=False), as_json=arguments.json)
-    return 0
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    rows = listing(resolve_flags(arguments).checkpoint_root(), check=True)
+def _list(arguments: argparse.Namespace, *, check: bool) -> int:
+    rows = listing(resolve_flags(arguments).checkpoint_root(), check=check)
     print_checkpoints(rows, as_json=arguments.json)
-    return 0 if all(row["verdict"] == "ok" for row in rows) else exit_codes.DATA
+    return exit_codes.DATA if check and any(row["verdict"] != "ok" for row in rows) else 0
 
 
 def listing(root: Path, *, check: bool) -> list[Json]:

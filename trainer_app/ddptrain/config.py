@@ -248,6 +248,25 @@ class Config:
         return {PREFIX + name.upper(): str(value) for name, value in dataclasses.asdict(self).items()}
 
 
+def given_settings(env: Mapping[str, str], flags: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return (name, value, origin) of each setting that is given, the stronger the later; raises as ``resolve``."""
+    names = [field.name for field in dataclasses.fields(Config)]
+    shared = [(field.name, field.metadata["env"]) for field in dataclasses.fields(Config)]
+    given: list[tuple[str, Any, str]] = [(name, env[key], key) for name, key in shared if env.get(key)]
+    if path := flags.get("config") or env.get(FILE_VARIABLE):
+        given += settings_of(str(path), names)
+    known = {PREFIX + name.upper(): name for name in names}
+    for key in sorted(k for k in env if k.startswith(PREFIX) and k != FILE_VARIABLE):
+        if key not in known:
+            raise UsageError(
+                f"unknown environment variable {key}",
+                hint=nearest(key, list(known)),
+                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
+            )
+        given.append((known[key], env[key], key))
+    return given + [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
+
+
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:
     """Return the config from defaults, configuration file, environment and flags.
 
@@ -258,39 +277,16 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mappi
     Raises:
         UsageError: unknown name or invalid value; it names the origin.
     """
-    return resolve_with_origins(env, flags, defaults=defaults)[0]
-
-
-def resolve_with_origins(
-    env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
-) -> tuple[Config, dict[str, str]]:
-    """Return the config as ``resolve`` does, and the origin of each value that is not a default."""
-    fields = {f.name: f for f in dataclasses.fields(Config)}
-    given: list[tuple[str, Any, str]] = []  # (field, value, origin); the last one wins
-    for name, field in fields.items():
-        if env.get(field.metadata["env"]):
-            given.append((name, env[field.metadata["env"]], field.metadata["env"]))
-    if path := flags.get("config") or env.get(FILE_VARIABLE):
-        given += settings_of(str(path), list(fields))
-    known = {PREFIX + name.upper(): name for name in fields}
-    for key in sorted(k for k in env if k.startswith(PREFIX) and k != FILE_VARIABLE):
-        if key not in known:
-            raise UsageError(
-                f"unknown environment variable {key}",
-                hint=nearest(key, list(known)),
-                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
-            )
-        given.append((known[key], env[key], key))
-    given += [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
-    values = dict(defaults or {}) | {name: checked(fields[name], value, origin) for name, value, origin in given}
-    config = Config(**values)
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    given = {name: checked(fields[name], value, origin) for name, value, origin in given_settings(env, flags)}
+    config = Config(**{**(defaults or {}), **given})
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(
             "--accum cannot be combined with --sync bitwise",
             hint="bitwise already computes every global batch in twelve small parts",
             next_step="remove --accum",
         )
-    return config, {name: origin for name, _, origin in given}
+    return config
 
 
 def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:

@@ -24,18 +24,19 @@ SLOW = 0.5  # seconds that ``slow`` adds to every step
 _BLOCK = 64 * 2**20
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass
+class Fault:
     """The action on ``rank`` when it starts ``phase`` of step ``step`` (counted from 1) or of a later one."""
 
     action: str
     rank: int
     step: int
     phase: str
+    occurred: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Plan:
-        """Return the plan in ``ACTION:RANK:STEP[:PHASE]``.
+    def parse(cls, text: str) -> Fault:
+        """Return the fault in ``ACTION:RANK:STEP[:PHASE]``.
 
         Raises:
             UsageError: the text does not have this form.
@@ -49,31 +50,14 @@ class Plan:
             )
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3] if len(parts) > 3 else "batch")
 
-
-def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str, int], None] | None:
-    """Return the function to call at every heartbeat of ``rank``, or None if no fault is planned for it."""
-    if not config.chaos:
-        return None
-    plan = Plan.parse(config.chaos)
-    # The operator counts attempts from 1, torchrun counts restarts from 0.
-    is_later = env.get("DDPJOB_ATTEMPT", "1") not in ("0", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if plan.rank != rank or is_later:
-        return None
-    return _Fault(plan)
-
-
-class _Fault:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._done = self._printed = False
-
     def __call__(self, phase: str, step: int) -> None:
-        if phase != self._plan.phase or step < self._plan.step or self._done:
+        """Act if it is time: once, but ``slow`` at every step."""
+        if phase != self.phase or step < self.step or (self.occurred and self.action != "slow"):
             return
-        if not self._printed:
-            print(f"chaos: {self._plan.action} in phase {phase} of step {step}", flush=True)
-        self._printed, self._done = True, self._plan.action != "slow"
-        getattr(self, f"_{self._plan.action}")()
+        if not self.occurred:
+            print(f"chaos: {self.action} in phase {phase} of step {step}", flush=True)
+        self.occurred = True
+        getattr(self, f"_{self.action}")()
 
     def _crash(self) -> None:
         raise RuntimeError("crash injected by --chaos")
@@ -103,3 +87,13 @@ class _Fault:
 
     def _diskfull(self) -> None:
         files.refusal = errno.ENOSPC
+
+
+def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str, int], None] | None:
+    """Return the function to call at every heartbeat of ``rank``, or None if no fault is planned for it."""
+    if not config.chaos:
+        return None
+    fault = Fault.parse(config.chaos)
+    # The operator counts attempts from 1, torchrun counts restarts from 0.
+    is_later = env.get("DDPJOB_ATTEMPT", "1") not in ("0", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return None if fault.rank != rank or is_later else fault

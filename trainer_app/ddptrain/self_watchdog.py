@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ddptrain.errors import Hang, Stopped
 from ddptrain.heartbeat import (
@@ -32,29 +33,26 @@ from ddptrain.signals import STOP_SIGNALS, StopFlag
 _NOTHING_TO_SAVE = 1.5  # seconds that the main thread has to exit by itself before training
 
 
+@dataclass
 class SelfWatchdog:
     """Watches the signals of this process, and its heartbeat if no launcher does.
 
-    Args:
+    Attributes:
         terminate: called once, in the watchdog's thread, with the reason; it must end the process.
         grace: seconds from the stop signal to SIGKILL.
         diagnostics: where dumps are written; None without a launcher.
         hang_timeout: seconds without a heartbeat after which the rank ends itself; 0 to disable.
     """
 
-    def __init__(
-        self,
-        stop: StopFlag,
-        heartbeat: Heartbeat,
-        terminate: Callable[[Stopped | Hang], None],
-        *,
-        grace: float,
-        diagnostics: Diagnostics | None,
-        hang_timeout: float = 0.0,
-    ) -> None:
-        self._stop, self._heartbeat, self._terminate, self._diagnostics = stop, heartbeat, terminate, diagnostics
-        self._grace, self._hang_timeout = grace, hang_timeout
-        self._interval = min(1.0, hang_timeout / 10) if hang_timeout else None
+    stop: StopFlag
+    heartbeat: Heartbeat
+    terminate: Callable[[Stopped | Hang], None]
+    grace: float
+    diagnostics: Diagnostics | None
+    hang_timeout: float
+
+    def __post_init__(self) -> None:
+        self._interval = min(1.0, self.hang_timeout / 10) if self.hang_timeout else None
         self._stall = StallTimer(self._interval or 0.0)
         self._report = threading.Lock()
         self._pipe, self._write = os.pipe()
@@ -64,8 +62,8 @@ class SelfWatchdog:
         for end in (self._pipe, self._write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if self._diagnostics:
-            register_stack_dump(self._diagnostics)
+        if self.diagnostics:
+            register_stack_dump(self.diagnostics)
         threading.Thread(target=self._watch, name="self-watchdog", daemon=True).start()
 
     def claim_report(self) -> bool:
@@ -73,7 +71,7 @@ class SelfWatchdog:
         return self._report.acquire(blocking=False)
 
     def _watch(self) -> None:
-        since: float | None = time.monotonic() if self._stop.requested else None
+        since: float | None = time.monotonic() if self.stop.requested else None
         while True:
             # After a stop signal the phase may change, and with it the time that is left: check often.
             ready, _, _ = select.select([self._pipe], [], [], 0.1 if since is not None else self._interval)
@@ -81,26 +79,26 @@ class SelfWatchdog:
                 signals = os.read(self._pipe, 4096)
                 if since is None and STOP_SIGNALS & set(signals):
                     since = time.monotonic()
-                    self._stop.requested = True
-                if DUMP_SIGNAL in signals and self._diagnostics:
-                    dump_flight_recorder(self._diagnostics.flight)
+                    self.stop.requested = True
+                if DUMP_SIGNAL in signals and self.diagnostics:
+                    dump_flight_recorder(self.diagnostics.flight)
             if since is not None:
                 waited = time.monotonic() - since
                 if waited >= self._time_to_exit() and self.claim_report():
-                    message = f"stopped by a signal {self._heartbeat.last.activity}, unsaved after {waited:.0f} s"
-                    self._terminate(Stopped(message, saved=False))
+                    message = f"stopped by a signal {self.heartbeat.last.activity}, unsaved after {waited:.0f} s"
+                    self.terminate(Stopped(message, saved=False))
             elif self._hangs() and self.claim_report():
                 with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
                     _print_stacks()
-                self._terminate(self._hang())
+                self.terminate(self._hang())
 
     def _hangs(self) -> bool:
-        return self._interval is not None and self._stall.observe(self._heartbeat.last.changes) >= self._hang_timeout
+        return self._interval is not None and self._stall.observe(self.heartbeat.last.changes) >= self.hang_timeout
 
     def _hang(self) -> Hang:
-        record = self._heartbeat.last
+        record = self.heartbeat.last
         error = Hang(
-            f"no heartbeat for {self._hang_timeout:g} s {record.activity} of step {record.step}",
+            f"no heartbeat for {self.hang_timeout:g} s {record.activity} of step {record.step}",
             hint="a peer has not reached this collective; see the other ranks' reports"
             if record.collective
             else "the stacks of this rank's threads are in its log, above",
@@ -110,8 +108,8 @@ class SelfWatchdog:
 
     def _time_to_exit(self) -> float:
         """Return the seconds from the stop signal after which the watchdog exits instead of the main thread."""
-        limit = self._grace - min(3.0, 0.25 * self._grace)
-        return min(_NOTHING_TO_SAVE, limit) if self._heartbeat.last.phase in BEFORE_TRAINING else limit
+        limit = self.grace - min(3.0, 0.25 * self.grace)
+        return min(_NOTHING_TO_SAVE, limit) if self.heartbeat.last.phase in BEFORE_TRAINING else limit
 
 
 def _print_stacks() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddptrain.distributed.topology import Ranks
 from ddptrain.launcher.failure_report import FailureReports, read
 from ddptrain.launcher.processes import run_with_timeout
 from ddptrain.reporting.console import Console
@@ -63,13 +64,13 @@ def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServ
 def test_reports_of_an_earlier_run_with_more_nodes_are_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "local-0"
     report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
-    FailureReports(folder, 1, 2, range(2, 4)).write(report, [], [])
+    FailureReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
     (folder / "rank-3.stacks.txt").touch()
-    FailureReports(folder, 0, 1, range(2)).write({**report, "rank": 0}, [], [])
+    FailureReports(folder, Ranks(nproc_per_node=2, world_size=2)).write({**report, "rank": 0}, [], [])
     assert [found["report"]["rank"] for found in read(folder)] == [0], (
         "the newest file decides how many nodes there are"
     )
-    FailureReports(folder, 0, 1, range(2)).clear()
+    FailureReports(folder, Ranks(nproc_per_node=2, world_size=2)).clear()
     assert list(folder.iterdir()) == []
 
 

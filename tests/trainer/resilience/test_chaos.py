@@ -15,7 +15,7 @@ import pytest
 
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
-from ddptrain.fault_injection import Plan, planned
+from ddptrain.fault_injection import Fault, planned
 from tests.trainer.builders import command
 from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 
@@ -78,7 +78,7 @@ def test_a_rank_killed_for_memory_is_reported_with_the_memory_limit(limited_memo
 @pytest.mark.parametrize("text", ["kill", "kill:1", "melt:1:7", "kill:one:7", "kill:1:seven", "kill:-1:7"])
 def test_an_invalid_plan_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=f"--chaos {text} is not") as caught:
-        Plan.parse(text)
+        Fault.parse(text)
     assert "kill:1:7" in caught.value.next_step
 
 

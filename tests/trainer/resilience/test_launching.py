@@ -222,8 +222,7 @@ def test_a_loss_that_is_not_finite_exits_with_79_at_its_step(ddptrain: ForkServe
     written = json.loads(next((tmp_path / "run-000001").glob("not-finite-*.json")).read_text())
     assert written["step"] == message["step"] + 1
     schedule = Schedule(300, 37, 2, 0)
-    _, first, end = schedule.bounds(written["step"] - 1)
-    epoch = schedule.cursor(written["step"] - 1).epoch
+    epoch, first, end = schedule.bounds(written["step"] - 1)
     assert written["indices"] == epoch_order(300, 0, epoch)[first:end].tolist()
     assert "not-finite-" in message["message"]
     assert message["kind"] == "NotFinite"

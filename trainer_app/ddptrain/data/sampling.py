@@ -24,14 +24,6 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cursor:
-    """A position in the training: ``position`` samples of epoch ``epoch`` (from 0) are done."""
-
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True)
 class Schedule:
     """``epochs`` passes over ``samples`` samples in global batches of ``batch``, the last one of each epoch shorter."""
 
@@ -48,19 +40,15 @@ class Schedule:
     def total_steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
-    def cursor(self, step: int) -> Cursor:
-        """Return the position after ``step`` completed steps."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        return Cursor(epoch, within * self.batch)
-
     def ends_epoch(self, step: int) -> bool:
         """Return whether step number ``step`` (from 1) is the last of its epoch."""
         return step % self.steps_per_epoch == 0
 
     def bounds(self, step: int) -> tuple[int, int, int]:
         """Return (epoch, first, end) of the global batch after ``step`` completed steps."""
-        cursor = self.cursor(step)
-        return cursor.epoch, cursor.position, min(cursor.position + self.batch, self.samples)
+        epoch, within = divmod(step, self.steps_per_epoch)
+        first = within * self.batch
+        return epoch, first, min(first + self.batch, self.samples)
 
 
 def derived_seed(seed: int, *what: int | str) -> int:

@@ -233,7 +233,7 @@ def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_sampl
     train, evaluated = used.get("train", {}), used.get("eval", {})
     epochs: list[list[int]] = [[] for _ in range(schedule.epochs)]
     for step, indices in train.items():
-        epochs[schedule.cursor(step).epoch] += indices.tolist()
+        epochs[schedule.bounds(step)[0]] += indices.tolist()
     wrong = sum(_misused(epoch, schedule.samples) for epoch in epochs)
     wrong_tests = sum(_misused(indices.tolist(), test_samples) for indices in evaluated.values())
     equal = max((_share_equal(a, b) for a, b in itertools.pairwise(epochs)), default=0.0)

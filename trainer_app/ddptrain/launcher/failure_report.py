@@ -37,9 +37,7 @@ class FailureReports:
     """The directory of one attempt's reports, as one node uses it."""
 
     folder: Path
-    node_rank: int
-    nnodes: int
-    ranks: range
+    ranks: Ranks
 
     @classmethod
     def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> FailureReports | None:
@@ -48,17 +46,18 @@ class FailureReports:
         if not root:
             return None
         name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"
-        return cls(Path(root) / FOLDER / name, ranks.node_rank, ranks.nnodes, ranks.local_ranks)
+        return cls(Path(root) / FOLDER / name, ranks)
 
     def clear(self) -> None:
         """Delete this node's reports of an earlier run with the same name, and those of nodes beyond ``nnodes``."""
         run_with_timeout(_VOLUME, self._clear)
 
     def _clear(self) -> None:
-        own = {f"node-{self.node_rank}.json", *(f"rank-{rank}.{name}" for rank in self.ranks for name in _DUMPS)}
+        ranks = self.ranks
+        own = {f"node-{ranks.node_rank}.json", *(f"rank-{r}.{name}" for r in ranks.local_ranks for name in _DUMPS)}
         for path in self.folder.iterdir():
             kind, _, number = path.name.partition(".")[0].partition("-")
-            limit = {"node": self.nnodes, "rank": self.nnodes * len(self.ranks)}.get(kind)
+            limit = {"node": ranks.nnodes, "rank": ranks.world_size}.get(kind)
             if path.name in own or (limit is not None and number.isdigit() and int(number) >= limit):
                 path.unlink(missing_ok=True)
 
@@ -76,10 +75,10 @@ class FailureReports:
                 if text:
                     write_atomically(self.folder / f"rank-{worker.rank}.{name}", text.encode(), durable=False)
         content = {
-            "schema": 1, "node": self.node_rank, "nnodes": self.nnodes, "time": time.time(), "report": report,
-            "ranks": [asdict(state) for state in states],
+            "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
+            "report": report, "ranks": [asdict(state) for state in states],
         }  # fmt: skip
-        path = self.folder / f"node-{self.node_rank}.json"
+        path = self.folder / f"node-{self.ranks.node_rank}.json"
         write_atomically(path, dumps_json(content, indent=1).encode(), durable=False)
         attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for old in attempts[_KEPT_ATTEMPTS:]:
@@ -94,7 +93,7 @@ class FailureReports:
         end = time.monotonic() + _OTHER_REPORT
         while True:
             for found in read(self.folder):
-                if found["node"] != self.node_rank and found["report"].get("cause") == "own":
+                if found["node"] != self.ranks.node_rank and found["report"].get("cause") == "own":
                     report: Report = found["report"]
                     return report
             if time.monotonic() > end or not self.folder.parent.parent.is_dir():

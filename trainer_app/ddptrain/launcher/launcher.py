@@ -131,21 +131,20 @@ class SignalQueue:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
 
+@dataclass
 class Supervisor:
     """Starts the ranks of one node and supervises them until all have ended: output, signals, exits and hangs."""
 
-    def __init__(
-        self,
-        config: Config,
-        ranks: Ranks,
-        options: LaunchOptions,
-        signals: SignalQueue,
-        reports: FailureReports | None,
-    ) -> None:
-        self._config, self._ranks, self._options = config, ranks, options
-        self._signals, self._reports = signals, reports
-        self.printer = LogPrinter(config.log_format)
-        self._detector = HangDetector(config.hang_timeout, ranks.node_rank) if config.hang_timeout else None
+    config: Config
+    ranks: Ranks
+    options: LaunchOptions
+    signals: SignalQueue
+    reports: FailureReports | None
+
+    def __post_init__(self) -> None:
+        self.printer = LogPrinter(self.config.log_format)
+        timeout = self.config.hang_timeout
+        self._detector = HangDetector(timeout, self.ranks.node_rank) if timeout else None
         self._workers: list[WorkerProcess] = []
         self._states: list[RankState] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
@@ -158,10 +157,10 @@ class Supervisor:
 
     def run(self) -> Report:
         """Run the ranks once and return the node's report."""
-        options, oom_kills_before = self._options, oom_kills()
-        for local_rank in range(self._ranks.nproc_per_node):
-            ranks = self._ranks.of_local_rank(local_rank)
-            worker = processes.start(self._config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
+        options, oom_kills_before = self.options, oom_kills()
+        for local_rank in range(self.ranks.nproc_per_node):
+            ranks = self.ranks.of_local_rank(local_rank)
+            worker = processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
             self._workers.append(worker)
         self._supervise()
         report = self._final_report(oom_killed=oom_kills() > oom_kills_before)
@@ -172,14 +171,14 @@ class Supervisor:
     def _supervise(self) -> None:
         """Return when all ranks have ended and their output is printed."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)
             while any(worker.status is None for worker in self._workers):
                 for key, _ in selector.select(self._select_timeout()):
                     if key.data is None:
-                        os.read(self._signals.wakeup, 4096)
+                        os.read(self.signals.wakeup, 4096)
                     elif not self._read(key.data, key.fd):
                         selector.unregister(key.fd)
                 self._pass_on_signals()
@@ -224,13 +223,13 @@ class Supervisor:
         return bool(data)
 
     def _pass_on_signals(self) -> None:
-        while self._signals.pending:
-            number = self._signals.pending.pop(0)
+        while self.signals.pending:
+            number = self.signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
             if self._stop_signal is None:
                 self._stop_signal = number
-                self._end_within(self._config.stop_grace)
+                self._end_within(self.config.stop_grace)
             for worker in self._workers:
                 if worker.status is None:
                     os.kill(worker.pid, number)
@@ -255,14 +254,14 @@ class Supervisor:
 
     def _report_early(self, worker: WorkerProcess) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
-        if self._reports is None or self._hang or worker.killed_by_us or self._ranks.nnodes == 1:
+        if self.reports is None or self._hang or worker.killed_by_us or self.ranks.nnodes == 1:
             return
         while self._read(worker, worker.reports, last=True):
             pass
         report = processes.report_of(worker)
         failed = report.get("cause") == "own" and report.get("outcome") == "failed"
         if failed and report["code"] != exit_codes.SUPERSEDED:
-            self._reports.write(report, self._states, [])
+            self.reports.write(report, self._states, [])
 
     def _check_for_hang(self) -> None:
         detector = self._active_detector()
@@ -271,10 +270,10 @@ class Supervisor:
         self._states = detector.inspect(self._workers)
         if not self._states:
             return
-        self._hang = hang_report(self._states, timeout=detector.timeout, all_ranks=self._ranks.nnodes == 1)
+        self._hang = hang_report(self._states, timeout=detector.timeout, all_ranks=self.ranks.nnodes == 1)
         self.printer.launcher_line(f"error: {self._hang['message']}")
-        if self._reports:
-            self._reports.write(self._hang, self._states, self._workers)
+        if self.reports:
+            self.reports.write(self._hang, self._states, self._workers)
         if self._hang["cause"] == "own":
             self._kill()
         else:
@@ -293,7 +292,7 @@ class Supervisor:
     def _final_report(self, *, oom_killed: bool) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
         report = processes.root_cause(self._workers, stop_signal=self._stop_signal, hang=self._hang)
-        directory = self._config.checkpoint_dir
+        directory = self.config.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
         if report.get("signal") == signal.SIGKILL and oom_killed:
@@ -302,16 +301,16 @@ class Supervisor:
                 "hint": None,
                 "next": "raise the memory limit, or lower --batch-size or the ranks per node",
             }
-        several_nodes, cause = self._ranks.nnodes > 1, report.get("cause")
+        several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         if several_nodes and cause == "own" and (report.get("signal") or self._hang):
             from ddptrain.distributed.rendezvous import announce_killed  # imports torch
 
-            announce_killed(self._ranks, int(report["rank"]), str(report["message"]))
-        if self._reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
-            if several_nodes and cause == "peer" and (other := self._reports.cause_on_another_node()):
+            announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
+        if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
+            if several_nodes and cause == "peer" and (other := self.reports.cause_on_another_node()):
                 report = with_root_cause(report, other)
                 self.printer.launcher_line(f"error: {report['message']}")
-            self._reports.write(report, self._states, [])
+            self.reports.write(report, self._states, [])
         return report
 
 

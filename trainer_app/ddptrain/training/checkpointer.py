@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,10 @@ class Checkpointer:
             return SaveResult(None, _REFUSED)
         content = io.BytesIO()
         torch.save(state(), content)
+        epoch, position, _ = self._schedule.bounds(step)
         facts = {
             **self.facts,
-            "cursor": asdict(self._schedule.cursor(step)),
+            "cursor": {"epoch": epoch, "position": position},
             "evaluation": evaluation.as_dict() if evaluation else None,
             "complete": last,
             "time": time.time(),

@@ -17,31 +17,21 @@ _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 
 
-def build(config: Config, model: nn.Module, *, world_size: int = 1) -> torch.optim.Optimizer:
+def build(config: Config, model: nn.Module, *, sharded: bool = False) -> torch.optim.Optimizer:
     """Return fused AdamW with betas .7/.9, or SGD with momentum .9; the trainer sets the learning rate of each step.
 
-    With ``--zero`` (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054) each rank updates some of the parameters, holds
+    If ``sharded`` (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054) each rank updates some of the parameters, holds
     the optimizer's state for those alone, and broadcasts them. Each parameter is updated independently of the others,
     so the weights are those of the unsharded optimizer, bit for bit.
     """
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.AdamW
     settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": True}
     settings |= {"momentum": 0.9} if config.optimizer == "sgd" else {"betas": (0.7, 0.9)}
-    if config.zero and world_size > 1:
+    if sharded:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(model.parameters(), optimizer, **settings)
     return optimizer(model.parameters(), **settings)
-
-
-def consolidate(optimizer: torch.optim.Optimizer) -> None:
-    """Gather sharded state on rank 0, so that its ``state_dict`` equals that of the unsharded optimizer.
-
-    Collective for a sharded optimizer; does nothing for others.
-    """
-    gather = getattr(optimizer, "consolidate_state_dict", None)
-    if gather:
-        gather(to=0)
 
 
 def learning_rate(lr: float, step: int, total_steps: int) -> float:
@@ -53,12 +43,6 @@ def learning_rate(lr: float, step: int, total_steps: int) -> float:
     if step < top:
         return lr * _cosine(_START, 1.0, step / top)
     return lr * _cosine(1.0, _END, (step - top) / max(1.0, total_steps - 1 - top))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set ``learning_rate`` in every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -57,7 +57,8 @@ class Trainer:
         )
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None
         self._model = models.build(config, group.device)
-        self._optimizer = optim.build(config, self._model, world_size=group.world_size)
+        self._sharded = config.zero and group.world_size > 1
+        self._optimizer = optim.build(config, self._model, sharded=self._sharded)
 
     def run(self) -> Result:
         """Train from the newest checkpoint to the last step.
@@ -82,14 +83,16 @@ class Trainer:
             group.heartbeat.mark("batch", done)
             batch = self._batches.at(step)
             learning_rate = self._learning_rate(step)
-            optim.set_learning_rate(self._optimizer, learning_rate)
+            for parameters in self._optimizer.param_groups:
+                parameters["lr"] = learning_rate
 
             group.heartbeat.mark("step")
             loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
             loss = loss_sum / batch.count
             if not math.isfinite(loss):
                 raise self._not_finite(f"loss is {loss} at step {done}", loss, step)
-            with self._if_sharded("broadcast of updates"):
+            # A sharded optimizer broadcasts the updated parameters.
+            with group.heartbeat.waiting_in("broadcast of updates") if self._sharded else contextlib.nullcontext():
                 self._optimizer.step()
             self._gradients.clear()
             seconds = time.perf_counter() - started
@@ -122,9 +125,10 @@ class Trainer:
 
     def _save(self, done: int, evaluation: Evaluation | None) -> SaveResult | None:
         """Save on rank 0. Returns what was saved, or None on other ranks."""
-        if self._config.checkpoint_dir:
-            with self._if_sharded("gather of optimizer state"):  # collective, so on every rank
-                optim.consolidate(self._optimizer)
+        if self._config.checkpoint_dir and self._sharded:
+            optimizer: Any = self._optimizer  # a ZeroRedundancyOptimizer
+            with self._group.heartbeat.waiting_in("gather of optimizer state"):  # collective, so on every rank
+                optimizer.consolidate_state_dict(to=0)
         if self._group.rank != 0:
             return None
         self._group.heartbeat.mark("save")
@@ -165,11 +169,6 @@ class Trainer:
             hint="the learning rate is too high, or a sample is bad",
             next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
         )
-
-    def _if_sharded(self, collective: str) -> contextlib.AbstractContextManager[None]:
-        """Mark the enclosed calls as a wait in ``collective``, which they are only with ``--zero``."""
-        sharded = self._config.zero and self._group.world_size > 1
-        return self._group.heartbeat.waiting_in(collective) if sharded else contextlib.nullcontext()
 
     def _build_batches(self) -> TrainingBatches:
         return TrainingBatches(
