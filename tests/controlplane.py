@@ -190,7 +190,7 @@ class ControlPlane:
 
     def _serves_jobs(self) -> bool:
         try:
-            self.request("GET", f"/{names.DDPJOBS.path_prefix}/{names.DDPJOBS.plural}?limit=1")
+            self.request("GET", f"/{names.DDPJOBS.path()}?limit=1")
         except ApiError:
             return False
         return True

@@ -206,7 +206,7 @@ class ApiServer:
                 self._current.saw("Service")
 
     def _url(self, resource: names.Resource) -> str:
-        return f"{self._server}/{resource.path_prefix}/namespaces/{self._namespace}/{resource.plural}"
+        return f"{self._server}/{resource.path(self._namespace)}"
 
     async def _post(self, resource: names.Resource, body: bytes, options: str = "") -> Json:
         url = f"{self._url(resource)}?fieldValidation=Strict{options}"

@@ -18,7 +18,7 @@ class Jobs:
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
         self.namespace = namespace
-        self.path = f"/{names.DDPJOBS.path_prefix}/namespaces/{namespace}/{names.DDPJOBS.plural}"
+        self.path = f"/{names.DDPJOBS.path(namespace)}"
 
     def submit(self, name: str = "mnist", **spec: Any) -> Json:
         """Apply a job, by default with one node."""

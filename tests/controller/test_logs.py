@@ -46,5 +46,10 @@ def test_exception_is_logged_with_its_traceback() -> None:
 
 def test_text_lines_name_the_job_too() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "hello", None, None)
-    with logs.about("default", "mnist", 3):
-        assert logs.TextFormatter().format(record).endswith("hello [namespace=default job=mnist attempt=3]")
+    with logs.about("default", "mnist"):
+        logs.set_attempt(3)
+        assert (
+            logs.TextFormatter(logs.TEXT_FORMAT)
+            .format(record)
+            .endswith("hello [namespace=default job=mnist attempt=3]")
+        )

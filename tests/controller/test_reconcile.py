@@ -1,5 +1,6 @@
 """Unexpected errors in a reconcile, and invalid settings of the process."""
 
+import asyncio
 import logging
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
-from tests.builders import a_job
+from tests.builders import NOW, a_job
 
 
 async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
@@ -34,6 +35,8 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         events=EventSender(unreachable),
         metrics=metrics,
         settings=EngineSettings(),
+        clock=asyncio.get_running_loop().time,
+        now=lambda: NOW,
     )
     broken: dict[str, Any] = a_job(status={"attempt": "not a number"})
     cache.put(names.DDPJOBS, broken)

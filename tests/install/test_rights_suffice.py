@@ -17,7 +17,7 @@ from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
 TEAM = "team-a"
-JOBS = f"/{names.DDPJOBS.path_prefix}/namespaces/{TEAM}/{names.DDPJOBS.plural}"
+JOBS = f"/{names.DDPJOBS.path(TEAM)}"
 CORE = f"/api/v1/namespaces/{TEAM}"
 WRITES = {"create", "update", "patch", "delete"}
 # The first is needed with the admission plugin OwnerReferencesPermissionEnforcement, the second for repeated events.

@@ -16,11 +16,11 @@ class Resource:
     kind: str
     plural: str
 
-    @property
-    def path_prefix(self) -> str:
-        """Return ``api/v1`` for the core group and ``apis/<group>/<version>`` for any other."""
-        root = "api" if "/" not in self.api_version else "apis"
-        return f"{root}/{self.api_version}"
+    def path(self, namespace: str | None = None) -> str:
+        """Return the URL path of the objects of a namespace, or of all if None, without a leading slash."""
+        root = "apis" if "/" in self.api_version else "api"
+        place = f"namespaces/{namespace}/" if namespace else ""
+        return f"{root}/{self.api_version}/{place}{self.plural}"
 
 
 DDPJOBS: Final = Resource(API_VERSION, "DDPJob", "ddpjobs")

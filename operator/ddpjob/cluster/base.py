@@ -16,12 +16,16 @@ class ClusterError(Exception):
 
     code: HTTP status, or None without a response.
     details: ``details`` of the server's Status object, or {}.
+    retry_after: seconds that the server wants clients to wait.
     """
 
-    def __init__(self, message: str, *, code: int | None = None, details: Json | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: int | None = None, details: Json | None = None, retry_after: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.details = details or {}
+        self.retry_after = retry_after
 
 
 class NotFound(ClusterError):  # noqa: N818 - errors are named like the API server's own reasons
@@ -53,13 +57,7 @@ class Unauthorized(ClusterError):  # noqa: N818
 
 
 class TooManyRequests(ClusterError):  # noqa: N818
-    """429 for longer than the client retries. ``retry_after``: seconds that the server wants clients to wait."""
-
-    def __init__(
-        self, message: str, *, retry_after: float = 1.0, code: int | None = None, details: Json | None = None
-    ) -> None:
-        super().__init__(message, code=code, details=details)
-        self.retry_after = retry_after
+    """429 for longer than the client retries."""
 
 
 class Unavailable(ClusterError):  # noqa: N818

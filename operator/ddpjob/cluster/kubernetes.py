@@ -37,6 +37,7 @@ from ddpjob.cluster.connection import ConfigurationError, Connection
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
+STRICT: Final = {"fieldValidation": "Strict"}
 PAGE_SIZE: Final = 500
 
 # Retries of one request end after this time. The work queue's backoff follows.
@@ -77,8 +78,7 @@ class KubernetesCluster:
         await self._session.close()
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
-        params = {"fieldValidation": "Strict"}
-        return await self._request("create", resource, namespace, params=params, body=body)
+        return await self._request("create", resource, namespace, params=STRICT, body=body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return await self._request("get", resource, namespace, name)
@@ -125,13 +125,10 @@ class KubernetesCluster:
         return await self._request("delete", resource, namespace, name, body=body)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        params = {"fieldValidation": "Strict"}
-        return await self._request("patch", resource, namespace, name, params=params, body=body)
+        return await self._request("patch", resource, namespace, name, params=STRICT, body=body)
 
     async def patch_status(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
-        params = {"fieldValidation": "Strict"}
-        path = f"{name}/status"
-        return await self._request("patch", resource, namespace, path, params=params, body=body)
+        return await self.patch(resource, namespace, f"{name}/status", body)
 
     async def _request(
         self,
@@ -146,7 +143,8 @@ class KubernetesCluster:
         if name is not None and not name.partition("/")[0]:
             # Without a name the URL is that of the collection: a DELETE would delete every object.
             raise Invalid(f"{verb} of a {resource.kind} without a name")
-        url = self._url(resource, namespace, name, params)
+        path = f"{self._connection.server}/{resource.path(namespace)}" + (f"/{name}" if name else "")
+        url = yarl.URL(path).with_query(params)
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
         clock = asyncio.get_running_loop().time
         deadline = clock() + RETRY_SECONDS
@@ -213,14 +211,6 @@ class KubernetesCluster:
                 (self._timeout.total or 0) + 1, lambda: asyncio.ensure_future(old.close())
             )
 
-    def _url(
-        self, resource: Resource, namespace: str | None, name: str | None, params: dict[str, str] | None
-    ) -> yarl.URL:
-        parts = [self._connection.server, resource.path_prefix]
-        parts += ["namespaces", namespace] if namespace else []
-        parts += [resource.plural, name] if name else [resource.plural]
-        return yarl.URL("/".join(parts)).with_query(params)
-
 
 def _pause(error: ClusterError, delay: float | None) -> float | None:
     """Return the seconds until the next try, or None to give up."""
@@ -249,9 +239,8 @@ def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterEr
     message = str(response.get("message") or f"HTTP {status}")
     details = response.get("details") or {}
     reason = response.get("reason", "")
-    if status == 429:
-        return TooManyRequests(message, retry_after=_retry_after(headers, details), code=status, details=details)
-    return _class_of(status, reason, details)(message, code=status, details=details)
+    retry_after = _retry_after(headers, details) if status == 429 else 0.0
+    return _class_of(status, reason, details)(message, code=status, details=details, retry_after=retry_after)
 
 
 def _class_of(status: int, reason: str, details: Json) -> type[ClusterError]:
@@ -261,9 +250,18 @@ def _class_of(status: int, reason: str, details: Json) -> type[ClusterError]:
         return AlreadyExists if reason == "AlreadyExists" else Conflict
     if status >= 500:
         return Unavailable
-    return {401: Unauthorized, 403: Forbidden, 404: NotFound, 400: Invalid, 413: Invalid, 422: Invalid}.get(
-        status, ClusterError
-    )
+    return _CLASSES.get(status, ClusterError)
+
+
+_CLASSES: Final[Mapping[int, type[ClusterError]]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    413: Invalid,
+    422: Invalid,
+    429: TooManyRequests,
+}
 
 
 def _status_object(body: bytes) -> Json:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.api.names import Resource
@@ -14,7 +14,7 @@ from ddpjob.controller.cache import WATCHED, Cache, Key
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
-from ddpjob.controller.reconcile import Reconciler, utc_now
+from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
@@ -45,7 +45,7 @@ class Controller:
         concurrent_requests: int = 64,
         sweep_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = utc_now,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.queue = WorkQueue(workers)
         self.cache = Cache(on_change=self.queue.add)
@@ -71,10 +71,6 @@ class Controller:
             clock=clock,
             now=now,
         )
-
-    async def start(self) -> None:
-        """Fill the cache; retry until the API server answers."""
-        await self.sweeper.start()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reconcile until ``stop`` is set, then let running reconciles end and send the events that wait.
@@ -103,7 +99,7 @@ class Controller:
 
     async def serve(self, watch: Callable[[Resource], AsyncIterator[Any]]) -> None:
         """Start and run until cancelled; ``watch(resource)`` yields the events that keep the cache up to date."""
-        await self.start()
+        await self.sweeper.start()
         async with asyncio.TaskGroup() as group:
             for resource in WATCHED:
                 group.create_task(self._feed(resource, watch(resource)))

@@ -28,7 +28,6 @@ class Heartbeat:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = clock()
-        self.lag = 0.0
 
     async def run(self, on_lag: Callable[[float], None] = lambda lag: None) -> None:
         """Beat once a second until cancelled."""
@@ -36,8 +35,7 @@ class Heartbeat:
             before = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
             self._last = self._clock()
-            self.lag = max(0.0, self._last - before - BEAT_SECONDS)
-            on_lag(self.lag)
+            on_lag(max(0.0, self._last - before - BEAT_SECONDS))
 
     def verdict(self) -> Verdict:
         """Return whether the last beat is at most 30 s old."""
@@ -47,8 +45,7 @@ class Heartbeat:
         return True, "ok"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _DualStackServer(ThreadingHTTPServer):
     # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
@@ -56,10 +53,6 @@ class _Server(ThreadingHTTPServer):
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
-
-
-class _Ipv4Server(ThreadingHTTPServer):
-    daemon_threads = True
 
 
 class HealthServer:
@@ -74,11 +67,8 @@ class HealthServer:
         ready: Callable[[], Verdict],
         metrics: Callable[[], bytes],
     ) -> None:
-        handler = _handler(alive, ready, metrics)
-        if host and ":" not in host:
-            self._server: ThreadingHTTPServer = _Ipv4Server((host, port), handler)
-        else:
-            self._server = _Server((host, port), handler)
+        server = ThreadingHTTPServer if host and ":" not in host else _DualStackServer
+        self._server = server((host, port), _handler(alive, ready, metrics))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()

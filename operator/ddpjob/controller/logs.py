@@ -14,12 +14,9 @@ TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 
 @contextlib.contextmanager
-def about(namespace: str, job: str, attempt: int | None = None) -> Iterator[None]:
-    """Add namespace, job and attempt to every line that is logged in this context."""
-    fields: dict[str, object] = {"namespace": namespace, "job": job}
-    if attempt:
-        fields["attempt"] = attempt
-    token = _job.set(fields)
+def about(namespace: str, job: str) -> Iterator[None]:
+    """Add namespace and job to every line that is logged in this context, and the attempt once it is set."""
+    token = _job.set({"namespace": namespace, "job": job})
     try:
         yield
     finally:
@@ -52,9 +49,6 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formats a record as text for a terminal."""
 
-    def __init__(self) -> None:
-        super().__init__(TEXT_FORMAT)
-
     def format(self, record: logging.LogRecord) -> str:
         fields = _job.get()
         line = super().format(record)
@@ -64,7 +58,7 @@ class TextFormatter(logging.Formatter):
 def configure(level: str, form: str) -> None:
     """Log everything to standard error in one format."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT_FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -20,6 +20,7 @@ from ddpjob.controller.health import HealthServer, Heartbeat
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.settings import Settings, SettingsError, parse
+from ddpjob.engine.actions import EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Operator:
         self._cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
         self._controller = Controller(
             self._cluster,
-            settings.engine,
+            EngineSettings(settings.cluster_domain),
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,
                 on_news,
@@ -78,7 +79,7 @@ class Operator:
     async def _serve(self) -> None:
         heartbeat = asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")
         try:
-            if not await self._until_stop(self._controller.start()):
+            if not await self._until_stop(self._controller.sweeper.start()):
                 return
             watching = asyncio.create_task(self._watch(), name="watching")
             working = asyncio.create_task(self._controller.run(self._stop), name="controller")

@@ -5,10 +5,9 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import datetime
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
@@ -47,59 +46,44 @@ class Memory:
     last_error: str = ""
 
 
-def utc_now() -> datetime:
-    """Return the current time."""
-    return datetime.now(UTC)
-
-
+@dataclass(kw_only=True)
 class Reconciler:
-    """Reconciles jobs; the work queue calls ``process``."""
+    """Reconciles jobs; the work queue calls ``process``.
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        queue: WorkQueue,
-        executor: Executor,
-        poller: ProgressPoller,
-        events: EventSender,
-        metrics: Metrics,
-        settings: EngineSettings,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._queue = queue
-        self._cluster = cluster
-        self._cache = cache
-        self._executor = executor
-        self._poller = poller
-        self._events = events
-        self._metrics = metrics
-        self._settings = settings
-        self._clock = clock
-        self._now = now
-        self._memories: dict[Key, Memory] = {}
+    clock: monotonic seconds, for delays. now: the time that is written into the status.
+    """
+
+    cluster: Cluster
+    cache: Cache
+    queue: WorkQueue
+    executor: Executor
+    poller: ProgressPoller
+    events: EventSender
+    metrics: Metrics
+    settings: EngineSettings
+    clock: Callable[[], float]
+    now: Callable[[], datetime]
+    _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
-        started = self._clock()
+        started = self.clock()
         memory = self._memory(key)
         with logs.about(key.namespace, key.name):
             try:
                 await self.reconcile(key, memory)
             except ClusterError as error:
                 memory.stale = True
-                delay = self._queue.retry(key, at_least=getattr(error, "retry_after", 0.0))
+                delay = self.queue.retry(key, at_least=error.retry_after)
                 result = "throttled" if isinstance(error, TooManyRequests) else "retry"
                 logger.warning("retrying in %.1f s: %s: %s", delay, type(error).__name__, error)
             except Exception as error:
                 result = "error"
-                self._metrics.errors.labels(type(error).__name__).inc()
-                self._report_unexpected(error, memory, self._queue.retry(key))
+                self.metrics.errors.labels(type(error).__name__).inc()
+                self._report_unexpected(error, memory, self.queue.retry(key))
             else:
                 result, memory.last_error = "done", ""
-        self._metrics.reconcile_seconds.labels(result).observe(self._clock() - started)
+        self.metrics.reconcile_seconds.labels(result).observe(self.clock() - started)
 
     async def reconcile(self, key: Key, memory: Memory) -> None:
         """Run the phases of one reconcile, in order."""
@@ -110,9 +94,9 @@ class Reconciler:
         plan = self._plan(key, job, memory)
         if plan.needs_live:
             plan = self._plan(key, job, memory, live=await self._live_pods(job))
-        self._poller.follow(key, plan.poll)
+        self.poller.follow(key, plan.poll)
         if plan.requeue_after is not None:
-            self._queue.add_after(key, plan.requeue_after)
+            self.queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
             return
         recorded = await self._record(key, job, plan, memory)
@@ -130,39 +114,39 @@ class Reconciler:
         if memory.stale:
             await self._refresh(key)
             memory.stale = False
-        job = self._cache.job(key)
+        job = self.cache.job(key)
         return None if job is None or job["metadata"].get("deletionTimestamp") else job
 
     async def _refresh(self, key: Key) -> None:
         try:
-            self._cache.put(names.DDPJOBS, await self._cluster.get(names.DDPJOBS, *key))
+            self.cache.put(names.DDPJOBS, await self.cluster.get(names.DDPJOBS, *key))
         except NotFound:
-            if known := self._cache.job(key):
-                self._cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
+            if known := self.cache.job(key):
+                self.cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
 
     def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[Json] | None = None) -> Plan:
         meta = job["metadata"]
         logs.set_attempt((job.get("status") or {}).get("attempt", 0))
-        answer = self._poller.answer(key)
-        service = self._cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
+        answer = self.poller.answer(key)
+        service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
         observed = observe(
             job,
-            self._cache.pods(meta["uid"]) if live is None else live,
+            self.cache.pods(meta["uid"]) if live is None else live,
             service=service,
-            claim=self._cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
+            claim=self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
             problems=memory.problems,
             progress=answer.progress if answer else None,
             progress_pod=answer.pod if answer else None,
             live=live is not None,
         )
-        return make_plan(job, observed, self._now(), self._settings)
+        return make_plan(job, observed, self.now(), self.settings)
 
     async def _live_pods(self, job: Json) -> Sequence[Json]:
         """Return the job's pods from a LIST, which also updates the cache."""
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
-        listed = await self._cluster.list(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}")
-        self._cache.replace(
+        listed = await self.cluster.list(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}")
+        self.cache.replace(
             names.PODS,
             listed,
             lambda pod: (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid,
@@ -173,9 +157,9 @@ class Reconciler:
         """Return whether to delay a status that is not urgent and combine it with the next one."""
         if plan.status is None or plan.urgent or plan.deletes or plan.creates:
             return False
-        wait = memory.patched_at + COSMETIC_SECONDS - self._clock()
+        wait = memory.patched_at + COSMETIC_SECONDS - self.clock()
         if wait > 0:
-            self._queue.add_after(key, wait)
+            self.queue.add_after(key, wait)
         return wait > 0
 
     async def _record(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Json | None:
@@ -185,46 +169,46 @@ class Reconciler:
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
         try:
-            recorded = await self._cluster.patch_status(names.DDPJOBS, *key, body)
+            recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
         except Conflict:
             await self._refresh(key)
-            self._queue.retry(key)
+            self.queue.retry(key)
             return None
         except NotFound:
-            self._cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
+            self.cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
             self._forget(key)
             return None
-        memory.patched_at = self._clock()
-        self._cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
+        memory.patched_at = self.clock()
+        self.cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome:
-        if plan.creates and (wait := memory.hold_until - self._clock()) > 0:
-            await self._executor.delete(key.namespace, plan.deletes)
-            self._queue.add_after(key, wait)
+        if plan.creates and (wait := memory.hold_until - self.clock()) > 0:
+            await self.executor.delete(key.namespace, plan.deletes)
+            self.queue.add_after(key, wait)
             return Outcome(memory.problems, held=True)
         refused = any(problem.reason != "CreateFailed" for problem in memory.problems)
-        return await self._executor.act(job, plan, cautious=refused)
+        return await self.executor.act(job, plan, cautious=refused)
 
     def _announce(self, job: Json, plan: Plan) -> None:
         for note in plan.events:
             # Only the reason: a message may contain the end of the user's log, and with it a secret.
             logger.info("event %s", note.reason)
-            self._events.send(job, note)
+            self.events.send(job, note)
 
     async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:
         """Write new problems to the status at once, and retry later."""
         if outcome.held:
             return
         if not outcome.problems and not outcome.again:
-            self._queue.forget(key)
+            self.queue.forget(key)
         if outcome.problems != memory.problems:
             memory.problems = outcome.problems
             await self._show_problems(key, job, memory)
         if outcome.problems or outcome.again:
-            delay = self._queue.retry(key)
-            memory.hold_until = self._clock() + delay
+            delay = self.queue.retry(key)
+            memory.hold_until = self.clock() + delay
 
     async def _show_problems(self, key: Key, job: Json, memory: Memory) -> None:
         """Plan again with the new problems, and write only the status and the events."""
@@ -235,19 +219,19 @@ class Reconciler:
             self._announce(recorded, plan)
 
     def _memory(self, key: Key) -> Memory:
-        job = self._cache.job(key)
+        job = self.cache.job(key)
         uid = job["metadata"]["uid"] if job else ""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = Memory(uid)
-            self._poller.forget(key)
+            self.poller.forget(key)
         return memory
 
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted job; the API server deletes the objects that it owned."""
         self._memories.pop(key, None)
-        self._poller.forget(key)
-        self._queue.forget(key)
+        self.poller.forget(key)
+        self.queue.forget(key)
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:
         """Log the traceback the first time, and one line if the error repeats."""

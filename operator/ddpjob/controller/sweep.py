@@ -7,6 +7,7 @@ watched. A change that a sweep finds updates the cache like a watch event.
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -27,27 +28,18 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
 )
 
 
+@dataclass(kw_only=True)
 class Sweeper:
-    """``start`` fills the cache before the first reconcile; ``run`` sweeps periodically."""
+    """``start`` fills the cache before the first reconcile; ``run`` sweeps every ``interval`` seconds."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        queue: WorkQueue,
-        scopes: Sequence[str | None],
-        interval: float,
-        metrics: Metrics,
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._queue = queue
-        self._scopes = scopes
-        self._interval = interval
-        self._metrics = metrics
-        self._wanted = asyncio.Event()
-        self._started = False
+    cluster: Cluster
+    cache: Cache
+    queue: WorkQueue
+    scopes: Sequence[str | None]
+    interval: float
+    metrics: Metrics
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _started: bool = field(default=False, init=False)
 
     def want(self) -> None:
         """Sweep soon, because a watch was interrupted and may have missed events."""
@@ -71,7 +63,7 @@ class Sweeper:
         """Sweep periodically until cancelled."""
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), self._interval)
+                await asyncio.wait_for(self._wanted.wait(), self.interval)
                 await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both
             except TimeoutError:
                 pass
@@ -89,20 +81,20 @@ class Sweeper:
         changed = 0
         for resource, selector in KINDS:
             changes = 0
-            for scope in self._scopes:
+            for scope in self.scopes:
                 changes += await self._list(resource, scope, selector)
             if changes and self._started:
-                self._metrics.sweep_heals.labels(resource.kind).inc(changes)
+                self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
         for resource in (names.SERVICES, names.CLAIMS):
             await self._verify_unlabelled(resource)
-        for key in self._cache.job_keys():
-            self._queue.add(key)
+        for key in self.cache.job_keys():
+            self.queue.add(key)
         return changed
 
     async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:
-        listed = await self._cluster.list(resource, scope, selector)
-        return self._cache.replace(
+        listed = await self.cluster.list(resource, scope, selector)
+        return self.cache.replace(
             resource,
             listed,
             lambda obj: (
@@ -112,12 +104,12 @@ class Sweeper:
 
     async def _verify_unlabelled(self, resource: Resource) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""
-        for obj in self._cache.unlabelled(resource):
+        for obj in self.cache.unlabelled(resource):
             meta = obj["metadata"]
             try:
-                self._cache.put(resource, await self._cluster.get(resource, meta["namespace"], meta["name"]))
+                self.cache.put(resource, await self.cluster.get(resource, meta["namespace"], meta["name"]))
             except NotFound:
-                self._cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+                self.cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
 
 
 def explain(error: ClusterError) -> str:

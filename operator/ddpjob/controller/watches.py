@@ -54,8 +54,9 @@ class WatchMonitor:
         on_relist: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        prefix = urllib.parse.urlsplit(server).path.rstrip("/")  # for example of a management proxy
         self._streams: dict[str, _Stream | None] = {
-            watch_path(server, resource, scope): None for resource in WATCHED for scope in scopes
+            f"{prefix}/{resource.path(scope)}": None for resource in WATCHED for scope in scopes
         }
         self._listed: set[str] = set()
         self._on_relist = on_relist
@@ -98,13 +99,6 @@ class WatchMonitor:
             if age > SILENT_SECONDS:
                 return False, f"the watch of {path} has received no data for {age:.0f} s"
         return True, "ok"
-
-
-def watch_path(server: str, resource: Resource, namespace: str | None) -> str:
-    """Return the URL path of a LIST or watch; ``server`` may have a path, for example behind a management proxy."""
-    prefix = urllib.parse.urlsplit(server).path.rstrip("/")
-    place = f"/namespaces/{namespace}" if namespace else ""
-    return f"{prefix}/{resource.path_prefix}{place}/{resource.plural}"
 
 
 def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:

@@ -64,7 +64,7 @@ class RealTarget:
 
     async def follow(self, session: aiohttp.ClientSession, server: str, resource: Resource, since: str) -> None:
         """Read a watch until the task is cancelled."""
-        url = f"{server}/{resource.path_prefix}/namespaces/{NAMESPACE}/{resource.plural}"
+        url = f"{server}/{resource.path(NAMESPACE)}"
         query = {"watch": "true", "resourceVersion": since}
         async with session.get(url, params=query, timeout=aiohttp.ClientTimeout(total=None)) as response:
             response.raise_for_status()
