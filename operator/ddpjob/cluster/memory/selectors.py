@@ -16,10 +16,15 @@ from ddpjob.cluster.memory.validation import is_label_value, is_qualified_name
 
 Matcher = Callable[[Json], bool]
 
-_TOKEN = re.compile(r"\s*(==|!=|=|!|\(|\)|,|>|<|[^\s=!(),<>]+)")
-_OPERATORS = {"=": "in", "==": "in", "in": "in", "!=": "notin", "notin": "notin", ">": ">", "<": "<"}
-_SPECIAL = frozenset(["=", "==", "!=", "!", "(", ")", ",", ">", "<"])
-_END = ""
+_COMMA = re.compile(r",(?![^(]*\))")  # not one in parentheses
+_WORD = r"[^\s=!(),<>]+"
+_REQUIREMENT = re.compile(
+    rf"\s*(?:!\s*(?P<absent>{_WORD})"
+    rf"|(?P<key>{_WORD})(?:\s*(?P<operator>==|=|!=|<|>)\s*(?P<value>(?:{_WORD})?)"
+    rf"|\s+(?P<set_operator>in|notin)\s*\((?P<values>[^=!()<>]*)\))?)\s*"
+)
+_FORMS = "KEY, !KEY, KEY=VALUE, KEY!=VALUE, KEY in (VALUE,...), KEY notin (VALUE,...), KEY>NUMBER or KEY<NUMBER"
+_NUMBER = re.compile(r"[+-]?\d+")
 
 # Fields that can be selected, by kind, in addition to metadata.name and metadata.namespace.
 _FIELDS: Mapping[Resource, tuple[str, ...]] = {
@@ -39,11 +44,11 @@ class _Requirement(NamedTuple):
                 return value is not None
             case "!":
                 return value is None
-            case "in":
+            case "=" | "==" | "in":
                 return value in self.values
-            case "notin":
-                return value is None or value not in self.values
-        if value is None or not re.fullmatch(r"[+-]?\d+", value):
+            case "!=" | "notin":
+                return value not in self.values
+        if value is None or not _NUMBER.fullmatch(value):
             return False
         bound = int(next(iter(self.values)))
         return int(value) > bound if self.operator == ">" else int(value) < bound
@@ -51,10 +56,14 @@ class _Requirement(NamedTuple):
 
 def label_matcher(selector: str | None) -> Matcher:
     """Return a function that matches objects by label; an empty selector matches all. Raises ``Invalid`` (400)."""
-    requirements = _Parser(selector or "").parse()
-    if not requirements:
-        return lambda obj: True
-    return lambda obj: _all(requirements, obj["metadata"].get("labels") or {})
+    terms = _COMMA.split(selector) if selector and selector.strip() else []
+    requirements = [_requirement(term) for term in terms]
+
+    def matches(obj: Json) -> bool:
+        labels = obj["metadata"].get("labels") or {}
+        return all(requirement.matches(labels) for requirement in requirements)
+
+    return matches
 
 
 def field_matcher(resource: Resource, selector: str | None) -> Matcher:
@@ -73,10 +82,6 @@ def field_matcher(resource: Resource, selector: str | None) -> Matcher:
     return lambda obj: all((_field(obj, path) == value) is equal for path, value, equal in wanted)
 
 
-def _all(requirements: list[_Requirement], labels: Mapping[str, str]) -> bool:
-    return all(requirement.matches(labels) for requirement in requirements)
-
-
 def _field(obj: Json, path: str) -> str:
     value: Any = obj
     for part in path.split("."):
@@ -84,86 +89,25 @@ def _field(obj: Json, path: str) -> str:
     return str(value) if value != {} else ""
 
 
-class _Parser:
-    """Parses a label selector in one pass. Raises ``Invalid`` (400) with the token found and those expected."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = _TOKEN.findall(text)
-        self._position = 0
-
-    def parse(self) -> list[_Requirement]:
-        requirements: list[_Requirement] = []
-        while self._peek() != _END:
-            requirements.append(self._requirement())
-            part = self._next()
-            if part == _END:
-                break
-            if part != ",":
-                raise bad_request(f"found '{part}', expected: ',' or 'end of string'")
-            if self._peek() == _END:
-                raise bad_request("found '', expected: identifier after ','")
-        return requirements
-
-    def _requirement(self) -> _Requirement:
-        absent = self._peek() == "!"
-        if absent:
-            self._next()
-        key = self._next()
-        if key in _SPECIAL or key == _END:
-            raise bad_request(f"found '{key}', expected: !, identifier, or 'end of string'")
-        if not is_qualified_name(key):
-            raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{key}": not a label key')
-        if absent:
-            return _Requirement(key, "!")
-        if self._peek() in (_END, ","):
-            return _Requirement(key, "exists")
-        part = self._next()
-        if part not in _OPERATORS:
-            raise bad_request(f"unable to parse requirement: found '{part}', expected: in, notin, =, ==, !=, gt, lt")
-        values = self._values() if part in ("in", "notin") else frozenset({self._exact_value()})
-        return self._checked(_Requirement(key, _OPERATORS[part], values))
-
-    def _exact_value(self) -> str:
-        if self._peek() in (_END, ","):
-            return ""
-        part = self._next()
-        if part in _SPECIAL:
-            raise bad_request(f"unable to parse requirement: found '{part}', expected: identifier")
-        return part
-
-    def _values(self) -> frozenset[str]:
-        if (part := self._next()) != "(":
-            raise bad_request(f"unable to parse requirement: found '{part}' expected: '('")
-        values: set[str] = set()
-        while True:
-            if self._peek() in (",", ")"):
-                values.add("")
-            else:
-                part = self._next()
-                if part in _SPECIAL or part == _END:
-                    raise bad_request(f"unable to parse requirement: found '{part}', expected: ',', ')' or identifier")
-                values.add(part)
-            part = self._next()
-            if part == ")":
-                return frozenset(values)
-            if part != ",":
-                raise bad_request(f"unable to parse requirement: found '{part}', expected: ',' or ')'")
-
-    def _checked(self, requirement: _Requirement) -> _Requirement:
-        for value in requirement.values:
-            if requirement.operator in "<>" and not re.fullmatch(r"[+-]?\d+", value):
-                raise bad_request(
-                    f'unable to parse requirement: values[0][{requirement.key}]: "{value}": not an integer'
-                )
-            if not is_label_value(value):
-                message = f'values[0][{requirement.key}]: Invalid value: "{value}": not a label value'
-                raise bad_request(f"unable to parse requirement: {message}")
-        return requirement
-
-    def _peek(self) -> str:
-        return self._tokens[self._position] if self._position < len(self._tokens) else _END
-
-    def _next(self) -> str:
-        part = self._peek()
-        self._position += 1
-        return part
+def _requirement(term: str) -> _Requirement:
+    found = _REQUIREMENT.fullmatch(term)
+    if found is None:
+        raise bad_request(f"unable to parse requirement: '{term.strip()}' is none of {_FORMS}")
+    key = found["absent"] or found["key"]
+    if not is_qualified_name(key):
+        raise bad_request(f'unable to parse requirement: <nil>: Invalid value: "{key}": not a label key')
+    if found["set_operator"]:
+        operator = found["set_operator"]
+        values = frozenset(value.strip() for value in found["values"].split(","))
+    elif found["operator"]:
+        operator, values = found["operator"], frozenset({found["value"]})
+    else:
+        return _Requirement(key, "!" if found["absent"] else "exists")
+    for value in values:
+        if operator in "<>" and not _NUMBER.fullmatch(value):
+            raise bad_request(f'unable to parse requirement: values[0][{key}]: "{value}": not an integer')
+        if not is_label_value(value):
+            raise bad_request(
+                f'unable to parse requirement: values[0][{key}]: Invalid value: "{value}": not a label value'
+            )
+    return _Requirement(key, operator, values)
