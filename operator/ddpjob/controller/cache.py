@@ -63,11 +63,10 @@ class Cache:
         """Return adopted objects without the operator's label; the operator's LISTs do not return them."""
         return [obj for obj in self._objects[resource].values() if not is_labelled(obj)]
 
-    def count_states(self) -> dict[str, float]:
+    def count_states(self) -> Mapping[str, float]:
         """Return the number of jobs by ``status.state``, for the metrics."""
         jobs = list(self._objects[names.DDPJOBS].values())  # a copy: another thread reads the metrics
-        states = Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
-        return {state: float(number) for state, number in states.items()}
+        return Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
         """Apply a watch event with ``type`` and ``object``, as the API server sends it."""
@@ -83,7 +82,7 @@ class Cache:
         obj["metadata"].pop("managedFields", None)  # half of a pod's size, and never used
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
-        if uid in self._tombstones or (known is not None and not _is_newer(obj, known)):
+        if uid in self._tombstones or (known is not None and _version(obj) <= _version(known)):
             return False
         if known is not None and known["metadata"]["uid"] != uid:
             self._drop(resource, known)
@@ -161,10 +160,6 @@ def _place(obj: Json) -> Place:
 
 def _job_uid(pod: Json) -> str:
     return str((pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, ""))
-
-
-def _is_newer(obj: Json, known: Json) -> bool:
-    return _version(obj) > _version(known)
 
 
 def _version(obj: Json) -> int:

@@ -5,7 +5,7 @@ object are those of kube-apiserver. The text of a single cause is our own.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from ddpjob.api.names import Resource
@@ -63,20 +63,9 @@ def unsupported(field: str, value: object, supported: Iterable[str]) -> Cause:
     return Cause(field, "FieldValueNotSupported", f"Unsupported value: {quoted(value)}: supported values: {values}")
 
 
-def group_of(resource: Resource) -> str:
-    """Return the API group; empty for the core group."""
-    group, *versions = resource.api_version.split("/")
-    return group if len(versions) == 1 else ""
-
-
-def details_of(resource: Resource, name: str, kind: str) -> Json:
-    """Return ``details`` of a Status, without empty fields, as the API server writes it."""
-    return {key: value for key, value in (("name", name), ("group", group_of(resource)), ("kind", kind)) if value}
-
-
 def not_found(resource: Resource, name: str) -> NotFound:
-    message = f'{_qualified(resource, resource.plural)} "{name}" not found'
-    return NotFound(message, code=404, details=details_of(resource, name, resource.plural))
+    what, details = _named(resource, name)
+    return NotFound(f"{what} not found", code=404, details=details)
 
 
 def namespace_not_found(name: str) -> NotFound:
@@ -84,15 +73,16 @@ def namespace_not_found(name: str) -> NotFound:
 
 
 def namespace_terminating(resource: Resource, name: str, namespace: str) -> NamespaceTerminating:
+    what, details = _named(resource, name)
     because = f"unable to create new content in namespace {namespace} because it is being terminated"
-    cause = {
-        "reason": "NamespaceTerminating",
-        "message": f"namespace {namespace} is being terminated",
-        "field": "metadata.namespace",
-    }
-    details = details_of(resource, name, resource.plural) | {"causes": [cause]}
-    message = f'{_qualified(resource, resource.plural)} "{name}" is forbidden: {because}'
-    return NamespaceTerminating(message, code=403, details=details)
+    details["causes"] = [
+        {
+            "reason": "NamespaceTerminating",
+            "message": f"namespace {namespace} is being terminated",
+            "field": "metadata.namespace",
+        }
+    ]
+    return NamespaceTerminating(f"{what} is forbidden: {because}", code=403, details=details)
 
 
 def no_such_subresource() -> NotFound:
@@ -100,18 +90,18 @@ def no_such_subresource() -> NotFound:
 
 
 def already_exists(resource: Resource, name: str, *, being_deleted: bool) -> AlreadyExists:
-    message = f'{_qualified(resource, resource.plural)} "{name}" already exists'
-    message = f"object is being deleted: {message}" if being_deleted else message
-    return AlreadyExists(message, code=409, details=details_of(resource, name, resource.plural))
+    what, details = _named(resource, name)
+    prefix = "object is being deleted: " if being_deleted else ""
+    return AlreadyExists(f"{prefix}{what} already exists", code=409, details=details)
 
 
 def modified(resource: Resource, name: str) -> Conflict:
-    what = f'{_qualified(resource, resource.plural)} "{name}"'
+    what, details = _named(resource, name)
     message = (
         f"Operation cannot be fulfilled on {what}: the object has been modified; please apply your changes to the "
         "latest version and try again"
     )
-    return Conflict(message, code=409, details=details_of(resource, name, resource.plural))
+    return Conflict(message, code=409, details=details)
 
 
 def not_bindable(pod: str, why: str) -> Conflict:
@@ -119,13 +109,13 @@ def not_bindable(pod: str, why: str) -> Conflict:
     return Conflict(f'Operation cannot be fulfilled on pods/binding "{pod}": {why}', code=409, details=details)
 
 
-def wrong_uid(resource: Resource, kind: str, name: str, expected: str, actual: str) -> Conflict:
+def wrong_uid(resource: Resource, name: str, expected: str, actual: str) -> Conflict:
+    what, details = _named(resource, name, resource.kind)
     message = (
-        f'Operation cannot be fulfilled on {_qualified(resource, kind)} "{name}": the UID in the precondition '
-        f"({expected}) does not match the UID in record ({actual}). The object might have been deleted and then "
-        "recreated"
+        f"Operation cannot be fulfilled on {what}: the UID in the precondition ({expected}) does not match the UID in "
+        f"record ({actual}). The object might have been deleted and then recreated"
     )
-    return Conflict(message, code=409, details=details_of(resource, name, kind))
+    return Conflict(message, code=409, details=details)
 
 
 def bad_request(message: str) -> Invalid:
@@ -145,13 +135,11 @@ def invalid_patch(reason: str) -> Invalid:
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause], *, kind: str = "") -> Invalid:
     """Return the 422 with every cause. ``resource`` has the kind that the object itself gives."""
-    kind = kind or resource.kind
+    what, details = _named(resource, name, kind or resource.kind)
     lines = [f"{cause.field}: {cause.message}" for cause in causes]
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
-    details = details_of(resource, name, kind) | {
-        "causes": [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
-    }
-    return Invalid(f'{_qualified(resource, kind)} "{name}" is invalid: {text}', code=422, details=details)
+    details["causes"] = [asdict(cause) for cause in causes]
+    return Invalid(f"{what} is invalid: {text}", code=422, details=details)
 
 
 def internal(message: str) -> Unavailable:
@@ -166,13 +154,18 @@ def expired(requested: int, oldest: int) -> ClusterError:
 
 def deleted(resource: Resource, name: str, uid: str) -> Json:
     """Return the Status for the deletion of an object that was removed at once."""
-    details = details_of(resource, name, resource.plural) | {"uid": uid}
+    details = _named(resource, name)[1] | {"uid": uid}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
-def _qualified(resource: Resource, kind: str) -> str:
-    group = group_of(resource)
-    return f"{kind}.{group}" if group else kind
+def _named(resource: Resource, name: str, kind: str | None = None) -> tuple[str, Json]:
+    """Return the object as messages name it, and the ``details`` of a Status. kind: by default the plural."""
+    kind = resource.plural if kind is None else kind
+    first, *versions = resource.api_version.split("/")
+    group = first if len(versions) == 1 else ""  # the core group has no name
+    details = {"name": name, "group": group, "kind": kind}
+    what = f'{kind}.{group} "{name}"' if group else f'{kind} "{name}"'
+    return what, {key: value for key, value in details.items() if value}
 
 
 def quoted(value: object) -> str:

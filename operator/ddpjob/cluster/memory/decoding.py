@@ -18,7 +18,7 @@ from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import is_time
 from ddpjob.api.wire import timestamp
 from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
-from ddpjob.cluster.memory.quantities import canonical, is_quantity
+from ddpjob.cluster.memory.quantities import canonical
 
 _INT64 = 2**63
 
@@ -212,10 +212,11 @@ def _replacing_nulls(empty: Any, schema: CoreSchema) -> CoreSchema:
 
 
 def _quantity(value: Any, *, finest: int = -9) -> str:
-    if not is_quantity(value):
+    try:
+        return canonical(value, finest=finest)
+    except ValueError:
         message = "quantities must be a number with an optional suffix, such as 500m or 16Gi"
-        raise PydanticCustomError("quantity_type", message)
-    return canonical(value, finest=finest)
+        raise PydanticCustomError("quantity_type", message) from None
 
 
 def _int_or_string(value: Any) -> int | str:

@@ -12,57 +12,47 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
-def _parts(text: str) -> tuple[Decimal, str] | None:
-    found = _FORM.fullmatch(text)
-    return None if found is None else (Decimal(found[1]), found[2])
-
-
-def is_quantity(value: object) -> bool:
-    """Return whether the API server accepts a value as a quantity. JSON numbers are quantities, too."""
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) or (isinstance(value, str) and _parts(value) is not None)
-
-
 def amount(value: str | float) -> Decimal:
-    """Return the value of a quantity. Raises ``ValueError``."""
-    parts = _parts(str(value))
-    if parts is None:
-        raise ValueError(f"{value!r} is not a quantity")
-    number, suffix = parts
+    """Return the value of a quantity; JSON numbers are quantities, too. Raises ``ValueError``."""
+    number, suffix = _parts(value)
     if suffix in _BINARY:
         return number * Decimal(1024 ** _BINARY[suffix])
-    if suffix in _DECIMAL:
-        return number.scaleb(_DECIMAL[suffix])
-    return number.scaleb(int(suffix[1:]))
+    return number.scaleb(_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
 
 
 def canonical(value: str | float, *, finest: int = -9) -> str:
-    """Return the API server's form: no fraction, the largest possible suffix, rounded up to 10**finest."""
-    text = str(value)
-    form = _FORM.fullmatch(text)
-    formatted = _format(amount(text), form, finest)
+    """Return the API server's form: no fraction, the largest possible suffix, rounded up to 10**finest.
+
+    Raises ``ValueError``.
+    """
+    text, suffix = str(value), _parts(value)[1]
+    formatted = _format(amount(value), suffix, finest)
     # A plus sign, a needless point or a capital E before an exponent is kept.
     plain = re.sub(r"E(?=[+-]?\d)", "e", text.lstrip("+").replace(".", ""))
     return text if plain == formatted and formatted != "0" else formatted
 
 
-def _format(number: Decimal, form: re.Match[str] | None, finest: int) -> str:
-    suffix = form[2] if form else ""
+def _parts(value: str | float) -> tuple[Decimal, str]:
+    found = _FORM.fullmatch(str(value))
+    if found is None:
+        raise ValueError(f"{value!r} is not a quantity")
+    return Decimal(found[1]), found[2]
+
+
+def _format(number: Decimal, suffix: str, finest: int) -> str:
     if suffix in _BINARY and suffix and abs(number) >= 1024 and number == number.to_integral_value():
-        return _scaled(int(number), 1024, list(_BINARY.items()))
+        return _scaled(int(number), 1024, list(_BINARY))
     nano = ceil(number.scaleb(-finest)) * 10 ** (finest + 9)
     if suffix[:1] in ("e", "E") and len(suffix) > 1:
-        exponents = [(f"e{power}" if power else "", power) for power in range(-9, 19, 3)]
-        return _scaled(nano, 1000, exponents)
-    return _scaled(nano, 1000, list(_DECIMAL.items()))
+        return _scaled(nano, 1000, [f"e{power}" if power else "" for power in range(-9, 19, 3)])
+    return _scaled(nano, 1000, list(_DECIMAL))
 
 
-def _scaled(number: int, base: int, suffixes: list[tuple[str, int]]) -> str:
+def _scaled(number: int, base: int, suffixes: list[str]) -> str:
     if number == 0:
         return "0"
     index = 0
     while number % base == 0 and index < len(suffixes) - 1:
         number //= base
         index += 1
-    return f"{number}{suffixes[index][0]}"
+    return f"{number}{suffixes[index]}"

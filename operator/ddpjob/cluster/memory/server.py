@@ -70,10 +70,10 @@ class ApiServer:
         if existing is not None:
             leaving = "deletionTimestamp" in existing["metadata"]
             raise api_errors.already_exists(resource, name, being_deleted=leaving)
-        return _copy(self.store.put(resource, obj))
+        return clone(self.store.put(resource, obj))
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        return _copy(self._stored(resource, namespace, name))
+        return clone(self._stored(resource, namespace, name))
 
     def list(
         self,
@@ -83,7 +83,7 @@ class ApiServer:
         field_selector: str | None = None,
     ) -> ObjectList:
         matches = self.matcher(resource, label_selector, field_selector)
-        items = tuple(_copy(obj) for obj in self.store.all(resource, namespace) if matches(obj))
+        items = tuple(clone(obj) for obj in self.store.all(resource, namespace) if matches(obj))
         return ObjectList(items, str(self.store.version))
 
     def matcher(self, resource: Resource, label_selector: str | None, field_selector: str | None) -> Matcher:
@@ -110,14 +110,14 @@ class ApiServer:
         obj = self._stored(resource, namespace, name)
         meta, kind = obj["metadata"], self._kinds[resource]
         if uid is not None and uid != meta["uid"]:
-            raise api_errors.wrong_uid(resource, resource.kind, name, uid, meta["uid"])
+            raise api_errors.wrong_uid(resource, name, uid, meta["uid"])
         marked = self._marked(kind, obj, grace_seconds)
         if marked != obj:
             marked = self.store.put(resource, marked)
         if marked["metadata"].get("finalizers") or marked["metadata"].get("deletionGracePeriodSeconds", 0) > 0:
-            return _copy(marked)
+            return clone(marked)
         last = self.store.remove(resource, marked)
-        return _copy(last) if kind.returns_deleted else api_errors.deleted(resource, name, meta["uid"])
+        return clone(last) if kind.returns_deleted else api_errors.deleted(resource, name, meta["uid"])
 
     def bind(self, namespace: str, name: str, node: str) -> None:
         """Place a pod on a node, as a scheduler does by POST to its subresource ``binding``."""
@@ -172,12 +172,12 @@ class ApiServer:
             given = Resource(new.get("apiVersion", ""), new.get("kind", ""), resource.plural)
             raise api_errors.invalid(given, name, causes)
         if new == old:
-            return _copy(old)
+            return clone(old)
         meta = new["metadata"]
         if "deletionTimestamp" in meta and not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds"):
             self.store.remove(resource, old)
-            return _copy(new)
-        return _copy(self.store.put(resource, new))
+            return clone(new)
+        return clone(self.store.put(resource, new))
 
     def _compare_place(self, namespace: str, name: str, meta: Json) -> None:
         """Raise ``Invalid`` if a patch changed the name or the namespace of the object."""
@@ -381,8 +381,3 @@ def as_sent(body: Json) -> Json:
         raise api_errors.bad_request(f"error decoding: expected a JSON object, not {type(value).__name__}")
     arrived: Json = value
     return arrived
-
-
-def _copy(obj: Json) -> Json:
-    copied: Json = clone(obj)
-    return copied

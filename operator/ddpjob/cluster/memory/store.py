@@ -7,7 +7,7 @@ import marshal
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
@@ -33,11 +33,10 @@ class Change:
 class Store:
     """Stores objects by kind, namespace and name. ``on_change`` is called with the change after every write."""
 
-    def __init__(self, on_change: Callable[[Change], None], history_limit: int = HISTORY_LIMIT) -> None:
+    def __init__(self, on_change: Callable[[Change], None]) -> None:
         self._on_change = on_change
         self._objects: dict[Resource, dict[Place, Json]] = defaultdict(dict)
         self._history: deque[Change] = deque()
-        self._history_limit = history_limit
         self.version = 1
         self.oldest = 1
         """The history is complete from this version."""
@@ -103,11 +102,12 @@ class Store:
 
     def _record(self, change: Change) -> None:
         self._history.append(change)
-        if len(self._history) > self._history_limit:
+        if len(self._history) > HISTORY_LIMIT:
             self.oldest = self._history.popleft().version
         self._on_change(change)
 
 
-def clone(value: Any) -> Any:
-    """Return a deep copy of JSON, ten times faster than ``copy.deepcopy``."""
-    return marshal.loads(marshal.dumps(value))  # only our own bytes are loaded  # noqa: S302
+def clone(obj: Json) -> Json:
+    """Return a deep copy, ten times faster than ``copy.deepcopy``."""
+    copied: Json = marshal.loads(marshal.dumps(obj))  # only our own bytes are loaded  # noqa: S302
+    return copied
