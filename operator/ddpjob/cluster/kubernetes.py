@@ -39,6 +39,7 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
 STRICT: Final = {"fieldValidation": "Strict"}
 PAGE_SIZE: Final = 500
+CONNECT_SECONDS: Final = 5.0
 
 # Retries of one request end after this time. The work queue's backoff follows.
 RETRY_SECONDS: Final = 5.0
@@ -63,12 +64,11 @@ class KubernetesCluster:
         *,
         max_connections: int = 64,
         timeout: float = 10.0,
-        connect_timeout: float = 5.0,
         observer: Observer | None = None,
     ) -> None:
         self._connection = connection
         self._max_connections = max_connections
-        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout)
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         self._observer = observer
         self._session = connection.session(max_connections)
         self._generation = connection.generation

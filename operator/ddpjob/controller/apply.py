@@ -36,12 +36,10 @@ class Outcome:
 
     problems: refused creates and name conflicts, for the status.
     again: an object with the name to create is being deleted; retry soon.
-    held: nothing was created, because the delay after the last refusal has not passed.
     """
 
     problems: tuple[Problem, ...] = ()
     again: bool = False
-    held: bool = False
 
 
 class _TerminatingError(Exception):

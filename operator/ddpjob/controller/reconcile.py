@@ -107,7 +107,8 @@ class Reconciler:
         finally:
             # After acting, so that events do not delay it; also after a failure, because the decision is recorded.
             self._announce(recorded, plan)
-        await self._settle(key, recorded, outcome, memory)
+        if outcome is not None:
+            await self._settle(key, recorded, outcome, memory)
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
         """Return the cached job, or read it again if the cache may be stale after a lost response."""
@@ -183,11 +184,12 @@ class Reconciler:
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
-    async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome:
+    async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
+        """Delete and create; return None if no create is sent before the delay after the last refusal has passed."""
         if plan.creates and (wait := memory.hold_until - self.clock()) > 0:
             await self.executor.delete(key.namespace, plan.deletes)
             self.queue.add_after(key, wait)
-            return Outcome(memory.problems, held=True)
+            return None
         refused = any(problem.reason != "CreateFailed" for problem in memory.problems)
         return await self.executor.act(job, plan, cautious=refused)
 
@@ -199,8 +201,6 @@ class Reconciler:
 
     async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:
         """Write new problems to the status at once, and retry later."""
-        if outcome.held:
-            return
         if not outcome.problems and not outcome.again:
             self.queue.forget(key)
         if outcome.problems != memory.problems:

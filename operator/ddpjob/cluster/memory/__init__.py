@@ -21,7 +21,6 @@ What it does not do:
 """
 
 from ddpjob.cluster.memory.server import ApiServer, MemoryCluster
-from ddpjob.cluster.memory.store import Change, Store
-from ddpjob.cluster.memory.watch import Watch, WatchEvent
+from ddpjob.cluster.memory.watch import Watch
 
-__all__ = ["ApiServer", "Change", "MemoryCluster", "Store", "Watch", "WatchEvent"]
+__all__ = ["ApiServer", "MemoryCluster", "Watch"]
