@@ -255,14 +255,11 @@ def _export(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments import compare
 
-    config = resolve_flags(arguments, defaults=_COMPARE_DEFAULTS)
     plan = compare.Plan(
+        config=resolve_flags(arguments, defaults=_COMPARE_DEFAULTS),
         worlds=parse_worlds(arguments.worlds),
         checks=parse_choices("--checks", arguments.checks, compare.CHECKS),
         ways=parse_choices("--ways", arguments.ways, compare.WAYS),
-        data=config.data,
-        data_dir=config.data_dir,
-        model=config.model,
         steps=arguments.steps,
     )
     with StopFlag.installed().interruptible("compare"):
@@ -272,14 +269,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments import bench
 
-    config = resolve_flags(arguments)
     plan = bench.Plan(
-        data=config.data,
-        data_dir=config.data_dir,
+        config=resolve_flags(arguments),
         seeds=arguments.seeds,
         worlds=parse_worlds(arguments.worlds),
         parts=parse_choices("--parts", arguments.parts, bench.PARTS),
-        batch=config.global_batch,
     )
     with StopFlag.installed().interruptible("bench"):
         return bench.bench(plan, main, as_json=arguments.json)

@@ -17,7 +17,7 @@ from typing import Any
 from ddptrain import exit_codes
 from ddptrain.checkpoint import all_manifests, read_newest, reading, set_aside, verify
 from ddptrain.config import given_settings
-from ddptrain.errors import DataError, DataMissing, UsageError, volume_error
+from ddptrain.errors import DataError, DataMissing, UsageError, volume_errors
 from ddptrain.files import Json, dumps_json
 from ddptrain.flags import add_checkpoint_choice, add_settings, add_verb, resolve_flags, setting_flags, whole_number
 from ddptrain.signals import StopFlag
@@ -188,28 +188,18 @@ def print_checkpoints(rows: list[Json], *, as_json: bool) -> None:
 
 
 def _rollback(arguments: argparse.Namespace) -> int:
+    """Set aside every checkpoint newer than the given one, so that the next start resumes from it."""
     root = resolve_flags(arguments).checkpoint_root()
     if arguments.step is None:
         raise UsageError(
             "rollback needs --step", next_step=f"`ddptrain ckpt ls --checkpoint-dir {root}` lists the steps"
         )
-    return rollback(root, run=arguments.run, step=arguments.step)
-
-
-def rollback(root: Path, *, run: int | None, step: int) -> int:
-    """Set aside every checkpoint newer than the given one, so that the next start resumes from it. Returns 0.
-
-    Raises:
-        DataMissing: that checkpoint is absent or damaged. VolumeError: a newer one cannot be renamed.
-    """
-    found, _ = read_newest(root, run=run, step=step)
-    for newer_run, newer_step, path in list(all_manifests(root)):
-        if (newer_run, newer_step) > (found.run, found.step):
-            try:
+    found, _ = read_newest(root, run=arguments.run, step=arguments.step)
+    for run, step, path in list(all_manifests(root)):
+        if (run, step) > (found.run, found.step):
+            with volume_errors(path):
                 set_aside(path, "rolled-back")
-            except OSError as error:
-                raise volume_error(error, path) from error
-            print(f"run {newer_run}, step {newer_step}: set aside as *.rolled-back")
+            print(f"run {run}, step {step}: set aside as *.rolled-back")
     print(f"the next start resumes from run {found.run}, step {found.step}")
     return 0
 

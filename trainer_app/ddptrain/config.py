@@ -18,6 +18,8 @@ from typing import Any
 
 from ddptrain.errors import ConfigMismatch, DataMismatch, UsageError
 
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
 
 def setting(
     default: Any,
@@ -54,8 +56,8 @@ def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
     try:
         if isinstance(value, bool) and kind is not bool:
             raise ValueError(value)  # `epochs: yes` in a file: int() would return 1
-        parsed = _boolean(value) if kind is bool else kind(value)
-    except (ValueError, OverflowError):
+        parsed = _BOOLEANS[str(value).lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError, OverflowError):
         raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
     choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
     if choices and parsed not in choices:
@@ -112,17 +114,6 @@ def nearest(key: str, known: Sequence[str]) -> str:
     """Return a hint with the known name that is most like ``key``."""
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return f"did you mean {close[0]}?" if close else ""
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(value)
 
 
 PREFIX = "DDPTRAIN_"

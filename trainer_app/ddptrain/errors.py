@@ -8,9 +8,11 @@ starts. ``classify`` maps exceptions of PyTorch and of the operating system to t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddptrain import exit_codes
@@ -190,6 +192,15 @@ def volume_error(error: OSError, path: Path | str) -> VolumeError:
     elif error.errno in _VOLUME:
         hint = "the volume is read-only, full, or belongs to another user"
     return VolumeError(f"cannot write {path}: {error.strerror or error}", hint=hint, next_step=next_step)
+
+
+@contextlib.contextmanager
+def volume_errors(path: Path | str) -> Iterator[None]:
+    """Raise the VolumeError for an OSError within this context, which writes ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise volume_error(error, path) from error
 
 
 def where(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import UsageError, volume_error
+from ddptrain.errors import UsageError, volume_errors
 
 Json = dict[str, Any]
 
@@ -67,14 +67,12 @@ def write_result(path: Path, content: bytes) -> None:
     Raises:
         VolumeError: it cannot be written.
     """
-    try:
+    with volume_errors(path):
         if path.exists() and not path.is_file():  # a rename would replace /dev/null by a file
             with path.open("wb") as stream:
                 stream.write(content)
         else:
             write_atomically(path.resolve(), content)
-    except OSError as error:
-        raise volume_error(error, path) from error
 
 
 def make_directory(flag: str, path: str) -> Path:

@@ -341,18 +341,14 @@ def export(config: Config, out: Path, kind: str, *, run: int | None, step: int |
     if kind == "state-dict":
         torch.save({name: value.contiguous() for name, value in model.state_dict().items()}, buffer)
     else:
-        torch.export.save(program_of(Classifier(model)), buffer)
-        _check(buffer, Classifier(model))
+        classifier = Classifier(model)
+        example = torch.zeros(2, SIDE, SIDE, dtype=torch.uint8)  # a batch of one would become a constant
+        shapes = {"pixels": {0: torch.export.Dim("batch", min=1)}}
+        torch.export.save(torch.export.export(classifier, (example,), dynamic_shapes=shapes), buffer)
+        _check(buffer, classifier)
     write_result(out, buffer.getvalue())
     print(f"wrote the {kind} of run {saved.run}, step {saved.step} to {out} ({len(buffer.getvalue()):,} bytes)")
     return 0
-
-
-def program_of(classifier: Classifier) -> torch.export.ExportedProgram:
-    """Return the classifier as an exported program for any number of images."""
-    example = torch.zeros(2, SIDE, SIDE, dtype=torch.uint8)  # a batch of one would become a constant
-    batch = torch.export.Dim("batch", min=1)
-    return torch.export.export(classifier, (example,), dynamic_shapes={"pixels": {0: batch}})
 
 
 def _check(buffer: io.BytesIO, classifier: Classifier) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ddptrain import __version__
 from ddptrain.config import Config
@@ -47,11 +46,7 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json
     group.sum(torch.zeros(1, device=group.device))  # all ranks leave it within milliseconds, and read their clocks
     mine["clock"] = time.time()
     mine["volume"] = _volume(Path(config.checkpoint_dir)) if config.checkpoint_dir and group.rank == 0 else None
-    ranks: list[Json] = [mine]
-    if group.world_size > 1:
-        ranks = [{} for _ in range(group.world_size)]
-        with group.heartbeat.waiting_in("all_gather of facts"):
-            dist.all_gather_object(ranks, mine)
+    ranks = group.gather(mine, "all_gather of facts")
     checks = [*check_agreement(ranks), _collectives(ranks), _data(ranks), _clocks(ranks), _volumes(ranks)]
     failed = [check["code"] for check in checks if check["verdict"] == "failed"]
     bandwidth = measure_bandwidths(group) if group.world_size > 1 and not failed else []

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ddptrain.checkpoint import read_newest
@@ -99,11 +98,8 @@ def check_equal_on_all_ranks(model: nn.Module, group: Group) -> None:
     """
     if group.world_size == 1:
         return
-    mine = torch.frombuffer(bytearray(bytes.fromhex(digest(model.state_dict()))), dtype=torch.uint8).to(group.device)
-    everyone = [torch.zeros_like(mine) for _ in range(group.world_size)]
-    with group.heartbeat.waiting_in("all_gather of digests"):
-        dist.all_gather(everyone, mine)
-    different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+    digests = group.gather(digest(model.state_dict()), "all_gather of digests")
+    different = [rank for rank, theirs in enumerate(digests) if theirs != digests[0]]
     if different:
         raise WeightsDiffer(
             f"rank(s) {', '.join(map(str, different))} have different initial weights from rank 0",

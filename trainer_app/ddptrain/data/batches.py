@@ -30,7 +30,6 @@ class Piece:
 class GlobalBatch:
     """The ``count`` samples of one optimizer step over all ranks; ``piece`` returns a slice of them."""
 
-    step: int
     count: int
     piece: Callable[[slice], Piece]
 
@@ -69,7 +68,7 @@ class TrainingBatches:
     def at(self, step: int) -> GlobalBatch:
         """Return the global batch after ``step`` completed steps."""
         _, first, end = self._schedule.bounds(step)
-        return GlobalBatch(step, end - first, lambda part: self._piece(step, part))
+        return GlobalBatch(end - first, lambda part: self._piece(step, part))
 
     def indices(self, step: int) -> npt.NDArray[np.int64]:
         """Return the indices of the training samples of the global batch after ``step`` completed steps, in order."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_FILES, Dataset, IdxFile, read_content
-from ddptrain.errors import DataError, DownloadFailed, UsageError, volume_error
+from ddptrain.errors import DataError, DownloadFailed, UsageError, volume_error, volume_errors
 from ddptrain.files import share, write_atomically
 
 MIRRORS = (
@@ -67,15 +67,15 @@ def fetch(
         for file in files:
             if is_whole(folder, file):
                 continue
-            if locked:
-                _clear_leftovers(folder, file)
+            with volume_errors(folder):
+                # Temporary files of killed downloads: no other process writes one while we hold the lock.
+                for path in folder.glob(f".{file.name}.gz.*.tmp") if locked else []:
+                    path.unlink(missing_ok=True)
             log(f"fetching {file.name}.gz")
             content = _download(file, mirrors, (tries, pause), log, alive)
-            try:
+            with volume_errors(folder):
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
-            except OSError as error:
-                raise volume_error(error, folder) from error
 
 
 def load(config: Config, *, log: Callable[[str], None], alive: Callable[[], None]) -> Dataset:
@@ -99,15 +99,13 @@ def is_whole(folder: Path, file: IdxFile) -> bool:
 @contextmanager
 def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
     """Hold the directory's lock and yield True, or False if the file system has no locks."""
-    try:
+    with volume_errors(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             share(folder, 0o2775)
         path = folder / ".fetch.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
         share(path, 0o664)
-    except OSError as error:
-        raise volume_error(error, folder) from error
     with os.fdopen(descriptor, "w") as lock:
         try:
             end = time.monotonic() + _LOCKED
@@ -135,15 +133,6 @@ def _taken(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _clear_leftovers(folder: Path, file: IdxFile) -> None:
-    """Delete temporary files of killed downloads; no other process writes one while we hold the lock."""
-    try:
-        for path in folder.glob(f".{file.name}.gz.*.tmp"):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise volume_error(error, folder) from error
 
 
 def _download(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import volume_error
+from ddptrain.errors import volume_errors
 
 Indices = npt.NDArray[np.int64]
 
@@ -96,11 +96,9 @@ class Audit:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"rank-{rank}.jsonl"
-        try:
+        with volume_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._stream = self._path.open("a", buffering=1)
-        except OSError as error:
-            raise volume_error(error, self._path) from error
 
     def used(self, event: str, step: int, indices: Indices) -> None:
         """Write one row of ``event`` ``train`` or ``eval`` after ``step`` completed steps."""

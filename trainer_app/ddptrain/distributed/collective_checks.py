@@ -6,8 +6,9 @@ The figures are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``algbw
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ddptrain.distributed.process_group import Group
 
 SIZES = (2**20, 2**24)  # bytes
 _WARM, _ROUNDS = 1, 4
+_MAX = dist.ReduceOp.MAX
 # Renamed in newer versions of PyTorch, which warn of the older names.
 all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -25,23 +27,41 @@ reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single",
 def failed_collectives(group: Group) -> list[str]:
     """Return the names of the collectives with a wrong result on this rank. Collective: every rank must call it."""
     rank, world = group.rank, group.world_size
-    total = world * (world + 1) / 2
-    tests: dict[str, Callable[[], bool]] = {
-        "all_reduce": lambda: _all_reduce(group, dist.ReduceOp.SUM) == total,
-        "all_reduce max": lambda: _all_reduce(group, dist.ReduceOp.MAX) == world,
-        "broadcast": lambda: _broadcast(group) == world,
-        "all_gather": lambda: _all_gather(group) == list(range(1, world + 1)),
-        "reduce_scatter": lambda: _reduce_scatter(group) == total + world * rank,
-        "all_to_all": lambda: _all_to_all(group) == [float(peer * world + rank) for peer in range(world)],
-        "send and recv": lambda: _send_and_recv(group) == (rank - 1) % world + 1,
-        "objects": lambda: _objects(group) == [{"rank": peer} for peer in range(world)],
-    }
+    ours, total = [rank + 1], world * (world + 1) // 2
+    # (name, values sent, values expected, call with the tensors received and sent)
+    tests: list[tuple[str, Sequence[int], Sequence[int], Callable[[torch.Tensor, torch.Tensor], object]]] = [
+        ("all_reduce", ours, [total], lambda received, sent: dist.all_reduce(received.copy_(sent))),
+        ("all_reduce max", ours, [world], lambda received, sent: dist.all_reduce(received.copy_(sent), _MAX)),
+        ("broadcast", ours, [world], lambda received, sent: dist.broadcast(received.copy_(sent), src=world - 1)),
+        ("all_gather", ours, range(1, world + 1), all_gather_flat),
+        ("reduce_scatter", range(rank + 1, rank + 1 + world), [total + world * rank], reduce_scatter_flat),
+        (
+            "all_to_all",
+            range(rank * world, (rank + 1) * world),
+            range(rank, world * world, world),
+            dist.all_to_all_single,
+        ),
+        ("send and recv", ours, [(rank - 1) % world + 1], functools.partial(_send_and_recv, group)),
+    ]
     wrong = []
-    for name, test in tests.items():
+    for name, values, expected, collective in tests:
+        sent = torch.tensor(values, dtype=torch.float32, device=group.device)
+        received = torch.zeros(len(expected), device=group.device)
         with group.heartbeat.waiting_in(name):
-            if not test():
+            collective(received, sent)
+            if received.tolist() != list(expected):
                 wrong.append(name)
+    if group.gather({"rank": rank}, "objects") != [{"rank": peer} for peer in range(world)]:
+        wrong.append("objects")
     return wrong
+
+
+def _send_and_recv(group: Group, received: torch.Tensor, sent: torch.Tensor) -> None:
+    """Send to the next rank and receive from the one before."""
+    send = dist.P2POp(dist.isend, sent, (group.rank + 1) % group.world_size)
+    receive = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.world_size)
+    for work in dist.batch_isend_irecv([send, receive]):
+        work.wait()
 
 
 def measure_bandwidths(group: Group) -> list[dict[str, Any]]:
@@ -78,60 +98,10 @@ def _seconds(device: torch.device, move: Callable[..., object], arguments: tuple
         move(*arguments)
     _synchronize(device)
     taken = torch.tensor([(time.perf_counter() - started) / _ROUNDS], dtype=torch.float64, device=device)
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    dist.all_reduce(taken, _MAX)
     return float(taken)
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _tensor(group: Group, *values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=group.device)
-
-
-def _all_reduce(group: Group, operation: Any) -> float:
-    value = _tensor(group, group.rank + 1)
-    dist.all_reduce(value, operation)
-    return float(value)
-
-
-def _broadcast(group: Group) -> float:
-    value = _tensor(group, group.rank + 1)
-    dist.broadcast(value, src=group.world_size - 1)
-    return float(value)
-
-
-def _all_gather(group: Group) -> list[float]:
-    values = torch.zeros(group.world_size, device=group.device)
-    all_gather_flat(values, _tensor(group, group.rank + 1))
-    return values.tolist()
-
-
-def _reduce_scatter(group: Group) -> float:
-    value = _tensor(group, 0.0)
-    reduce_scatter_flat(value, _tensor(group, *(group.rank + 1.0 + at for at in range(group.world_size))))
-    return float(value)
-
-
-def _all_to_all(group: Group) -> list[float]:
-    sent = _tensor(group, *(float(group.rank * group.world_size + peer) for peer in range(group.world_size)))
-    received = torch.zeros_like(sent)
-    dist.all_to_all_single(received, sent)
-    return received.tolist()
-
-
-def _send_and_recv(group: Group) -> float:
-    received = _tensor(group, 0.0)
-    send = dist.P2POp(dist.isend, _tensor(group, group.rank + 1), (group.rank + 1) % group.world_size)
-    receive = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.world_size)
-    for work in dist.batch_isend_irecv([send, receive]):
-        work.wait()
-    return float(received)
-
-
-def _objects(group: Group) -> list[Any]:
-    gathered: list[Any] = [None] * group.world_size
-    dist.all_gather_object(gathered, {"rank": group.rank})
-    return gathered

@@ -106,6 +106,14 @@ class Group:
                 dist.all_reduce(values)
         return values
 
+    def gather(self, value: T, waiting_in: str) -> list[T]:
+        """Return the ranks' picklable values, in order of rank, on every rank."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            with self.heartbeat.waiting_in(waiting_in):
+                dist.all_gather_object(values, value)
+        return values
+
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""
         end = time.monotonic() + seconds

@@ -29,10 +29,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from ddptrain.config import Config
 from ddptrain.data.batches import MEAN, STD, normalise
 from ddptrain.data.mnist import SIDE, Dataset, Images, load
 from ddptrain.distributed.device import processor
-from ddptrain.experiments.trials import Trials, speed, verb
+from ddptrain.experiments.trials import Trials, data_flags, speed, verb
 from ddptrain.files import dumps_json
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
 from ddptrain.resources import available_cpus, threads_per_rank
@@ -50,14 +51,12 @@ _WARM_UP_STEPS = 10  # not counted: they allocate memory and select kernels
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; ``batch`` is the global batch of every part except the tutorial."""
+    """What is measured; ``config`` gives the data, and the global batch of every part except the tutorial."""
 
-    data: str = "mnist"
-    data_dir: str = ""
-    seeds: int = 5
-    worlds: tuple[int, ...] = (1, 2)
-    parts: tuple[str, ...] = PARTS
-    batch: int = 256
+    config: Config
+    seeds: int
+    worlds: tuple[int, ...]
+    parts: tuple[str, ...]
 
 
 @dataclass
@@ -66,7 +65,6 @@ class Bench:
 
     plan: Plan
     trials: Trials
-    folder: Path
 
     def run(self) -> dict[str, Any]:
         """Return all figures as a JSON-able dict."""
@@ -74,7 +72,8 @@ class Bench:
         parts = {"accuracy": self._accuracy, "throughput": self._throughput, "tutorial": self._tutorial}
         measured = {part: parts[part]() for part in self.plan.parts}
         machine["loadAfter"] = os.getloadavg()[0]
-        return {"of": {"data": self.plan.data, "globalBatch": self.plan.batch}, "machine": machine, **measured}
+        of = {"data": self.plan.config.data, "globalBatch": self.plan.config.global_batch}
+        return {"of": of, "machine": machine, **measured}
 
     def _accuracy(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -105,7 +104,7 @@ class Bench:
         threads = threads_per_rank(1)
         for model in ("cnn", "mlp"):
             loop = functools.partial(
-                dataloader_loop, model=model, batch=self.plan.batch, steps=_LOOP_STEPS, threads=threads
+                dataloader_loop, model=model, batch=self.plan.config.global_batch, steps=_LOOP_STEPS, threads=threads
             )
             # Alternately, and the best of each, because other work on a shared machine slows one or the other.
             ours, theirs = dict.fromkeys(_SHIFTS, 0.0), dict.fromkeys(_SHIFTS, 0.0)
@@ -140,31 +139,30 @@ class Bench:
 
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
         """Return elapsed and CPU seconds of a warm command, its accuracy, and the samples per second over all ranks."""
-        command = [*self._command(world), *flags, "--checkpoint-dir", self.folder / name / "checkpoints"]
-        cost = self.trials.run(command, self.folder / name)
-        path = self.folder / name / "checkpoints" / FILE_NAME
+        folder = self.trials.folder / name
+        cost = self.trials.run([*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder)
+        path = folder / "checkpoints" / FILE_NAME
         accuracy = effective_rows(path, "eval")[-1]["accuracy"]
         _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
         return {
             "seconds": cost.seconds,
             "cpuSeconds": cost.cpu_seconds,
             "accuracy": accuracy,
-            "speed": speed(path, self.plan.batch),
+            "speed": speed(path, self.plan.config.global_batch),
         }
 
     def _cold(self, world: int) -> float:
         """Return the elapsed seconds of the same command in a new interpreter."""
         _log(f"running cold-{world} …")
-        return self.trials.run_cold([*self._command(world), "--checkpoint-dir", self.folder / f"cold-{world}"])
+        return self.trials.run_cold([*self._command(world), "--checkpoint-dir", self.trials.folder / f"cold-{world}"])
 
     def _command(self, world: int) -> list[object]:
-        data = ["--data", self.plan.data]
-        data += ["--data-dir", self.plan.data_dir] if self.plan.data_dir else []
-        return [*verb(world), *data, "--batch-size", self.plan.batch, "--checkpoint-every", 0]
+        config = self.plan.config
+        return [*verb(world), *data_flags(config), "--batch-size", config.global_batch, "--checkpoint-every", 0]
 
     def _call(self, name: str, work: Callable[[Dataset], dict[str, Any]]) -> dict[str, Any]:
         _log(f"running {name} …")
-        return self.trials.call(lambda: work(load(self.plan.data, self.plan.data_dir)), name)
+        return self.trials.call(lambda: work(load(self.plan.config.data, self.plan.config.data_dir)), name)
 
 
 def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
@@ -174,8 +172,7 @@ def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = F
         main: runs one command line of ddptrain.
     """
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary)
-        results = Bench(plan, Trials(folder, main), folder).run()
+        results = Bench(plan, Trials(Path(temporary), main)).run()
     print(dumps_json(results) if as_json else tables(results))
     return 0
 

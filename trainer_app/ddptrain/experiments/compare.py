@@ -22,11 +22,12 @@ import torch
 
 from ddptrain import weights
 from ddptrain.checkpoint import newest_valid
+from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.sampling import Schedule, read_audit
 from ddptrain.errors import UsageError
 from ddptrain.exit_codes import STOPPED
-from ddptrain.experiments.trials import Trial, Trials
+from ddptrain.experiments.trials import Trial, Trials, data_flags
 from ddptrain.files import dumps_json, make_directory
 
 BATCH = 37  # not divisible by any number of ranks, and the last batch of an epoch is smaller
@@ -46,18 +47,17 @@ _FLAGS_OF: dict[str, tuple[object, ...]] = {
 class Plan:
     """What is compared.
 
-    Args:
+    Attributes:
+        config: gives the data and the model.
         worlds: numbers of ranks to compare with one process.
         steps: minimum number of steps; rounded up to whole epochs.
     """
 
+    config: Config
     worlds: tuple[int, ...]
-    checks: tuple[str, ...] = CHECKS
-    ways: tuple[str, ...] = WAYS
-    data: str = "digits"
-    data_dir: str = ""
-    model: str = "cnn"
-    steps: int = 100
+    checks: tuple[str, ...]
+    ways: tuple[str, ...]
+    steps: int
 
 
 class Comparison:
@@ -65,7 +65,7 @@ class Comparison:
 
     def __init__(self, plan: Plan, trials: Trials, *, quiet: bool = False) -> None:
         self._plan, self._trials, self._quiet = plan, trials, quiet
-        dataset = mnist.load(plan.data, plan.data_dir)
+        dataset = mnist.load(plan.config.data, plan.config.data_dir)
         self._test_samples = len(dataset.test_labels)
         per_epoch = Schedule(len(dataset.train_labels), BATCH, 1, 0).steps_per_epoch
         self._schedule = Schedule(len(dataset.train_labels), BATCH, -(-plan.steps // per_epoch), seed=0)
@@ -130,11 +130,9 @@ class Comparison:
         return functools.partial(samples_used_once, subject, trial, self._schedule, self._test_samples)
 
     def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
-        plan = self._plan
-        common: list[object] = ["--data", plan.data, "--model", plan.model, "--batch-size", BATCH, "--threads", 1]
+        config = self._plan.config
+        common = [*data_flags(config), "--model", config.model, "--batch-size", BATCH, "--threads", 1]
         common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0, "--stop-after", stop_after]
-        if plan.data_dir:
-            common += ["--data-dir", plan.data_dir]
         if not self._quiet:
             print(f"running {name} …", file=sys.stderr, flush=True)
         return self._trials.train(name, world, *common, *flags, code=STOPPED if stop_after else 0)

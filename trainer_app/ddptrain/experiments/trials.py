@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddptrain import exit_codes
+from ddptrain.config import Config
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
@@ -72,14 +73,14 @@ class Trials:
     """
 
     def __init__(self, folder: Path, main: Callable[[Sequence[str]], int], env: Mapping[str, str] = os.environ) -> None:
-        self._folder, self._main = folder, main
+        self.folder, self._main = folder, main
         kept = {k: v for k, v in env.items() if not k.startswith(_DROPPED_PREFIXES) and k not in _DROPPED}
         self.env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
         preload()
 
     def train(self, name: str, world_size: int, *flags: object, code: int = 0) -> Trial:
         """Train in ``folder/name``, resuming what is there; raises as ``run``."""
-        trial = Trial(self._folder / name)
+        trial = Trial(self.folder / name)
         folders = ["--checkpoint-dir", trial.checkpoints, "--audit", trial.audit]
         self.run([*verb(world_size), *flags, *folders], trial.folder, code=code)
         return trial
@@ -119,7 +120,7 @@ class Trials:
         Raises:
             TrialFailed: it raised; the end of its output is quoted.
         """
-        folder = self._folder / name
+        folder = self.folder / name
 
         def child() -> int:
             (folder / "result.json").write_text(json.dumps(work()))
@@ -181,6 +182,11 @@ def _tail(output: str) -> str:
 def verb(world_size: int) -> list[object]:
     """Return the start of a command that trains with ``world_size`` ranks on this machine."""
     return ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
+
+
+def data_flags(config: Config) -> list[object]:
+    """Return the flags of the configured data set."""
+    return ["--data", config.data, *(["--data-dir", config.data_dir] if config.data_dir else [])]
 
 
 def speed(path: Path, batch: int) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import VolumeError, volume_error
+from ddptrain.errors import VolumeError, volume_errors
 from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
@@ -55,15 +55,13 @@ class MetricsLogger:
             VolumeError: the file cannot be opened or written.
         """
         path = folder / FILE_NAME
-        try:
+        with volume_errors(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
             share(path, 0o664)
             size = os.fstat(self._file).st_size
             # A killed run may have left half a line, which the first row must not continue.
             if size and os.pread(self._file, 1, size - 1) != b"\n":
                 self._buffer += b"\n"
-        except OSError as error:
-            raise volume_error(error, path) from error
         self._path, self._run, self._with_checkpoints = path, run, with_checkpoints
         self._append("start", {**start, "time": time.time()})
         self._write(durable=True)
@@ -176,13 +174,11 @@ class MetricsLogger:
         """Write the buffer; what a full volume does not take stays in it."""
         if self._path is None:
             return
-        try:
+        with volume_errors(self._path):
             while self._buffer:
                 del self._buffer[: os.write(self._file, self._buffer)]
             if durable:
                 os.fsync(self._file)
-        except OSError as error:
-            raise volume_error(error, self._path) from error
 
 
 def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
