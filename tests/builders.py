@@ -9,7 +9,7 @@ from ddpjob.api import names
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.wire import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
-from ddpjob.engine.observe import Observed, observe
+from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -42,6 +42,11 @@ def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "",
     return {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]} | more
 
 
+def is_idle(made: Plan) -> bool:
+    """Return whether a plan writes nothing."""
+    return made.status is None and not (made.deletes or made.creates or made.events)
+
+
 class World:
     """A job and the objects that its plans created; plans are executed one at a time.
 
@@ -68,9 +73,8 @@ class World:
 
     def observed(self, *, live: bool) -> Observed:
         report, pod = self.progress or (None, None)
-        return observe(
-            self.job,
-            list(self.pods.values()),
+        return Observed(
+            owned_pods(self.job, self.pods.values()),
             service=self.service,
             claim=self.claim,
             progress=report,
@@ -101,7 +105,7 @@ class World:
     def settle(self) -> int:
         """Reconcile until nothing is written, and return the number of reconciles that wrote."""
         for count in range(20):
-            if self.reconcile().idle:
+            if is_idle(self.reconcile()):
                 return count
         raise AssertionError("the job still writes after 20 reconciles")
 

@@ -10,6 +10,7 @@ def codes(module: ModuleType) -> dict[str, int]:
     return {name: value for name, value in vars(module).items() if name.isupper()}
 
 
-def test_operator_and_trainer_define_the_same_exit_codes() -> None:
-    assert codes(exit_codes) == codes(ddptrain.exit_codes)
-    assert len(codes(exit_codes)) == 13
+def test_operator_and_trainer_give_an_exit_code_the_same_meaning() -> None:
+    assert codes(exit_codes).keys() == {"USAGE", "MISMATCH", "SIGNAL_BASE"}
+    assert codes(exit_codes).items() <= codes(ddptrain.exit_codes).items()
+    assert len(codes(ddptrain.exit_codes)) == 13

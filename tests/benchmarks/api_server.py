@@ -22,7 +22,6 @@ from typing import Any
 import aiohttp
 
 from ddpjob.api import names
-from ddpjob.api.spec import parse_spec
 from ddpjob.api.wire import Json
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
@@ -249,7 +248,7 @@ def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:
     """Return the encoded pods that the operator creates for that job, except for the label that it watches."""
     body = job_of(name, nodes)
     body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1}
-    job = Job.of(body, parse_spec(body))
+    job = Job.of(body)
     bodies = []
     for create in desired_pods(job, 1, EngineSettings()):
         pod = copy.deepcopy(create.body)

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from ddpjob.api import names
-from ddpjob.api.spec import parse_spec
 from ddpjob.api.wire import Json
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.live import LiveDisplay
@@ -161,9 +160,7 @@ def test_hostile_status_cannot_control_the_terminal(show: Any) -> None:
 
 def a_result(tmp_path: Path, status: Json, **more: Any) -> RunResult:
     job = an_admitted_job(status=status)
-    return RunResult(
-        job, HostPaths(Job.of(job, parse_spec(job)), StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more
-    )
+    return RunResult(job, HostPaths(Job.of(job), StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more)
 
 
 FAILURE = {"attempt": 2, "rank": 1, "pod": "mnist-0a1b2-2-1", "action": "Fail", "reason": "Error", "exitCode": 3}

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from ddpjob.engine.observe import observe
+from ddpjob.engine.observe import owned_pods
 from ddpjob.engine.plan import plan
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, running
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, is_idle, running
 
 
 def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
@@ -36,7 +36,7 @@ def test_first_attempt_creates_its_claim_even_if_one_is_cached() -> None:
 def test_job_at_rest_gets_no_writes() -> None:
     world = a_running_world(a_job())
     world.forward(3600)
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_pod_removed_after_its_success_is_no_failure() -> None:
@@ -170,7 +170,7 @@ def test_destructive_decisions_require_a_live_list() -> None:
     world = a_running_world(a_job())
     world.set_pod(0, ended(1))
     made = plan(world.job, world.observed(live=False), NOW, SETTINGS)
-    assert made.needs_live and made.idle
+    assert made.needs_live and is_idle(made)
 
 
 def test_pods_of_an_older_attempt_are_deleted() -> None:
@@ -198,7 +198,7 @@ def test_pod_of_a_deleted_job_of_the_same_name_is_ignored() -> None:
     world.settle()
     other = json.loads(json.dumps(world.pod(0)))
     other["metadata"]["ownerReferences"][0]["uid"] = "another"
-    assert observe(world.job, [other]).pods == ()
+    assert owned_pods(world.job, [other]) == []
 
 
 def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings
-from tests.builders import UID, World, a_job, a_running_world, ended
+from tests.builders import UID, World, a_job, a_running_world, ended, is_idle
 
 
 def test_success_of_every_node_finishes_the_job_and_keeps_its_pods() -> None:
@@ -83,7 +83,7 @@ def test_ttl_deletes_nothing_where_the_settings_keep_finished_jobs() -> None:
     world.forward(60)
     made = world.reconcile()
     assert world.status["state"] == "Succeeded"
-    assert made.idle and made.requeue_after is None
+    assert is_idle(made) and made.requeue_after is None
 
 
 def test_later_edits_do_not_change_a_finished_job() -> None:
@@ -92,13 +92,13 @@ def test_later_edits_do_not_change_a_finished_job() -> None:
     world.settle()
     world.job["spec"]["suspend"] = True
     world.pods.clear()
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_terminating_job_is_left_to_the_garbage_collector() -> None:
     job = a_job()
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
-    assert World(job).reconcile().idle
+    assert is_idle(World(job).reconcile())
 
 
 def test_a_changed_template_holds_restarts_until_it_is_undone() -> None:
@@ -127,7 +127,7 @@ def test_finished_job_stays_finished_if_its_spec_becomes_invalid() -> None:
     world.set_pod(0, ended(0))
     world.settle()
     world.job["spec"]["numNodes"] = 0
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
     assert world.status["state"] == "Succeeded"
 
 

@@ -15,7 +15,7 @@ from tests.builders import SETTINGS, UID, a_job
 
 def job_of(**spec: Any) -> Job:
     body = a_job(**spec)
-    return Job.of(body, parse_spec(body))
+    return Job.of(body)
 
 
 def pod_of(rank: int = 0, attempt: int = 1, **spec: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ddpjob.api import names
-from tests.builders import World, a_job, ended, running
+from tests.builders import World, a_job, ended, is_idle, running
 
 NODES = 3
 MAX_RESTARTS = 2
@@ -107,7 +107,7 @@ class Lives(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.settle()
-            assert self.world.reconcile().idle
+            assert is_idle(self.world.reconcile())
 
 
 Lives.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

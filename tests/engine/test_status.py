@@ -6,9 +6,9 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Problem
-from ddpjob.engine.observe import observe
+from ddpjob.engine.observe import Observed
 from ddpjob.engine.plan import plan
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, is_idle
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
@@ -23,7 +23,7 @@ def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
     assert world.status["world"]["masterAddress"] == "mnist-0a1b2-1-0.mnist-0a1b2.default.svc.cluster.local:29500"
     assert world.condition("Scheduled")["status"] == "True"
     assert world.condition("Reconciling")["status"] == "False"
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_every_condition_is_set_by_the_first_reconcile() -> None:
@@ -43,7 +43,7 @@ def test_invalid_spec_is_reported_once() -> None:
     assert world.status["state"] == "Invalid"
     assert "spec.numNodes" in world.condition("Stalled")["message"]
     assert [note.type for note in made.events] == ["Warning"]
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_refused_create_is_shown_with_the_servers_message() -> None:
@@ -51,7 +51,7 @@ def test_refused_create_is_shown_with_the_servers_message() -> None:
     world.reconcile()
     world.pods.clear()
     problem = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota: pods=1")
-    observed = observe(world.job, [], service=world.service, problems=[problem])
+    observed = Observed(service=world.service, problems=[problem])
     made = plan(world.job, observed, NOW, SETTINGS)
     assert made.status is not None
     condition = next(c for c in made.status["conditions"] if c["type"] == "Running")
@@ -63,7 +63,7 @@ def test_a_name_conflict_is_shown_as_stalled() -> None:
     world = World(a_job())
     world.reconcile()
     problem = Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", "pod mnist-0a1b2-1-0 belongs to another owner")
-    made = plan(world.job, observe(world.job, [], problems=[problem]), NOW, SETTINGS)
+    made = plan(world.job, Observed(problems=[problem]), NOW, SETTINGS)
     assert made.status is not None
     stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "NameConflict")
@@ -92,7 +92,7 @@ def test_obstacle_of_a_pod_is_quoted(status: dict, condition: str, reason: str, 
     assert world.condition(condition)["reason"] == reason
     assert text in world.condition(condition)["message"]
     assert reason in [note.reason for note in made.events]
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_late_progress_of_an_old_attempt_is_ignored() -> None:
@@ -113,7 +113,7 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     world.run_all()
     world.settle()
     world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
-    assert world.reconcile().idle
+    assert is_idle(world.reconcile())
 
 
 def test_last_progress_is_read_from_the_termination_message() -> None:

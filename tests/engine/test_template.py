@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from ddpjob.api.spec import parse_spec
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.template import render
 from tests.builders import SETTINGS, a_job
@@ -40,7 +39,7 @@ texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=200))
 
 def trainer(**spec: Any) -> dict[str, Any]:
     job = a_job(**spec)
-    pods = desired_pods(Job.of(job, parse_spec(job)), 1, SETTINGS)
+    pods = desired_pods(Job.of(job), 1, SETTINGS)
     pod = pods[-1].body
     assert "hostNetwork" not in pod["spec"]
     container: dict[str, Any] = pod["spec"]["containers"][0]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ddpjob.api.spec import parse_spec
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.merge import template_faults
 from tests.builders import SETTINGS, World, a_job
@@ -60,7 +59,7 @@ def changed(place: tuple[Any, ...], value: Any) -> dict[str, Any]:
 def test_template_is_rendered_or_refused_with_the_field_name(place: tuple[Any, ...], value: Any) -> None:
     body = a_job(template=changed(place, value))
     try:
-        job = Job.of(body, parse_spec(body))
+        job = Job.of(body)
     except ValidationError:
         return  # the CRD refuses it too
     if faults := template_faults(job.spec.wire()["template"]):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.api.spec import parse_spec
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, trainer_environment
 from ddptrain.config import Config
@@ -28,7 +27,7 @@ def documents(name: str) -> list[Object]:
 def job(name: str) -> Job:
     [body] = of_kind(documents(name), "DDPJob")
     meta = {"namespace": "default", "uid": "1234567890", **body["metadata"]}
-    return Job.of({"metadata": meta}, parse_spec(body))
+    return Job.of(body | {"metadata": meta})
 
 
 def test_every_example_is_tested() -> None:

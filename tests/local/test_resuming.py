@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import parse_timestamp, timestamp
+from ddpjob.api.wire import timestamp
 from ddpjob.local.errors import LocalError
 from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret
@@ -80,7 +80,7 @@ async def test_time_without_a_run_does_not_count_towards_the_deadline(place: Pla
     dumped = record.read_text()
     before = record.stat().st_mtime - 3600
     for text in {c["lastTransitionTime"] for c in first.status["conditions"]} | {first.status["startTime"]}:
-        dumped = dumped.replace(text, timestamp(parse_timestamp(text) - timedelta(hours=1)))
+        dumped = dumped.replace(text, timestamp(datetime.fromisoformat(text) - timedelta(hours=1)))
     record.write_text(dumped)
     os.utime(record, (before, before))
 

@@ -75,7 +75,7 @@ def openapi() -> dict[str, Any]:
             "spec": structural(DDPJobSpec.model_json_schema(by_alias=True)),
             "status": structural(DDPJobStatus.model_json_schema(by_alias=True)),
         },
-        "x-kubernetes-validations": [NAME_RULE.as_dict()],
+        "x-kubernetes-validations": [NAME_RULE._asdict()],
     }
 
 
@@ -158,7 +158,7 @@ def _flat(node: Schema, defs: Schema) -> Schema:
     return here
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Writes repeated parts out in full, because not every reader of manifests supports YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -167,7 +167,7 @@ class _Dumper(yaml.SafeDumper):
 
 def as_yaml() -> str:
     """Return the CRD as the YAML text that is committed."""
-    text: str = yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    text: str = yaml.dump(custom_resource_definition(), Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
     return f"# Printed by `python -m ddpjob.api.crd`; do not edit.\n---\n{text}"
 
 

@@ -1,6 +1,6 @@
 """Base classes of all models of the resource: camelCase in JSON, unknown fields refused, instances immutable."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
@@ -8,15 +8,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 
-class Rule:
+class Rule(NamedTuple):
     """One CEL rule of the CRD. Its model implements the same check in Python; a test compares the verdicts."""
 
-    def __init__(self, rule: str, message: str) -> None:
-        self.rule = rule
-        self.message = message
-
-    def as_dict(self) -> dict[str, str]:
-        return {"rule": self.rule, "message": self.message}
+    rule: str
+    message: str
 
 
 class ApiModel(BaseModel):
@@ -64,7 +60,7 @@ class ApiModel(BaseModel):
         """Add the CEL rules and list keys to the JSON schema; ``crd.py`` converts them to Kubernetes' format."""
         schema = handler.resolve_ref_schema(handler(core))
         if cls.rules:
-            schema["x-kubernetes-validations"] = [rule.as_dict() for rule in cls.rules]
+            schema["x-kubernetes-validations"] = [rule._asdict() for rule in cls.rules]
         if cls.list_keys:
             schema["x-list-keys"] = list(cls.list_keys)
         return schema

@@ -46,12 +46,7 @@ SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 TRAINER_CONTAINER: Final = "trainer"
 
-DEFAULT_NUM_NODES: Final = 1
-DEFAULT_MAX_RESTARTS: Final = 3
-DEFAULT_PORT: Final = 29500
 PROGRESS_PORT: Final = 29501
-DEFAULT_CHECKPOINT_PATH: Final = "/checkpoints"
-DEFAULT_DATA_PATH: Final = "/data"
 
 # Variables that torchrun and the trainer read. torchrun itself sets RANK and WORLD_SIZE.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
@@ -66,19 +61,12 @@ ENV_CHECKPOINT_DIR: Final = "DDPJOB_CHECKPOINT_DIR"
 ENV_DATA_DIR: Final = "DDPJOB_DATA_DIR"
 ENV_PROGRESS_PORT: Final = "DDPJOB_PROGRESS_PORT"
 
+_RENDEZVOUS_ENV: Final = (ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK, ENV_NPROC_PER_NODE)
 # Environment keys that a user must not set: the operator sets them on every trainer container.
 OWNED_ENV: Final = frozenset(
     {
-        ENV_MASTER_ADDR,
-        ENV_MASTER_PORT,
-        ENV_NNODES,
-        ENV_NODE_RANK,
-        ENV_NPROC_PER_NODE,
-        "PET_NNODES",
-        "PET_NODE_RANK",
-        "PET_NPROC_PER_NODE",
-        "PET_MASTER_ADDR",
-        "PET_MASTER_PORT",
+        *_RENDEZVOUS_ENV,
+        *(f"PET_{name}" for name in _RENDEZVOUS_ENV),
         "PET_MAX_RESTARTS",
         "PET_RDZV_CONF",
         ENV_JOB_NAME,
@@ -91,19 +79,17 @@ OWNED_ENV: Final = frozenset(
 )
 
 
-def uid5(uid: str) -> str:
-    """Return the first five characters of the job's uid, which separate it from a deleted job of the same name."""
-    return uid[:5]
-
-
 def service_name(job: str, uid: str) -> str:
-    """Return the name of the job's headless Service, which is also the subdomain of its pods."""
-    return f"{job}-{uid5(uid)}"
+    """Return the name of the job's headless Service, which is also the subdomain of its pods.
+
+    Five characters of the uid separate it from that of a deleted job of the same name.
+    """
+    return f"{job}-{uid[:5]}"
 
 
 def pod_name(job: str, uid: str, attempt: int, node_rank: int) -> str:
     """Return the name and hostname of a node's pod; the attempt in it keeps pods of different attempts apart."""
-    return f"{job}-{uid5(uid)}-{attempt}-{node_rank}"
+    return f"{service_name(job, uid)}-{attempt}-{node_rank}"
 
 
 def claim_name(job: str) -> str:
@@ -112,12 +98,3 @@ def claim_name(job: str) -> str:
     It has no uid in it, so a job that is created again with the same name uses the same claim.
     """
     return f"{job}-checkpoints"
-
-
-def master_address(job: str, uid: str, attempt: int, namespace: str, cluster_domain: str) -> str:
-    """Return the fully qualified name of rank 0's pod.
-
-    It has five dots, so a resolver with ``ndots:5`` looks up the absolute name first.
-    """
-    host = pod_name(job, uid, attempt, 0)
-    return f"{host}.{service_name(job, uid)}.{namespace}.svc.{cluster_domain}"

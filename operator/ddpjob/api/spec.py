@@ -70,7 +70,7 @@ class Rendezvous(ApiModel):
         ),
     )
 
-    port: Annotated[int, Field(ge=1024, le=65535)] = names.DEFAULT_PORT
+    port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """Port of the rendezvous on rank 0 (MASTER_PORT)."""
     timeout_seconds: Annotated[int, Field(ge=10, le=DAY)] = 600
     """Seconds that a rank waits for the others before it fails."""
@@ -116,7 +116,7 @@ class PodSecurity(ApiModel):
 class RestartPolicy(ApiModel):
     """Restarts after a failure. A restart starts all pods again; training continues from the last checkpoint."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = names.DEFAULT_MAX_RESTARTS
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Maximum number of restarts. The next failure after them fails the job."""
 
 
@@ -215,7 +215,7 @@ class DDPJobSpec(ApiModel):
     """Secrets with credentials for pulling the image."""
     template: PodTemplate | None = None
     """Pod template, for settings without a field of their own here. Its container `trainer` runs the training."""
-    num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = names.DEFAULT_NUM_NODES
+    num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = 1
     """Number of nodes, with one pod each."""
     nproc_per_node: NprocPerNode = "auto"
     """Processes per node. `auto` means the trainer's GPU limit, or 1 without GPUs."""

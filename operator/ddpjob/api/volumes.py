@@ -54,7 +54,7 @@ class Checkpoint(ApiModel):
     """Claim to create for the job. It is kept when the job is deleted, unless claimRetention is Delete."""
     claim_retention: Literal["Retain", "Delete"] = "Retain"
     """Whether the claim from claimTemplate, which holds the trained model, is kept when the job is deleted."""
-    mount_path: MountPath = names.DEFAULT_CHECKPOINT_PATH
+    mount_path: MountPath = "/checkpoints"
     """Mount path in the trainer (DDPJOB_CHECKPOINT_DIR)."""
     sub_path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=SUB_PATH)] | None = None
     """Directory inside the volume, for several jobs on one claim."""
@@ -77,5 +77,5 @@ class Data(ApiModel):
 
     claim_name: ObjectName
     """Name of an existing PersistentVolumeClaim in the job's namespace."""
-    mount_path: MountPath = names.DEFAULT_DATA_PATH
+    mount_path: MountPath = "/data"
     """Mount path in the trainer (DDPJOB_DATA_DIR)."""

@@ -3,6 +3,7 @@
 Nothing here reads a clock: the current time always comes in as an argument.
 """
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,19 +11,29 @@ Json = dict[str, Any]
 """A JSON object."""
 
 
+def element(items: Iterable[Json] | None, key: str, value: str) -> Json:
+    """Return the element of a list in which ``key`` has this value, for example a container by name; {} if none."""
+    return next((item for item in items or () if item.get(key) == value), {})
+
+
+def condition(status: Mapping[str, Any] | None, kind: str) -> Json:
+    """Return a condition of a status, {} if it is not set."""
+    return element((status or {}).get("conditions"), "type", kind)
+
+
+def is_true(status: Mapping[str, Any] | None, kind: str) -> bool:
+    """Return whether a condition of a status is True."""
+    return condition(status, kind).get("status") == "True"
+
+
 def timestamp(time: datetime) -> str:
     """Return ``time`` as RFC 3339 in UTC with whole seconds, the format of ``metav1.Time``."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def parse_timestamp(text: str) -> datetime:
-    """Return the time that ``timestamp`` wrote; fractions of a second are accepted."""
-    return datetime.fromisoformat(text)
-
-
 def seconds_between(start: str, end: datetime) -> float:
     """Return the seconds from the timestamp ``start`` to ``end``, at least 0 even if the clock was set back."""
-    return max((end - parse_timestamp(start)).total_seconds(), 0.0)
+    return max((end - datetime.fromisoformat(start)).total_seconds(), 0.0)
 
 
 def clean(text: object) -> str:

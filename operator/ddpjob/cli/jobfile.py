@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api import names
-from ddpjob.api.crd import openapi
+from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.wire import Json
 from ddpjob.cli.text import did_you_mean
 from ddpjob.local.errors import LocalError
@@ -202,13 +202,6 @@ class Loader(yaml.SafeLoader):
             seen.add(key)
         mapping = super().construct_mapping(node, deep)
         return {_key(key): value for key, value in mapping.items()}
-
-
-class Dumper(yaml.SafeDumper):
-    """Writes no anchors and aliases: not every reader of a manifest understands them."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def dump_yaml(*objects: Any) -> str:

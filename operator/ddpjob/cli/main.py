@@ -15,12 +15,12 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob import __version__
-from ddpjob.api.exit_codes import SIGNAL_BASE
+from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
 from ddpjob.cli.delete import delete
 from ddpjob.cli.get import get
 from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
-from ddpjob.cli.text import USAGE, show_error
+from ddpjob.cli.text import show_error
 from ddpjob.local.errors import LocalError
 
 app = typer.Typer(

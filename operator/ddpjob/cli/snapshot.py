@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, condition, element, is_true
 from ddpjob.cli.text import one_line
 
 
@@ -93,21 +93,14 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     )
 
 
-def condition(status: Mapping[str, Any], name: str) -> Json:
-    """Return a condition of a status, {} if it is not set."""
-    return next((dict(c) for c in status.get("conditions") or () if c.get("type") == name), {})
-
-
 def _message(status: Mapping[str, Any]) -> str:
     """Return the message of the most important condition that is True; empty while the job runs normally."""
     for name in ("Failed", "Stalled", "Suspended", "Restarting"):
-        found = condition(status, name)
-        if found.get("status") == "True" and found.get("message"):
-            return str(found["message"])
-    if condition(status, "Finished").get("status") == "True":
+        if is_true(status, name) and (message := condition(status, name).get("message")):
+            return str(message)
+    if is_true(status, "Finished") or is_true(status, "Running"):
         return ""
-    running = condition(status, "Running")
-    return "" if running.get("status") == "True" else str(running.get("message") or "")
+    return str(condition(status, "Running").get("message") or "")
 
 
 def _nodes(pods: Sequence[Json], attempt: int) -> list[NodeState]:
@@ -126,9 +119,7 @@ def _nodes(pods: Sequence[Json], attempt: int) -> list[NodeState]:
 def pod_state(pod: Json) -> tuple[str, str, str]:
     """Return the state of a pod's trainer as ``kubectl get pods`` shows it, a detail, and when the state began."""
     status = pod.get("status") or {}
-    containers = status.get("containerStatuses") or ()
-    trainer: Json = next((c for c in containers if c.get("name") == names.TRAINER_CONTAINER), {})
-    state: Json = trainer.get("state") or {}
+    state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
     created = str(pod["metadata"].get("creationTimestamp") or "")
     if ended := state.get("terminated"):
         code = ended.get("exitCode")

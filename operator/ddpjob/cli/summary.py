@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api import exit_codes
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, condition
 from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.logs import last_lines
-from ddpjob.cli.snapshot import condition
 from ddpjob.cli.text import accuracy_text, duration, error_lines, one_line, ranks_text, sanitize_line
 from ddpjob.local.errors import LocalError
 

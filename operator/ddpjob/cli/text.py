@@ -8,9 +8,6 @@ from datetime import UTC, datetime
 
 from ddpjob.local.errors import LocalError
 
-USAGE = 2
-"""Exit code of a mistake on the command line or in the spec."""
-
 # Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
 # direction of writing make one text look like another.
 _ESCAPE_SEQUENCE = re.compile(

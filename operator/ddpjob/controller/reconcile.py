@@ -20,7 +20,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings, Plan, Problem, status_patch
-from ddpjob.engine.observe import observe
+from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 
 logger = logging.getLogger(__name__)
@@ -130,9 +130,8 @@ class Reconciler:
         logs.set_attempt((job.get("status") or {}).get("attempt", 0))
         answer = self.poller.answer(key)
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
-        observed = observe(
-            job,
-            self.cache.pods(meta["uid"]) if live is None else live,
+        observed = Observed(
+            owned_pods(job, self.cache.pods(meta["uid"]) if live is None else live),
             service=service,
             claim=self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
             problems=memory.problems,

@@ -81,11 +81,6 @@ class Plan:
     requeue_after: float | None = None
     poll: tuple[str, str, int] | None = None
 
-    @property
-    def idle(self) -> bool:
-        """Whether the plan writes nothing."""
-        return self.status is None and not (self.deletes or self.creates or self.events)
-
 
 def status_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     """Return the RFC 7396 merge patch that turns ``old`` into ``new``; removed keys become null."""

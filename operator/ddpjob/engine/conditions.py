@@ -1,11 +1,11 @@
 """The conditions of a status. All are set from the first reconcile on, each with a reason and a message."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
-from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.api.wire import Json, is_true, shorten, timestamp
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
@@ -61,7 +61,7 @@ def invalid(message: str) -> dict[str, Aspect]:
 def _finished(decision: Decision) -> dict[str, Aspect]:
     failed = decision.kind == "fail"
     why = (decision.reason, decision.message)
-    aspects: dict[str, Aspect] = {
+    return {
         "Finished": (True, *why),
         "Failed": (failed, *why),
         "Succeeded": (not failed, *why),
@@ -69,7 +69,6 @@ def _finished(decision: Decision) -> dict[str, Aspect]:
         "Scheduled": (False, *why),
         "Stalled": (failed, *why),  # kstatus reads Stalled as Failed
     }
-    return aspects
 
 
 def _suspended(message: str) -> dict[str, Aspect]:
@@ -80,14 +79,17 @@ def _suspended(message: str) -> dict[str, Aspect]:
 def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
     all_run = nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
-    reason, message = _obstacle(s, decision) or ("Starting", ready)
+    if decision.kind == "continue":
+        reason, message = next(obstacles(s), ("Starting", ready))
+    else:
+        reason, message = decision.reason, decision.message
     aspects: dict[str, Aspect] = {
         "Running": (True, "AllNodesRunning", ready) if all_run else (False, reason, message),
         "Scheduled": _scheduled(s, decision),
         "Reconciling": (True, reason, message) if not all_run else (False, "AllNodesRunning", ready),
     }
     failure = decision.failure or _last_failure(s)
-    if failure and not all_run and (decision.kind == "restart" or s.condition_is("Restarting", "True")):
+    if failure and not all_run and (decision.kind == "restart" or is_true(s.before, "Restarting")):
         aspects["Restarting"] = (True, failure["reason"], decision.message or failure_text(failure))
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
@@ -96,34 +98,30 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
     return aspects
 
 
-def _obstacle(s: JobState, decision: Decision) -> tuple[str, str] | None:
-    """Return reason and message of the first obstacle that keeps the attempt from running."""
-    if decision.kind in ("start", "restart", "hold"):
-        return decision.reason, decision.message
-    if s.observed.problems:
-        problem = s.observed.problems[0]
-        return problem.reason, problem.message
+def obstacles(s: JobState) -> Iterator[tuple[str, str]]:
+    """Yield reason and message of everything that keeps the attempt from running, the most important first."""
+    for problem in s.observed.problems:
+        yield problem.reason, problem.message
     for pod in s.current.values():
         if pod.waiting:
-            return pod.waiting[0], f"node_rank {pod.node_rank} ({pod.name}): {pod.waiting[1]}"
+            yield pod.waiting[0], f"{pod.where}: {pod.waiting[1]}"
     for pod in s.current.values():
         if pod.unschedulable is not None:
-            return "Unschedulable", f"node_rank {pod.node_rank} ({pod.name}): {pod.unschedulable}"
-    return None
+            yield "Unschedulable", f"{pod.where}: {pod.unschedulable}"
 
 
 def _scheduled(s: JobState, decision: Decision) -> Aspect:
     if decision.kind in ("start", "restart"):
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
-    node_ranks = [node_rank for node_rank in range(s.job.spec.num_nodes) if node_rank not in s.succeeded_node_ranks]
+    node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_node_ranks]
     waiting = [r for r in node_ranks if not (r in s.current and s.current[r].node_name)]
     if not waiting:
         return True, "AllNodesScheduled", "every pod has a Kubernetes node"
     for node_rank in waiting:
         pod = s.current.get(node_rank)
         if pod is not None and pod.unschedulable is not None:
-            return False, "Unschedulable", f"node_rank {node_rank} ({pod.name}): {pod.unschedulable}"
-    return False, "WaitingForScheduler", f"{len(waiting)} of {s.job.spec.num_nodes} pods have no Kubernetes node yet"
+            return False, "Unschedulable", f"{pod.where}: {pod.unschedulable}"
+    return False, "WaitingForScheduler", f"{len(waiting)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
 
 
 def _last_failure(s: JobState) -> Json | None:

@@ -51,7 +51,7 @@ def decide(s: JobState) -> Decision:
         )
     if s.attempt > 0 and s.all_succeeded:
         return Decision(
-            "succeed", "AllNodesSucceeded", f"all {spec.num_nodes} node(s) of attempt {s.attempt} succeeded"
+            "succeed", "AllNodesSucceeded", f"all {len(s.job.node_ranks)} node(s) of attempt {s.attempt} succeeded"
         )
     if spec.suspend:
         return Decision("continue") if s.suspended else Decision("suspend", "Suspended", "spec.suspend is true")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.spec import IMMUTABLE, DDPJobSpec
-from ddpjob.api.wire import Json
+from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, parse_spec
+from ddpjob.api.wire import Json, element
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
@@ -32,9 +32,15 @@ class Job:
     spec: DDPJobSpec
 
     @classmethod
-    def of(cls, body: Json, spec: DDPJobSpec) -> "Job":
+    def of(cls, body: Json) -> "Job":
+        """Return the job of an API object. Raises ``pydantic.ValidationError`` if its spec breaks a rule."""
         meta = body["metadata"]
-        return cls(meta["name"], meta["namespace"], meta["uid"], int(meta.get("generation", 1)), spec)
+        return cls(meta["name"], meta["namespace"], meta["uid"], int(meta.get("generation", 1)), parse_spec(body))
+
+    @property
+    def node_ranks(self) -> range:
+        """The ranks of the nodes: 0 to numNodes - 1."""
+        return range(self.spec.num_nodes)
 
     @property
     def service(self) -> str:
@@ -50,14 +56,20 @@ class Job:
         """Processes per node; ``auto`` is the sum of the trainer's ``*/gpu`` limits, at least 1."""
         if isinstance(self.spec.nproc_per_node, int):
             return self.spec.nproc_per_node
-        limits = _trainer_of(_template_spec(self)).get("resources", {}).get("limits", {})
+        trainer = element(_template_spec(self).get("containers"), "name", names.TRAINER_CONTAINER)
+        limits = trainer.get("resources", {}).get("limits", {})
         if self.spec.resources and self.spec.resources.limits:
             limits = {**limits, **self.spec.resources.limits}
         gpus = sum(int(n) for name, n in limits.items() if name.endswith("/gpu") and str(n).isdecimal())
         return max(gpus, 1)
 
     def master_address(self, attempt: int, settings: EngineSettings) -> str:
-        return names.master_address(self.name, self.uid, attempt, self.namespace, settings.cluster_domain)
+        """Return the fully qualified name of rank 0's pod.
+
+        It has five dots, so a resolver with ``ndots:5`` looks up the absolute name first.
+        """
+        host = names.pod_name(self.name, self.uid, attempt, 0)
+        return f"{host}.{self.service}.{self.namespace}.svc.{settings.cluster_domain}"
 
 
 def spec_hash(spec: DDPJobSpec) -> str:
@@ -110,13 +122,12 @@ def desired_claim(job: Job) -> Create | None:
     checkpoint = job.spec.checkpoint
     if checkpoint is None or checkpoint.claim_template is None:
         return None
-    delete = checkpoint.claim_retention == "Delete"
     body = render(
         "claim.yaml.j2",
         claim=job.claim,
         namespace=job.namespace,
         labels={names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_JOB_NAME: job.name},
-        owners=[owner_reference(job)] if delete else [],
+        owners=[owner_reference(job)] if checkpoint.claim_retention == "Delete" else [],
         spec=checkpoint.claim_template.wire()["spec"],
     )
     return Create(names.CLAIMS, job.claim, body, shared=True)
@@ -125,7 +136,7 @@ def desired_claim(job: Job) -> Create | None:
 def desired_pods(job: Job, attempt: int, settings: EngineSettings) -> tuple[Create, ...]:
     """Return one pod per node of the attempt, by node_rank."""
     first = _pod_of_node_0(job, attempt, settings)
-    return tuple(_pod_of_node(first, job, attempt, node_rank) for node_rank in range(job.spec.num_nodes))
+    return tuple(_pod_of_node(first, job, attempt, node_rank) for node_rank in job.node_ranks)
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:
@@ -134,7 +145,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
     values: dict[str, Any] = {
         names.ENV_MASTER_ADDR: job.master_address(attempt, settings),
         names.ENV_MASTER_PORT: spec.rendezvous.port,
-        names.ENV_NNODES: spec.num_nodes,
+        names.ENV_NNODES: len(job.node_ranks),
         names.ENV_NODE_RANK: 0,
         names.ENV_NPROC_PER_NODE: job.nproc_per_node,
     }
@@ -232,10 +243,3 @@ def _with_node_rank(variable: Json, node_rank: int) -> Json:
 def _template_spec(job: Job) -> Json:
     spec: Json = job.spec.wire().get("template", {}).get("spec", {})
     return spec
-
-
-def _trainer_of(pod_spec: Json) -> Json:
-    for container in pod_spec.get("containers", []):
-        if container.get("name") == names.TRAINER_CONTAINER:
-            return dict(container)
-    return {}

@@ -5,6 +5,7 @@ from typing import Any
 
 from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
+from ddpjob.engine.conditions import obstacles
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.state import JobState
 
@@ -39,17 +40,10 @@ def _observations(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
         if condition["type"] == "Running" and condition["status"] == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition["reason"] != old.get("reason")
-            if is_new and condition["reason"] in _obstacles(s):
+            if is_new and condition["reason"] in {reason for reason, _ in obstacles(s)} - {"NameConflict"}:
                 yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
             yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
     step = (status.get("checkpoint") or {}).get("resumedFromStep")
     if step is not None and step != (s.before.get("checkpoint") or {}).get("resumedFromStep"):
         yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status['attempt']} continues after step {step}")
-
-
-def _obstacles(s: JobState) -> set[str]:
-    waiting = {pod.waiting[0] for pod in s.current.values() if pod.waiting}
-    problems = {problem.reason for problem in s.observed.problems if problem.reason != "NameConflict"}
-    unschedulable = {"Unschedulable" for pod in s.current.values() if pod.unschedulable is not None}
-    return waiting | unschedulable | problems

@@ -30,19 +30,17 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
 def failure_record(attempt: int, pod: PodView | None, lost_node_rank: int | None, *, time: str, action: str) -> Json:
     """Return one entry of ``status.failures``; ``pod`` is None if the pod of ``lost_node_rank`` no longer exists."""
     if pod is None:
-        return {
-            "attempt": attempt,
-            "rank": lost_node_rank,
-            "reason": "PodLost",
-            "message": f"the pod of node_rank {lost_node_rank} is gone: it was deleted, or its node was removed",
-            "action": action,
-            "counted": True,
-            "time": time,
-        }
+        message = f"the pod of node_rank {lost_node_rank} is gone: it was deleted, or its node was removed"
+        cause: Json = {"rank": lost_node_rank, "reason": "PodLost", "message": message}
+    else:
+        cause = {key: value for key, value in _cause(pod).items() if value is not None}
+    return {"attempt": attempt, **cause, "action": action, "counted": True, "time": time}
+
+
+def _cause(pod: PodView) -> Json:
     reason, message = _reason_and_message(pod)
     report = pod.report if pod.ended and pod.report else {}
-    record: Json = {
-        "attempt": attempt,
+    return {
         "rank": pod.node_rank,
         "pod": pod.name,
         "nodeName": pod.node_name,
@@ -52,11 +50,7 @@ def failure_record(attempt: int, pod: PodView | None, lost_node_rank: int | None
         "message": shorten(message, _MAX_MESSAGE),
         "hint": _advice(report, "hint"),
         "next": _advice(report, "next"),
-        "action": action,
-        "counted": True,
-        "time": time,
     }
-    return {key: value for key, value in record.items() if value is not None}
 
 
 def failure_text(record: Mapping[str, Any]) -> str:
@@ -66,23 +60,22 @@ def failure_text(record: Mapping[str, Any]) -> str:
 
 
 def _reason_and_message(pod: PodView) -> tuple[str, str]:
-    where = f"node_rank {pod.node_rank} ({pod.name})"
     report = pod.report or {}
     if not pod.ended:
-        return "PodDeleted", f"{where} was deleted or drained while it trained"
+        return "PodDeleted", f"{pod.where} was deleted or drained while it trained"
     if text := report.get("message"):
         kind = _text(report, "kind")  # absent in schema 1
         exception = clean(report.get("exception") or kind or "Error")
         details = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
         place = "".join(f", {key} {value}" for key, value in details.items())
-        return _camel_case(kind or exception), f"{where}{place}: {exception}: {clean(text)}"
+        return _camel_case(kind or exception), f"{pod.where}{place}: {exception}: {clean(text)}"
     if (number := _signal(pod)) is not None:
         why = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
         reason = pod.reason if pod.reason not in ("", "Error") else _signal_name(number)
-        return _camel_case(reason), f"{where} was ended by {_signal_name(number)}{why}{_log_tail(pod)}"
+        return _camel_case(reason), f"{pod.where} was ended by {_signal_name(number)}{why}{_log_tail(pod)}"
     if pod.exit_code is None:
-        return _camel_case(pod.reason or "PodFailed"), f"{where} failed{_log_tail(pod)}"
-    return _camel_case(pod.reason or "Error"), f"{where} ended with exit code {pod.exit_code}{_log_tail(pod)}"
+        return _camel_case(pod.reason or "PodFailed"), f"{pod.where} failed{_log_tail(pod)}"
+    return _camel_case(pod.reason or "Error"), f"{pod.where} ended with exit code {pod.exit_code}{_log_tail(pod)}"
 
 
 def _log_tail(pod: PodView) -> str:

@@ -1,6 +1,6 @@
 """The observed state of a job: the input of ``plan``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ddpjob.engine.actions import Problem
 class Observed:
     """The objects of one job and its last progress report.
 
-    pods: the pods that the job owns, as dicts of the API server.
+    pods: the pods that the job owns (``owned_pods``), as dicts of the API server.
     service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
     problems: the creates that failed last time.
     progress: rank 0's last response to ``GET /progress``, or None.
@@ -20,33 +20,22 @@ class Observed:
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
-    pods: tuple[Json, ...] = ()
+    pods: Sequence[Json] = ()
     service: Json | None = None
     claim: Json | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: Sequence[Problem] = ()
     progress: Json | None = None
     progress_pod: str | None = None
     live: bool = False
 
 
-def observe(
-    job: Mapping[str, Any],
-    pods: Sequence[Json],
-    *,
-    service: Json | None = None,
-    claim: Json | None = None,
-    problems: Sequence[Problem] = (),
-    progress: Json | None = None,
-    progress_pod: str | None = None,
-    live: bool = False,
-) -> Observed:
-    """Return the observed state with the pods that have this job as controller, sorted by name.
+def owned_pods(job: Mapping[str, Any], pods: Iterable[Json]) -> list[Json]:
+    """Return the pods that have this job as controller, sorted by name.
 
     Pods of a deleted job of the same name, or with the job's labels only, are left out.
     """
     uid = job["metadata"]["uid"]
-    ours = sorted((pod for pod in pods if owner_uid(pod) == uid), key=lambda pod: str(pod["metadata"]["name"]))
-    return Observed(tuple(ours), service, claim, tuple(problems), progress, progress_pod, live)
+    return sorted((pod for pod in pods if owner_uid(pod) == uid), key=lambda pod: str(pod["metadata"]["name"]))
 
 
 def owner_uid(obj: Mapping[str, Any]) -> str | None:

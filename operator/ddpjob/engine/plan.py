@@ -9,8 +9,8 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from ddpjob.api import names
-from ddpjob.api.spec import explain, parse_spec
-from ddpjob.api.wire import Json, seconds_between
+from ddpjob.api.spec import explain
+from ddpjob.api.wire import Json, is_true, seconds_between
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
@@ -34,7 +34,7 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         return Plan()  # the API server deletes the objects that the job owns
     before = body.get("status") or {}
     try:
-        job = Job.of(body, parse_spec(body))
+        job = Job.of(body)
     except ValidationError as error:
         return _refuse(body, explain(error), now)
     state = JobState(job, before, observed, now, settings)
@@ -87,7 +87,7 @@ def _creates(s: JobState, decision: Decision, attempt: int) -> tuple[tuple[Creat
     begins = decision.begins_attempt
     if not (begins or decision.kind == "continue") or s.job.spec.suspend or not attempt:
         return ()
-    node_ranks = range(s.job.spec.num_nodes) if begins else s.missing_node_ranks
+    node_ranks = s.job.node_ranks if begins else s.missing_node_ranks
     service = (desired_service(s.job),) if s.observed.service is None else ()
     # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
     # it together with an earlier job of this name.
@@ -113,7 +113,7 @@ def _plan_finished(s: JobState) -> Plan:
 
 def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     before = body.get("status") or {}
-    if any(c["type"] == "Finished" and c["status"] == "True" for c in before.get("conditions") or ()):
+    if is_true(before, "Finished"):
         return Plan()  # a finished job stays finished, even if another version of the operator refuses its spec
     generation = int(body["metadata"].get("generation", 1))
     status = invalid_status(before, generation, lines, now)

@@ -6,11 +6,11 @@ The state is that of the trainer container, not the pod's phase: a sidecar must 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, clean, parse_timestamp
+from ddpjob.api.wire import Json, clean, condition, element, is_true
 from ddpjob.engine.actions import Delete
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
@@ -51,6 +51,11 @@ class PodView:
     unschedulable: str | None = None
 
     @property
+    def where(self) -> str:
+        """The pod as messages name it."""
+        return f"node_rank {self.node_rank} ({self.name})"
+
+    @property
     def ended(self) -> bool:
         return self.state in ("succeeded", "failed")
 
@@ -67,7 +72,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Return the view of a pod of the job; parts that its status does not have yet are no error."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
-    container = _trainer_status(status)
+    container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
     message = "\n".join(part for part in (clean(status.get("message") or ""), text or _init_failure(status)) if part)
@@ -90,14 +95,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         waiting=_waiting(status, container),
         unschedulable=_unschedulable(status),
     )
-
-
-def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
-    for container in statuses:
-        if container.get("name") == names.TRAINER_CONTAINER:
-            return container
-    return {}
 
 
 def _state(
@@ -131,19 +128,16 @@ def _was_drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
     """Return whether the trainer ended after the deletion began: exit code 0 then answers SIGTERM, it is no success."""
     if "deletionTimestamp" not in meta:
         return False
+    deleted = datetime.fromisoformat(meta["deletionTimestamp"])
     grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     finished = ended.get("finishedAt")
     # Times have whole seconds and come from two machines' clocks; in doubt the exit answers the signal.
-    return not finished or parse_timestamp(finished) >= parse_timestamp(meta["deletionTimestamp"]) - grace - _CLOCK_SKEW
+    return not finished or datetime.fromisoformat(finished) >= deleted - grace - _CLOCK_SKEW
 
 
 def _was_evicted(status: Mapping[str, Any]) -> bool:
     """Return whether the kubelet ended the pod (eviction, node shutdown), which sets no deletionTimestamp."""
-    disrupted = any(
-        condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    return status.get("phase") == "Failed" and (bool(status.get("reason")) or disrupted)
+    return status.get("phase") == "Failed" and (bool(status.get("reason")) or is_true(status, "DisruptionTarget"))
 
 
 def _init_failure(status: Mapping[str, Any]) -> str:
@@ -166,10 +160,10 @@ def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[s
 
 
 def _unschedulable(status: Mapping[str, Any]) -> str | None:
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("message") or condition.get("reason") or "")
-    return None
+    scheduled = condition(status, "PodScheduled")
+    if scheduled.get("status") != "False":
+        return None
+    return str(scheduled.get("message") or scheduled.get("reason") or "")
 
 
 def _report(message: str) -> Json | None:

@@ -35,7 +35,8 @@ def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: d
     }
     progress = {key: value for key, value in progress.items() if value is not None}
     progress["display"] = _display(progress)
-    if "loss" not in progress and "loss" in before and _same_run(progress, before):
+    is_same_run = progress.get("step", 0) >= before.get("step", 0)
+    if "loss" not in progress and "loss" in before and is_same_run:
         progress["loss"] = before["loss"]  # the phases data and evaluate have no loss; keep the last one
     unchanged = all(before.get(key) == value for key, value in progress.items())
     if unchanged and "lastHeartbeatTime" in before:
@@ -73,10 +74,6 @@ def _display(progress: Mapping[str, Any]) -> str:
     if not steps:
         return f"step {step}"
     return f"{progress['percent']}% {step}/{steps}"
-
-
-def _same_run(progress: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    return bool(progress.get("step", 0) >= before.get("step", 0))
 
 
 def _int(report: Mapping[str, Any], key: str) -> int | None:

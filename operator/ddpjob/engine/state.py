@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from ddpjob.api.wire import Json, seconds_between
+from ddpjob.api.wire import condition, is_true, seconds_between
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, spec_hash
 from ddpjob.engine.observe import Observed
@@ -54,7 +54,7 @@ class JobState:
     def gang_is_complete(self) -> bool:
         """Whether each node of this attempt has a pod that is not being deleted, or has succeeded."""
         staying = {node_rank for node_rank, pod in self.current.items() if not pod.deleting}
-        return self.attempt > 0 and len(staying | self.succeeded_node_ranks) >= self.job.spec.num_nodes
+        return self.attempt > 0 and (staying | self.succeeded_node_ranks).issuperset(self.job.node_ranks)
 
     @property
     def gang_was_complete(self) -> bool:
@@ -65,19 +65,19 @@ class JobState:
     def missing_node_ranks(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded."""
         done = self.current.keys() | self.succeeded_node_ranks
-        return [node_rank for node_rank in range(self.job.spec.num_nodes) if node_rank not in done]
+        return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
 
     @property
     def all_succeeded(self) -> bool:
-        return len(self.succeeded_node_ranks) >= self.job.spec.num_nodes
+        return self.succeeded_node_ranks.issuperset(self.job.node_ranks)
 
     @property
     def finished(self) -> bool:
-        return self.condition_is("Finished", "True")
+        return is_true(self.before, "Finished")
 
     @property
     def suspended(self) -> bool:
-        return self.condition_is("Suspended", "True")
+        return is_true(self.before, "Suspended")
 
     @cached_property
     def spec_hash(self) -> str:
@@ -90,24 +90,12 @@ class JobState:
         recorded = self.before.get("specHash")
         return recorded is not None and recorded != self.spec_hash
 
-    def condition(self, name: str) -> Json | None:
-        for condition in self.before.get("conditions") or ():
-            if condition.get("type") == name:
-                return dict(condition)
-        return None
-
-    def condition_is(self, name: str, status: str) -> bool:
-        condition = self.condition(name)
-        return condition is not None and condition.get("status") == status
-
     @property
     def active_seconds(self) -> float:
         """Seconds that the job was active, without suspensions."""
         before = float(self.before.get("activeSeconds") or 0)
         if self.suspended or "startTime" not in self.before:
             return before
-        resumed = self.condition("Suspended")
-        since = (
-            resumed["lastTransitionTime"] if resumed and "activeSeconds" in self.before else self.before["startTime"]
-        )
+        resumed = condition(self.before, "Suspended").get("lastTransitionTime")
+        since = resumed if resumed and "activeSeconds" in self.before else self.before["startTime"]
         return before + seconds_between(since, self.now)

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from ddpjob.api.wire import Json, timestamp
 from ddpjob.engine.conditions import build, conditions, invalid
 from ddpjob.engine.decision import Decision
-from ddpjob.engine.pods import PodView
+from ddpjob.engine.pods import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.state import JobState
 
@@ -24,7 +24,7 @@ def next_status(s: JobState, decision: Decision) -> Json:
     status.setdefault("restartsCountedTowardsLimit", 0)
     status["attempt"] = new_attempt(s, decision)
     status["succeededRanks"] = [] if begins else sorted(s.succeeded_node_ranks)
-    nodes = {"desired": s.job.spec.num_nodes, **_no_nodes()} if begins else _count_nodes(s)
+    nodes = _count_nodes(s, begins)
     status["nodes"] = nodes
     status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
     status["conditions"] = conditions(s, decision, nodes)
@@ -55,16 +55,12 @@ def new_attempt(s: JobState, decision: Decision) -> int:
     return s.attempt
 
 
-def _no_nodes() -> dict[str, int]:
-    return {"pending": 0, "running": 0, "succeeded": 0, "failed": 0}
-
-
-def _count_nodes(s: JobState) -> dict[str, int]:
-    counts: Counter[str] = Counter(
-        pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_node_ranks
-    )
-    counts["succeeded"] = len(s.succeeded_node_ranks)
-    return {"desired": s.job.spec.num_nodes} | {state: counts[state] for state in _no_nodes()}
+def _count_nodes(s: JobState, begins: bool) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    if not begins:
+        counts.update(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_node_ranks)
+        counts["succeeded"] = len(s.succeeded_node_ranks)
+    return {"desired": len(s.job.node_ranks)} | {state: counts[state] for state in get_args(PodState)}
 
 
 def _times(s: JobState, decision: Decision) -> Json:
@@ -110,7 +106,7 @@ def _forget_speed(s: JobState) -> Json:
 
 
 def _report_of_rank_zero(s: JobState) -> Json | None:
-    pod: PodView | None = s.current.get(0)
+    pod = s.current.get(0)
     if pod is None:
         return None
     if pod.ended:
@@ -123,7 +119,7 @@ def _report_of_rank_zero(s: JobState) -> Json | None:
 
 
 def _world(s: JobState, attempt: int) -> Json:
-    nodes, nproc = s.job.spec.num_nodes, s.job.nproc_per_node
+    nodes, nproc = len(s.job.node_ranks), s.job.nproc_per_node
     address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
     return {"numNodes": nodes, "nprocPerNode": nproc, "worldSize": nodes * nproc, "masterAddress": address}
 

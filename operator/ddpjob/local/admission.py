@@ -3,15 +3,15 @@
 ``admit`` runs once for each `ddpjob run`; everything after it reads the ``AdmittedJob``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 from ddpjob.api import names
-from ddpjob.api.spec import DDPJobSpec, explain, parse_spec
-from ddpjob.api.wire import Json
+from ddpjob.api.spec import explain
+from ddpjob.api.wire import Json, element
 from ddpjob.cluster.base import ClusterError
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import Create, EngineSettings
@@ -42,7 +42,7 @@ class AdmittedJob:
     @property
     def trainer(self) -> Json:
         """The trainer's container in the pod of node 0."""
-        return next(c for c in self.pods[0]["spec"]["containers"] if c["name"] == names.TRAINER_CONTAINER)
+        return element(self.pods[0]["spec"]["containers"], "name", names.TRAINER_CONTAINER)
 
     @property
     def command(self) -> list[str]:
@@ -67,7 +67,7 @@ class AdmittedJob:
     def with_args(self, args: list[str]) -> "AdmittedJob":
         """Return the job with other ``spec.args``. Raises ``LocalError`` if the spec refuses them."""
         body = self.body | {"spec": self.body["spec"] | {"args": args}}
-        return AdmittedJob(body, replace(self.job, spec=_parsed(body)))
+        return AdmittedJob(body, _parsed(body))
 
     def manifests(self) -> list[Json]:
         """Return what a cluster would hold: the DDPJob, its Service, its claim, and the pods of attempt 1."""
@@ -90,19 +90,19 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
         body = cluster.server.create(names.DDPJOBS, namespace, document)
     except (ClusterError, ValidationError, ValueError) as error:
         raise _refusal(document, error) from error
-    spec = _parsed(body)
+    job = _parsed(body)
     if faults := template_faults(body["spec"].get("template") or {}):
         raise LocalError(
             f"the DDPJob {_name(document)} is refused: {'; '.join(faults)}",
             "no pod can be made from this template",
             "compare it with `kubectl explain pod.spec`",
         )
-    return AdmittedJob(body, Job.of(body, spec))
+    return AdmittedJob(body, job)
 
 
-def _parsed(body: Json) -> DDPJobSpec:
+def _parsed(body: Json) -> Job:
     try:
-        return parse_spec(body)
+        return Job.of(body)
     except ValidationError as error:
         raise _refusal(body, error) from error
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.spec import parse_spec
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, is_true
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import status_patch
 from ddpjob.engine.desired import spec_hash
@@ -34,12 +34,6 @@ class ResumeState:
     killed_at: datetime | None = None
 
 
-def is_true(job: Json, condition: str) -> bool:
-    """Return whether a condition of the job's status is True."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == condition and c["status"] == "True" for c in conditions)
-
-
 def start_or_resume(cluster: MemoryCluster, folder: JobFolder, wanted: AdmittedJob, say: Say) -> ResumeState:
     """Load the job into ``cluster``: the recorded one if it can be resumed, otherwise ``wanted``."""
     dumped = folder.objects()
@@ -47,10 +41,11 @@ def start_or_resume(cluster: MemoryCluster, folder: JobFolder, wanted: AdmittedJ
     if dumped is None or old is None:
         _load_new(cluster, folder, wanted, {"version": 1, "namespaces": [], "objects": []})
         return ResumeState(wanted.job.spec.suspend)
-    if not is_true(old, "Finished") and _can_resume(old, wanted):
+    is_finished = is_true(old.get("status"), "Finished")
+    if not is_finished and _can_resume(old, wanted):
         cluster.load(dumped)
         return _resume(cluster, folder, old, wanted, say)
-    if is_true(old, "Finished"):
+    if is_finished:
         say(f"{folder.name} finished before: a new job replaces it and keeps its checkpoints (--fresh removes them)")
     else:
         say(f"the spec of {folder.name} has changed: a new job replaces it and resumes from its checkpoints")
@@ -114,7 +109,8 @@ def _can_resume(old: Json, wanted: AdmittedJob) -> bool:
 
 def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: AdmittedJob, say: Say) -> ResumeState:
     suspend = wanted.job.spec.suspend
-    settled = is_true(old, "Suspended") or not (old.get("status") or {}).get("attempt")
+    is_suspended = is_true(old.get("status"), "Suspended")
+    settled = is_suspended or not (old.get("status") or {}).get("attempt")
     # No process of an earlier run is left, so pods that are recorded as running are gone.
     for pod in folder.pods():
         if not is_over(pod):
@@ -124,7 +120,7 @@ def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: Admitt
     change = status_patch(old["spec"], wanted.body["spec"]) | {"suspend": suspend if settled else True}
     cluster.server.patch(names.DDPJOBS, folder.namespace, folder.name, {"spec": change})
     if settled:
-        if not suspend and is_true(old, "Suspended"):
+        if not suspend and is_suspended:
             say(resumed(old))
         return ResumeState(suspend)
     last = datetime.fromtimestamp((folder.path / "cluster.json").stat().st_mtime, UTC)

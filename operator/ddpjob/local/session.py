@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, is_true
 from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.controller import Controller
@@ -28,7 +28,6 @@ from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import Kubelet, Machine, is_over
 from ddpjob.local.references import References
 from ddpjob.local.resources import Ports, visible_gpus
-from ddpjob.local.resume import is_true
 from ddpjob.local.state import StateFolder
 from ddpjob.local.volumes import sweep_shared_memory
 
@@ -163,11 +162,11 @@ class Session:
         while True:
             self._changed.clear()
             self._publish()
-            if self._killed_at is not None and (is_true(self._job, "Suspended") or is_true(self._job, "Finished")):
+            if self._killed_at is not None and (self._is("Suspended") or self._is("Finished")):
                 self._killed_at = None
                 stays = suspend or stop.is_set()
                 self._suspend(stays)
-                if not stays and not is_true(self._job, "Finished"):
+                if not stays and not self._is("Finished"):
                     self._say(resume.resumed(self._job))
             elif stop.is_set() and self._killed_at is None:
                 self._suspend(True)
@@ -176,6 +175,9 @@ class Session:
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
             await self._changed.wait()
+
+    def _is(self, condition: str) -> bool:
+        return is_true(self._job.get("status"), condition)
 
     def _publish(self) -> None:
         """Write the objects to disk and report them to the user."""
@@ -186,15 +188,15 @@ class Session:
         self._on_change(self._job, server.list(names.PODS, self._namespace).items)
 
     def _suspend(self, suspend: bool) -> None:
-        if bool(self._job["spec"].get("suspend")) != suspend and not is_true(self._job, "Finished"):
+        if bool(self._job["spec"].get("suspend")) != suspend and not self._is("Finished"):
             patch = {"spec": {"suspend": suspend}}
             self._job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
 
     def _is_at_rest(self) -> bool:
         """Return whether the job is finished or suspended and all pods have ended."""
-        suspended = self._killed_at is None and self._job["spec"].get("suspend") and is_true(self._job, "Suspended")
+        suspended = self._killed_at is None and self._job["spec"].get("suspend") and self._is("Suspended")
         pods = self._cluster.store.all(names.PODS, self._namespace)
-        return bool(suspended or is_true(self._job, "Finished")) and all(is_over(pod) for pod in pods)
+        return bool(suspended or self._is("Finished")) and all(is_over(pod) for pod in pods)
 
     async def _watch(self, resource: names.Resource) -> None:
         async for _ in self._cluster.watch(resource):

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.spec import parse_spec
 from ddpjob.api.wire import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS
@@ -53,7 +52,7 @@ def _without_identity(body: Json) -> Json:
 def _rendered(spec: Json) -> dict[str, list[Json]]:
     """Return the objects that the operator creates for a job."""
     made = a_job(**spec)
-    parsed = Job.of(made, parse_spec(made))
+    parsed = Job.of(made)
     claims = [claim.body for claim in (desired_claim(parsed),) if claim is not None]
     pods = [create.body for create in desired_pods(parsed, 2, SETTINGS)[:2]]
     return {
