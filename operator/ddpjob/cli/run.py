@@ -22,7 +22,6 @@ from ddpjob.cli.text import one_line
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import JobFolder
 
-OnChange = Callable[[Json, Sequence[Json]], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 0.2
 
@@ -48,12 +47,18 @@ def execute(request: Request) -> int:
         options = Options(fresh=request.fresh, volumes=paths.volumes, directory=prepared.file.directory)
         record = None if runs_ddptrain(admitted) else paths.record  # ddptrain reports its progress itself
 
-        def make_session(on_change: OnChange) -> Session:
-            others = prepared.file.others
-            return Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
+        output = _NodeOutput(record, display)
 
-        job, stopped_by = asyncio.run(_run_session(make_session, display, stdout, record))
-        result = RunResult(job, paths, time.monotonic() - begin, request.again, stopped_by)
+        def on_change(job: Json, pods: Sequence[Json]) -> None:
+            output.follow(job)
+            display.show(take_snapshot(job, pods))
+
+        others = prepared.file.others
+        session = Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
+        stop = _Stop(display.note)
+        stdout.on_broken_pipe = lambda: stop.request(signal.SIGPIPE)
+        job = asyncio.run(_run_session(session, stop, output))
+        result = RunResult(job, paths, time.monotonic() - begin, request.again, stop.number)
         display.end(result)
     if request.output == "yaml":
         print(dump_yaml(job), end="", file=stdout.stream)
@@ -91,37 +96,20 @@ def _display(output: str | None, stdout: PipeSafeStream) -> Display:
     return PlainDisplay(stdout.stream)
 
 
-async def _run_session(
-    make_session: Callable[[OnChange], Session], display: Display, stdout: PipeSafeStream, record: JobFolder | None
-) -> tuple[Json, int | None]:
-    """Run a session. Return the job in its last state, and the signal that stopped it or None.
-
-    record: the job's folder if the output of node 0 is to be shown.
-    """
-    seen: list[Json] = []
-    output = _NodeOutput(record, display)
-
-    def on_change(job: Json, pods: Sequence[Json]) -> None:
-        seen[:] = [job]
-        output.follow(job)
-        display.show(take_snapshot(job, pods))
-
-    session = make_session(on_change)
-    stop = _Stop(display.note)
-    stdout.on_broken_pipe = lambda: stop.request(signal.SIGPIPE)
+async def _run_session(session: Session, stop: "_Stop", output: "_NodeOutput") -> Json:
+    """Run a session. Return the job in its last state, also after a second signal killed it."""
     running = asyncio.create_task(session.run(stop.event), name="session")
     reading = asyncio.create_task(output.read_forever(), name="output")
     with stop.on_signals(running):
         try:
-            job = await running
+            return await running
         except asyncio.CancelledError:
-            if not seen or stop.number is None:
+            if stop.number is None:
                 raise
-            job = seen[0]
+            return session.job
         finally:
             reading.cancel()
             output.read(to_the_end=True)
-    return job, stop.number
 
 
 class _Stop:
@@ -160,7 +148,7 @@ class _Stop:
 
 
 class _NodeOutput:
-    """Shows what node 0 of the current attempt prints."""
+    """Shows what node 0 of the current attempt prints. record: the job's folder, or None to show nothing."""
 
     def __init__(self, record: JobFolder | None, display: Display) -> None:
         self._record = record

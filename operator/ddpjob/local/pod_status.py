@@ -11,6 +11,8 @@ from pathlib import Path
 from ddpjob.api.wire import Json, timestamp
 from ddpjob.local.translate import LOOPBACK
 
+_UNREADY = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}  # phase to the reason of the condition Ready
+
 
 def waiting(reason: str, message: str = "") -> Json:
     """Return the state of a container that does not run yet."""
@@ -40,15 +42,15 @@ def pod_status(pod: Json, states: Mapping[str, Json], start: datetime, now: date
     begun = initialized and all("waiting" not in states[container["name"]] for container in mains)
     phase = _phase(inits, mains, states)
     ready = phase == "Running" and all("running" in states[container["name"]] for container in mains)
-    over = phase in ("Succeeded", "Failed")
+    unready = "" if ready else _UNREADY.get(phase, "ContainersNotReady")
     status: Json = {
         "phase": phase,
         "conditions": _conditions(
             (pod.get("status") or {}).get("conditions") or (),
             {
                 "Initialized": (initialized, "" if initialized else "ContainersNotInitialized"),
-                "Ready": (ready, "" if ready else _why_unready(over, phase)),
-                "ContainersReady": (ready, "" if ready else _why_unready(over, phase)),
+                "Ready": (ready, unready),
+                "ContainersReady": (ready, unready),
             },
             timestamp(now),
         ),
@@ -90,10 +92,6 @@ def _phase(inits: Sequence[Json], mains: Sequence[Json], states: Mapping[str, Js
     if None not in codes:
         return "Succeeded" if not any(codes) else "Failed"
     return "Pending" if any("waiting" in states[container["name"]] for container in mains) else "Running"
-
-
-def _why_unready(over: bool, phase: str) -> str:
-    return ("PodCompleted" if phase == "Succeeded" else "PodFailed") if over else "ContainersNotReady"
 
 
 def _conditions(before: Sequence[Json], wanted: Mapping[str, tuple[bool, str]], now: str) -> list[Json]:

@@ -57,6 +57,7 @@ class Session:
     others: Secrets and ConfigMaps that the pods may refer to.
     on_change: called with the DDPJob and its pods at the start and after every change, at most ten times a second.
     say: prints one line for the user; the line has no line feed.
+    job: the DDPJob as it was last seen.
 
     Raises:
         LocalError: a Secret cannot be read.
@@ -81,7 +82,7 @@ class Session:
         self._on_change = on_change
         self._say = say
         self._cluster = MemoryCluster()
-        self._job = admitted.body
+        self.job = admitted.body
         self._changed = asyncio.Event()
         self._killed_at: datetime | None = None
 
@@ -133,7 +134,7 @@ class Session:
             )
         finally:
             self._folder.save(self._cluster.dump())
-        return self._job
+        return self.job
 
     def _machine(self, ports: Ports, nodes: int, settings: EngineSettings) -> Machine:
         return Machine(
@@ -167,7 +168,7 @@ class Session:
                 stays = suspend or stop.is_set()
                 self._suspend(stays)
                 if not stays and not self._is("Finished"):
-                    self._say(resume.resumed(self._job))
+                    self._say(resume.resumed(self.job))
             elif stop.is_set() and self._killed_at is None:
                 self._suspend(True)
             if self._is_at_rest() and not kubelet.is_busy:
@@ -177,24 +178,24 @@ class Session:
             await self._changed.wait()
 
     def _is(self, condition: str) -> bool:
-        return is_true(self._job.get("status"), condition)
+        return is_true(self.job.get("status"), condition)
 
     def _publish(self) -> None:
         """Write the objects to disk and report them to the user."""
         server = self._cluster.server
         with contextlib.suppress(NotFound):  # if it was deleted, the last state that was seen is the result
-            self._job = server.get(names.DDPJOBS, self._namespace, self._name)
+            self.job = server.get(names.DDPJOBS, self._namespace, self._name)
         self._folder.save(self._cluster.dump())
-        self._on_change(self._job, server.list(names.PODS, self._namespace).items)
+        self._on_change(self.job, server.list(names.PODS, self._namespace).items)
 
     def _suspend(self, suspend: bool) -> None:
-        if bool(self._job["spec"].get("suspend")) != suspend and not self._is("Finished"):
+        if bool(self.job["spec"].get("suspend")) != suspend and not self._is("Finished"):
             patch = {"spec": {"suspend": suspend}}
-            self._job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
+            self.job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
 
     def _is_at_rest(self) -> bool:
         """Return whether the job is finished or suspended and all pods have ended."""
-        suspended = self._killed_at is None and self._job["spec"].get("suspend") and self._is("Suspended")
+        suspended = self._killed_at is None and self.job["spec"].get("suspend") and self._is("Suspended")
         pods = self._cluster.store.all(names.PODS, self._namespace)
         return bool(suspended or self._is("Finished")) and all(is_over(pod) for pod in pods)
 

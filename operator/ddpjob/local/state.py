@@ -83,9 +83,19 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the job to run or delete it. Raises ``LocalError`` with the pid of the process that holds the lock."""
-        with hold_lock(self.path / "lock", f"DDPJob {self.name}"):
+        """Lock the job to run or delete it. Raises ``LocalError`` with the pid of the process that holds the lock.
+
+        The kernel releases an flock when its holder ends in any way; a pid file alone would remain after SIGKILL.
+        """
+        descriptor = _acquire(self.path / "lock", f"DDPJob {self.name}")
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
+        finally:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
 
     def save(self, dumped: Json) -> None:
         """Replace ``cluster.json`` atomically."""
@@ -162,23 +172,6 @@ def remove_tree(path: Path, root: Path) -> None:
             "it belongs to another user, or the disk is read-only",
             f"check it with ls -ld {error.filename or path}",
         ) from error
-
-
-@contextmanager
-def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock at ``path``. Raises ``LocalError`` with ``what`` and the pid if another process holds it.
-
-    The kernel releases an flock when its holder ends in any way; a pid file alone would remain after SIGKILL.
-    """
-    descriptor = _acquire(path, what)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        with suppress(OSError):
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
 
 
 def lock_holder(path: Path) -> int | None:
