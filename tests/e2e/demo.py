@@ -108,7 +108,7 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
     try:
         if not storage.has_mnist():
             say("MNIST: downloading what is missing (11 MB)")
-            fetch.fetch(str(data), say=say)
+            fetch.fetch(str(data), log=say)
     except TrainerError as error:
         say(f"MNIST could not be downloaded ({str(error).splitlines()[0]}): training on scikit-learn's digits instead")
         job: Json = yaml.safe_load(EXAMPLE.read_text())
