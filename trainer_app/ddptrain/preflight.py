@@ -54,21 +54,18 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json
 
 
 def _facts(config: Config, group: Group, load: Callable[[], Dataset]) -> Json:
+    device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
     facts: Json = {
         "rank": group.rank, "host": socket.gethostname(), "ddptrain": __version__, "torch": torch.__version__,
         "numpy": np.__version__, "python": platform.python_version(), "config": config.digest(), "seed": config.seed,
         "attempt": os.environ.get("DDPJOB_ATTEMPT"), "isa": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(), "device": _device_name(group.device), "dataDigest": None, "dataError": None,
+        "threads": torch.get_num_threads(), "device": device, "dataDigest": None, "dataError": None,
     }  # fmt: skip
     try:
         facts["dataDigest"] = load().digest
     except (DataError, UsageError, VolumeError) as error:  # a fact like the others, so that the result names the rank
         facts["dataError"] = str(error)
     return facts
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _volume(folder: Path) -> Json:

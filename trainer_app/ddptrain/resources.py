@@ -34,15 +34,17 @@ def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> i
     return max(1, math.floor(available_cpus() / local_ranks + 0.01))
 
 
-def set_torch_defaults(env: dict[str, str] | os._Environ[str] = os.environ) -> None:
+def set_torch_defaults() -> None:
     """Set, before torch is imported, the environment variables that the user has not set.
 
     OpenMP's threads spin at every barrier by default. If another process wants the core, each barrier then costs a
     scheduler tick: a training step took 520 ms instead of 105 ms on two busy cores.
     """
-    env.setdefault("GOMP_SPINCOUNT", "1000")
-    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy computes nothing here, and forks would inherit its threads
-    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer prints thirty lines of C++ stack otherwise
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # NumPy computes nothing here, and forks would inherit its threads
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer prints thirty lines of C++ stack otherwise
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -114,9 +114,8 @@ def _check_presence(store: Store, ranks: Ranks, deadline: float, stop: StopFlag,
             time.sleep(0.02)
 
 
-def _names(missing: Iterable[int], ranks: Ranks) -> str:
+def _names(missing: list[int], ranks: Ranks) -> str:
     """Return ``rank 2 (node 1), rank 3 (node 1)``, cut after eight ranks."""
-    missing = list(missing)
     names = [f"rank {r} (node {ranks.node_of(r)})" for r in missing[:8]]
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return ", ".join(names) + more

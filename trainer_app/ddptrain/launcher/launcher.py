@@ -97,7 +97,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
         supervisor = Supervisor(config, _with_port(ranks, options), options, signals, reports)
         report = supervisor.run()
-        if report["code"] in _NOT_RESTARTED or supervisor.stop_requested or restart == options.max_restarts:
+        if report["code"] in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
         supervisor.printer.launcher_line(f"restart {restart + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
@@ -148,12 +148,8 @@ class Supervisor:
         self._workers: list[WorkerProcess] = []
         self._states: list[RankState] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
-        self._stop_signal: int | None = None
+        self.stop_signal: int | None = None
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
-
-    @property
-    def stop_requested(self) -> bool:
-        return self._stop_signal is not None
 
     def run(self) -> Report:
         """Run the ranks once and return the node's report."""
@@ -227,8 +223,8 @@ class Supervisor:
             number = self.signals.pending.pop(0)
             if number == signal.SIGCHLD:
                 continue
-            if self._stop_signal is None:
-                self._stop_signal = number
+            if self.stop_signal is None:
+                self.stop_signal = number
                 self._end_within(self.config.stop_grace)
             for worker in self._workers:
                 if worker.status is None:
@@ -291,7 +287,7 @@ class Supervisor:
 
     def _final_report(self, *, oom_killed: bool) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
-        report = processes.root_cause(self._workers, stop_signal=self._stop_signal, hang=self._hang)
+        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
         directory = self.config.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
