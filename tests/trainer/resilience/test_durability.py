@@ -168,6 +168,16 @@ def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     assert [row["event"] for row in rows].count("refused") == 1
 
 
+def test_stop_with_a_refused_save_writes_the_row_of_the_refusal(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", "mlp", "--chaos", "diskfull:0:4", "--checkpoint-every", 4, "--stop-after", 4)
+    run = ddptrain.run(*command(1, idx, tmp_path, *flags), code=75)
+    assert run.message()["saved"] is False
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (rows[-1]["event"], rows[-1]["step"]) == ("refused", 4)
+
+
 def test_volume_that_stays_full_exits_with_73_only_at_the_last_save(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ class Trainer:
 
     def _leave(self, done: int, saved: SaveResult | None) -> None:
         """Leave the group and raise Stopped; every rank calls it after the same step."""
+        self._metrics.flush(done)  # a refused save has added a row
         result = self._from_rank_zero("stopped", saved)
         self._gradients.close()
         self._group.close()
