@@ -86,6 +86,7 @@ def test_an_unsupported_image_is_refused_with_the_reason(tmp_path: Path, content
     with pytest.raises(DataCorrupt, match=reason) as caught:
         read(content, tmp_path)
     assert "digit.png" in str(caught.value)
+    assert " object at 0x" not in str(caught.value)
     assert caught.value.next_step
 
 

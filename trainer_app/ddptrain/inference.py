@@ -220,7 +220,7 @@ def read_png(path: Path) -> Pixels:
         DataMissing: it cannot be read. DataCorrupt: it is damaged or of another kind.
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise DataMissing(
             f"cannot read {path}: Pillow is not installed", next_step="pip install 'ddpjob[trainer]'"
@@ -237,6 +237,8 @@ def read_png(path: Path) -> Pixels:
             with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
                 pixels: Pixels = np.array(image, np.uint8)
                 return pixels.reshape(image.height, image.width, -1)
+        except UnidentifiedImageError:  # its text is the repr of the buffer
+            reason = "the PNG image is damaged: its first chunks cannot be read"
         except Exception as error:  # Pillow raises many types on damaged files
             reason = f"the PNG image is damaged: {error}"
     raise DataCorrupt(
