@@ -139,6 +139,7 @@ def session(job: Json, root: Path) -> Session:
         ({"numNode": 2}, "numNode"),
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "MASTER_ADDR"),
         ({"image": None}, "image is required"),
+        ({"command": [True]}, "spec.command[0]: Invalid value: true: must be a valid string"),
     ],
 )
 def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:

@@ -4,6 +4,7 @@ The class, the code, ``details`` (name, group, kind, and field and reason of eve
 object are those of kube-apiserver. The text of a single cause is our own.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -169,5 +170,5 @@ def _named(resource: Resource, name: str, kind: str | None = None) -> tuple[str,
 
 
 def quoted(value: object) -> str:
-    """Return a value as error texts show it: strings in double quotes."""
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    """Return a value as error texts show it: strings in double quotes, true and false as in YAML."""
+    return f'"{value}"' if isinstance(value, str) else json.dumps(value, default=str)
