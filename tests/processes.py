@@ -3,13 +3,15 @@
 import asyncio
 import ctypes
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ddptrain.distributed.topology import free_port
+
+__all__ = ["end", "eventually", "free_port", "spawn", "tail"]
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not take the loader's lock
@@ -42,13 +44,6 @@ def end(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, interval: float = 0.02) -> T:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from ddptrain.checkpoint import newest_valid
+from ddptrain.distributed.topology import free_port
 from ddptrain.reporting.metrics import effective_rows
 
 PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
@@ -33,13 +33,6 @@ def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIEN
         assert time.monotonic() < end, f"timed out after {patience:.0f} s: {what}"
         time.sleep(0.01)
     return value
-
-
-def free_port() -> int:
-    """Return a port that is currently free on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

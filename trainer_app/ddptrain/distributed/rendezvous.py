@@ -205,7 +205,9 @@ def _wait_for_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Hea
         stop.raise_if_requested("rendezvous")
         heartbeat.touch()
         try:
-            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3):
+            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3) as connection:
+                if is_connected_to_itself(connection):
+                    raise ConnectionRefusedError("no process listens on this port")
                 return
         except OSError as error:
             if time.monotonic() > deadline:
@@ -216,6 +218,11 @@ def _wait_for_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Hea
                 ) from error
         time.sleep(pause)
         pause = min(0.5, pause * 1.5)
+
+
+def is_connected_to_itself(connection: socket.socket) -> bool:
+    """Return whether both ends are one socket, as TCP allows if the kernel picks the wanted port as the source port."""
+    return bool(connection.getsockname() == connection.getpeername())
 
 
 def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: None) -> Store:

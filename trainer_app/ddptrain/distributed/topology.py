@@ -6,8 +6,10 @@ launching a node's ranks. The terms are those of torchrun: node_rank * nproc_per
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
+import secrets
 import socket
 import struct
 from collections.abc import Mapping
@@ -19,6 +21,8 @@ from ddptrain.errors import UsageError
 DEFAULT_PORT = 29500
 MAX_NODES = 4096
 MAX_RANKS = MAX_NODES * 64
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUAL_EPHEMERAL_START = 32768
 
 
 @dataclass(frozen=True)
@@ -207,10 +211,21 @@ def route_interface(host: str) -> str | None:
 
 
 def free_port() -> int:
-    """Return a TCP port that is free on loopback at this moment, for a node that trains alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that is free at this moment, for a node that trains alone.
+
+    It is below the ephemeral range: an outgoing connection could take an ephemeral port before rank 0 listens on it,
+    and a rank that tries to connect to one before that can connect to itself.
+    """
+    try:
+        end = int(_EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError):
+        end = _USUAL_EPHEMERAL_START
+    first = max(1024, end - 12_000)
+    while True:
+        port = first + secrets.randbelow(max(1, end - first))  # not ``random``: forked processes share its state
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
 
 
 def _addresses(interface: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
