@@ -10,7 +10,13 @@ import torch
 from ddptrain.config import Config
 from ddptrain.distributed.device import resolve_device
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
-from ddptrain.distributed.topology import from_flags, from_node_environment, from_rank_environment, needs_launch
+from ddptrain.distributed.topology import (
+    free_port,
+    from_flags,
+    from_node_environment,
+    from_rank_environment,
+    needs_launch,
+)
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 
@@ -156,3 +162,13 @@ def test_ranks_share_the_cpus_unless_omp_num_threads_is_set() -> None:
     assert threads_per_rank(1000, {}) == 1
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "5"}) == 5
     assert threads_per_rank(1, {"OMP_NUM_THREADS": ""}) >= 1
+
+
+@pytest.mark.parametrize(("content", "first", "last"), [("32768 60999", 20768, 32767), ("1024 65535", 1024, 65535)])
+def test_a_free_port_is_below_the_ephemeral_range_where_there_is_room(
+    tmp_path: Path, content: str, first: int, last: int
+) -> None:
+    (tmp_path / "range").write_text(content)
+    ports = {free_port(tmp_path / "range") for _ in range(20)}
+    assert len(ports) > 1
+    assert all(first <= port <= last for port in ports)

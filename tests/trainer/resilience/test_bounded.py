@@ -1,4 +1,4 @@
-"""A volume that does not answer never blocks the launcher. A named pipe without a writer stands in for the volume."""
+"""A volume that does not answer never blocks the launcher. A named pipe without a writer serves as the volume."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def wait_for_key(
     """Return the key's value as soon as it is set.
 
     Args:
-        what: what the key stands for, for error messages.
+        what: the meaning of the key, for error messages.
         stop: end the wait on a signal; None at the end of a run, when all ranks exit together anyway.
 
     Raises:

@@ -21,8 +21,8 @@ from ddptrain.errors import UsageError
 DEFAULT_PORT = 29500
 MAX_NODES = 4096
 MAX_RANKS = MAX_NODES * 64
-_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_EPHEMERAL_START = 32768
+_PORT_TRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -210,22 +210,29 @@ def route_interface(host: str) -> str | None:
     return "lo" if local.is_loopback else None
 
 
-def free_port() -> int:
+def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
     """Return a TCP port that is free at this moment, for a node that trains alone.
 
     It is below the ephemeral range: an outgoing connection could take an ephemeral port before rank 0 listens on it,
-    and a rank that tries to connect to one before that can connect to itself.
+    and a rank that tries to connect to one before that can connect to itself. A machine whose ephemeral range begins
+    too low for that gets any free port.
+
+    Raises:
+        OSError: no port is free.
     """
     try:
-        end = int(_EPHEMERAL_RANGE.read_text().split()[0])
-    except (OSError, ValueError):
-        end = _USUAL_EPHEMERAL_START
-    first = max(1024, end - 12_000)
-    while True:
-        port = first + secrets.randbelow(max(1, end - first))  # not ``random``: forked processes share its state
+        low = int(ephemeral_range.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        low = _USUAL_EPHEMERAL_START
+    first, end = (max(1024, low - 12_000), low) if low > 2048 else (1024, 65536)
+    for _ in range(_PORT_TRIES):
+        port = first + secrets.randbelow(end - first)  # not ``random``: forked processes share its state
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _addresses(interface: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
