@@ -93,6 +93,8 @@ GOOD: dict[str, Spec] = {
         "template": {"spec": {"nodeSelector": {"a": "b", "c": None}, "containers": None}},
     },
     "nproc auto": OK | {"nprocPerNode": "auto"},
+    "default port of progress as the port": OK | {"rendezvous": {"port": 29501, "progressPort": 29500}},
+    "last ports": OK | {"rendezvous": {"port": 65535, "progressPort": 1024}},
 }
 
 BAD: tuple[Bad, ...] = (
@@ -118,7 +120,13 @@ BAD: tuple[Bad, ...] = (
         says="nprocPerNode must be a number"),
     Bad("port out of range", "rendezvous.port", OK | {"rendezvous": {"port": 65536}}),
     Bad("port of root", "rendezvous.port", OK | {"rendezvous": {"port": 80}}),
-    Bad("port of progress", "rendezvous", OK | {"rendezvous": {"port": 29501}}, says="port must not be 29501"),
+    Bad("port of progress", "rendezvous", OK | {"rendezvous": {"port": 29501}}, says="port and progressPort must"),
+    Bad("progress on the port", "rendezvous", OK | {"rendezvous": {"progressPort": 29500}},
+        says="port and progressPort must differ"),
+    Bad("one port for both", "rendezvous", OK | {"rendezvous": {"port": 3000, "progressPort": 3000}},
+        says="port and progressPort must differ"),
+    Bad("progress port of root", "rendezvous.progressPort", OK | {"rendezvous": {"progressPort": 1023}}),
+    Bad("progress port out of range", "rendezvous.progressPort", OK | {"rendezvous": {"progressPort": 65536}}),
     Bad("no rendezvous time", "rendezvous.timeoutSeconds", OK | {"rendezvous": {"timeoutSeconds": 0}}),
     Bad("both claims", "checkpoint", OK | {"checkpoint": {"claimName": "a", "claimTemplate": CLAIM}},
         says="exactly one of claimName"),
@@ -208,6 +216,7 @@ ILLEGAL_EDITS: tuple[Edit, ...] = (
     *_three("numNodes", 2, 3),
     *_three("nprocPerNode", 2, 4),
     *_three("rendezvous", {"port": 3000}, {"port": 3001}),
+    *_three("rendezvous", {"progressPort": 3000}, {"progressPort": 3001}),
     *_three("sharedMemory", {"sizeLimit": "1Gi"}, {"sizeLimit": "2Gi"}),
     *_three("podSecurity", {"profile": "Baseline"}, {"profile": "Unset"}),
     *_three("checkpoint", {"claimName": "a"}, {"claimName": "b"}),

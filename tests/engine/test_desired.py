@@ -46,7 +46,7 @@ def test_pods_differ_only_in_name_hostname_label_and_node_rank() -> None:
 def test_environment_of_the_trainer_matches_the_design() -> None:
     pod = pod_of(
         nprocPerNode=2,
-        rendezvous={"port": 3000, "timeoutSeconds": 60},
+        rendezvous={"port": 3000, "progressPort": 3001, "timeoutSeconds": 60},
         checkpoint={"claimName": "c", "mountPath": "/ck"},
         data={"claimName": "d", "mountPath": "/da"},
     )
@@ -68,7 +68,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "DDPJOB_ATTEMPT": "1",
         "DDPJOB_CHECKPOINT_DIR": "/ck",
         "DDPJOB_DATA_DIR": "/da",
-        "DDPJOB_PROGRESS_PORT": "29501",
+        "DDPJOB_PROGRESS_PORT": "3001",
         "HOME": "/tmp",
         "USER": "ddpjob",
     }
@@ -76,6 +76,17 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
 
 def test_rank_and_world_size_are_left_to_torchrun() -> None:
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(env_of(pod_of()))
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "expected"),
+    [({}, {"rendezvous": 29500, "progress": 29501}),
+     ({"port": 3000, "progressPort": 3001}, {"rendezvous": 3000, "progress": 3001})],
+)  # fmt: skip
+def test_container_ports_are_those_of_the_spec(rendezvous: dict[str, Any], expected: dict[str, int]) -> None:
+    pod = pod_of(rendezvous=rendezvous)
+    assert {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]} == expected
+    assert env_of(pod)["DDPJOB_PROGRESS_PORT"] == str(expected["progress"])
 
 
 def test_operator_variables_come_before_the_users() -> None:

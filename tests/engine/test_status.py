@@ -95,6 +95,14 @@ def test_obstacle_of_a_pod_is_quoted(status: dict, condition: str, reason: str, 
     assert is_idle(world.reconcile())
 
 
+def test_progress_is_requested_from_the_port_of_the_spec() -> None:
+    world = World(a_job(rendezvous={"progressPort": 3001}))
+    world.settle()
+    world.run_all()
+    world.reconcile()
+    assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", 3001)
+
+
 def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     world = World(a_job())
     world.settle()

@@ -46,7 +46,7 @@ SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 
 TRAINER_CONTAINER: Final = "trainer"
 
-PROGRESS_PORT: Final = 29501
+PROGRESS_PORT: Final = 29501  # the default of rendezvous.progressPort
 
 # Variables that torchrun and the trainer read. torchrun itself sets RANK and WORLD_SIZE.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"

@@ -61,23 +61,25 @@ Seconds = Annotated[int, Field(ge=1, le=YEAR)]
 
 
 class Rendezvous(ApiModel):
-    """Static rendezvous of the nodes at rank 0's address."""
+    """Static rendezvous of the nodes at rank 0's address. With hostNetwork, two jobs on a node need different ports."""
 
     rules: ClassVar = (
         Rule(
-            f"self.port != {names.PROGRESS_PORT}",
-            f"port must not be {names.PROGRESS_PORT}: rank 0 serves its progress there",
+            "self.port != self.progressPort",
+            "port and progressPort must differ: rank 0 listens on both",
         ),
     )
 
     port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """Port of the rendezvous on rank 0 (MASTER_PORT)."""
+    progress_port: Annotated[int, Field(ge=1024, le=65535)] = names.PROGRESS_PORT
+    """Port on which rank 0 serves its progress (DDPJOB_PROGRESS_PORT)."""
     timeout_seconds: Annotated[int, Field(ge=10, le=DAY)] = 600
     """Seconds that a rank waits for the others before it fails."""
 
     @model_validator(mode="after")
-    def _free_of_progress_port(self) -> Self:
-        if self.port == names.PROGRESS_PORT:
+    def _ports_differ(self) -> Self:
+        if self.port == self.progress_port:
             raise ValueError(self.rules[0].message)
         return self
 

@@ -157,7 +157,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
         values[names.ENV_CHECKPOINT_DIR] = spec.checkpoint.mount_path
     if spec.data:
         values[names.ENV_DATA_DIR] = spec.data.mount_path
-    values[names.ENV_PROGRESS_PORT] = names.PROGRESS_PORT
+    values[names.ENV_PROGRESS_PORT] = spec.rendezvous.progress_port
     return [{"name": name, "value": str(value)} for name, value in values.items()]
 
 
@@ -188,7 +188,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         env=[*wire.get("env", []), *owned],
         short={key: wire[key] for key in _SHORT_FIELDS if key in wire},
         port=spec.rendezvous.port,
-        progress_port=names.PROGRESS_PORT,
+        progress_port=spec.rendezvous.progress_port,
         shm_limit=spec.shared_memory.size_limit,
         checkpoint={"subPath": None} | wire["checkpoint"] | {"claim": job.claim} if spec.checkpoint else None,
         data=wire.get("data"),

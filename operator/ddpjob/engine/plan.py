@@ -131,4 +131,4 @@ def _poll(s: JobState) -> tuple[str, str, int] | None:
     pod = s.current.get(0)
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None
-    return pod.name, pod.ip, names.PROGRESS_PORT
+    return pod.name, pod.ip, s.job.spec.rendezvous.progress_port

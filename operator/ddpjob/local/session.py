@@ -113,7 +113,7 @@ class Session:
         self._killed_at = begin.killed_at
         resume.explain_differences(self._admitted, self._state, self._options.volumes, self._say)
         spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False)
-        ports = Ports(rendezvous=spec.rendezvous.port, progress=names.PROGRESS_PORT)
+        ports = Ports(rendezvous=spec.rendezvous.port, progress=spec.rendezvous.progress_port)
         controller = Controller(
             self._cluster,
             settings,
