@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpjob.api.crd import as_yaml, openapi
 from ddpjob.api.names import MAX_JOB_NAME, MAX_NODES, pod_name
-from ddpjob.api.spec import IMMUTABLE
+from ddpjob.api.spec import IMMUTABLE, OPEN_PARTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +56,32 @@ def test_every_immutable_field_has_a_transition_rule_of_the_spec() -> None:
     rules = [rule["rule"] for rule in openapi()["properties"]["spec"]["x-kubernetes-validations"]]
     for field in IMMUTABLE:
         assert any(f"has(self.{field}) == has(oldSelf.{field})" in rule for rule in rules), field
+
+
+def test_parts_that_cel_cannot_compare_are_hashed_and_have_no_defaults() -> None:
+    """So neither a field nor a default of another release changes ``specHash``."""
+    parts = [f".{'.'.join(path)}" for path in OPEN_PARTS]
+    covered = []
+    for path, node in nodes(openapi()["properties"]["spec"]):
+        of = [part for part in parts if path == part or path.startswith((f"{part}.", f"{part}["))]
+        if node.get("x-kubernetes-preserve-unknown-fields"):
+            assert of, f"no digest covers {path}"
+            covered += of
+        if of:
+            assert "default" not in node, path
+    assert set(covered) == set(parts)
+
+
+def test_status_schema_refuses_nothing_that_another_release_may_write() -> None:
+    allowed = {"description", "type", "properties", "additionalProperties", "items", "required"}
+    allowed |= {"x-kubernetes-preserve-unknown-fields", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
+    required = {}
+    for path, node in nodes(openapi()["properties"]["status"]):
+        assert node.keys() <= allowed, (path, node.keys() - allowed)
+        assert (node["type"] == "object") == (node.get("x-kubernetes-preserve-unknown-fields") is True), path
+        if "required" in node:
+            required[path] = node["required"]
+    assert required == {".conditions[]": ["type"]}, "the API server needs the keys of a list, and nothing else"
 
 
 def test_longest_job_name_gives_a_valid_host_name() -> None:

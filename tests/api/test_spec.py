@@ -1,5 +1,7 @@
 """The spec models: verdicts on the table of good and bad specs, defaults, and error messages."""
 
+import copy
+
 import pytest
 from pydantic import ValidationError
 
@@ -64,6 +66,49 @@ def test_an_unknown_field_is_named_as_unknown() -> None:
     with pytest.raises(ValidationError) as caught:
         parse_spec({"spec": OK | {"restartPolicy": {"retries": 2}}})
     assert explain(caught.value) == ["spec.restartPolicy.retries: unknown field"]
+
+
+LATER = OK | {
+    "compression": "none",
+    "rendezvous": {"port": 3000, "backend": {"name": "static"}},
+    "env": [{"name": "A"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "version": None}}}],
+    "template": {"generation": 1, "spec": {"later": 1, "containers": [{"name": "c", "env": [{"name": "A", "b": 2}]}]}},
+}
+"""A spec with fields of a later release, at every depth."""
+
+
+def test_fields_of_another_release_are_left_out_on_request() -> None:
+    with pytest.raises(ValidationError) as caught:
+        parse_spec({"spec": LATER})
+    assert sorted(explain(caught.value)) == [
+        "spec.compression: unknown field",
+        "spec.env[1].valueFrom.secretKeyRef.version: unknown field",
+        "spec.rendezvous.backend: unknown field",
+        "spec.template.generation: unknown field",
+        "spec.template.spec.containers[0].env[0].b: unknown field",
+    ]
+    before = copy.deepcopy(LATER)
+    spec = parse_spec({"spec": LATER}, ignore_unknown=True).wire()
+    assert before == LATER, "the stored spec is not changed"
+    assert spec["rendezvous"]["port"] == 3000 and "backend" not in spec["rendezvous"]
+    assert spec["env"] == [{"name": "A"}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    # The pod template passes on what it does not know, except in the parts that the schema describes completely.
+    assert spec["template"] == {"spec": {"later": 1, "containers": [{"name": "c", "env": [{"name": "A"}]}]}}
+    assert "compression" not in spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({"numNodes": 0}, "spec.numNodes: must be greater than or equal to 1"),
+        ({"image": None}, "spec: image is required: set spec.image, or template.spec.containers[name=trainer].image"),
+    ],
+    ids=["limit", "rule"],
+)
+def test_errors_other_than_unknown_fields_remain(spec: dict[str, object], line: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        parse_spec({"spec": LATER | spec}, ignore_unknown=True)
+    assert explain(caught.value) == [line]
 
 
 def test_error_has_the_allowed_values() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import timestamp
+from ddpjob.api import names
+from ddpjob.api.wire import Json, timestamp
 from ddpjob.local.errors import LocalError
+from ddpjob.local.state import JobFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret
 from tests.local.sessions import Place
@@ -129,6 +132,49 @@ async def test_mutable_fields_are_changed_in_the_resumed_job(place: Place) -> No
     new = second.task.result()
     assert new["metadata"]["uid"] == old["metadata"]["uid"]
     assert new["spec"]["restartPolicy"]["maxRestarts"] == 9
+
+
+async def test_job_that_another_release_recorded_is_resumed(place: Place) -> None:
+    """The record has fields that this release does not know, in mutable parts of the spec and in the status."""
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
+    first = place.begin(job)
+    await first.until("it is up", lambda: first.log(1))
+    first.stop.set()
+    old = await first.result()
+    edit_record(first.folder, {"compression": "none"}, {"completeAttempt": 1, "world": {"later": True}})
+
+    place.let_go()
+    second = await place.finish(job)
+    new = second.task.result()
+    assert new["metadata"]["uid"] == old["metadata"]["uid"]
+    assert (new["status"]["state"], new["status"]["attempt"]) == ("Succeeded", 2)
+    assert "compression" not in new["spec"]
+
+
+async def test_job_that_lacks_a_default_of_this_release_is_replaced(place: Place) -> None:
+    job = a_local_job(UNTIL_SIGTERM, checkpoint=True)
+    first = place.begin(job)
+    await first.until("it is up", lambda: first.log(1))
+    first.stop.set()
+    old = await first.result()
+    edit_record(first.folder, {"rendezvous": {"port": old["spec"]["rendezvous"]["port"]}}, {})
+
+    place.let_go()
+    second = await place.finish(job)
+    new = second.task.result()
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert new["status"]["state"] == "Succeeded"
+    assert any("spec of tiny has changed" in line for line in second.said)
+
+
+def edit_record(folder: JobFolder, spec: Json, status: Json) -> None:
+    """Change fields of the recorded DDPJob, as if another release had written it."""
+    record = folder.path / "cluster.json"
+    dumped = json.loads(record.read_text())
+    (job,) = [obj for plural, obj in dumped["objects"] if plural == names.DDPJOBS.plural]
+    job["spec"] |= spec
+    job["status"] |= status
+    record.write_text(json.dumps(dumped))
 
 
 async def test_finished_job_runs_again_on_its_volume_unless_fresh(place: Place) -> None:

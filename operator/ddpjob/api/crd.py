@@ -4,6 +4,7 @@ A test fails if manifests/crd.yaml or the chart's copy differs from the output.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -73,7 +74,7 @@ def openapi() -> dict[str, Any]:
             "kind": {"type": "string", "description": f"Always {names.DDPJOBS.kind}."},
             "metadata": {"type": "object"},
             "spec": structural(DDPJobSpec.model_json_schema(by_alias=True)),
-            "status": structural(DDPJobStatus.model_json_schema(by_alias=True)),
+            "status": _open(structural(DDPJobStatus.model_json_schema(by_alias=True))),
         },
         "x-kubernetes-validations": [NAME_RULE._asdict()],
     }
@@ -117,6 +118,31 @@ def structural(schema: Schema) -> Schema:
     https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
     """
     return _node(schema, schema.get("$defs", {}))
+
+
+# What the API server needs: a key of a list must be required.
+_KEPT_IN_STATUS = ("description", "type", "x-kubernetes-list-type", "x-kubernetes-list-map-keys")
+
+
+def _open(node: Schema, keys: Sequence[str] = ()) -> Schema:
+    """Return a structural schema without enums, limits and required fields, in which all objects may have more fields.
+
+    The API server refuses a whole patch for one value that the schema does not allow, also in a field that the patch
+    does not change. An operator of another release must be able to write its status: ``api/status.py`` has the limits.
+    ``keys``: the fields that identify the object in its list.
+    """
+    out = {key: node[key] for key in _KEPT_IN_STATUS if key in node}
+    if keys:
+        out["required"] = list(keys)
+    if node.get("type") == "object":
+        out["x-kubernetes-preserve-unknown-fields"] = True
+    if "properties" in node:
+        out["properties"] = {name: _open(child) for name, child in node["properties"].items()}
+    if isinstance(node.get("additionalProperties"), dict):
+        out["additionalProperties"] = _open(node["additionalProperties"])
+    if "items" in node:
+        out["items"] = _open(node["items"], node.get("x-kubernetes-list-map-keys", ()))
+    return out
 
 
 def _node(node: Schema, defs: Schema) -> Schema:

@@ -4,9 +4,12 @@ Every rule exists as CEL for the API server and as a validator here; tests/api/t
 The docstring below each field is its description in ``kubectl explain ddpjob.spec``.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterable
+from functools import reduce
+from operator import getitem
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -142,6 +145,9 @@ IMMUTABLE = (
     "checkpoint",
     "data",
 )
+
+# The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
+OPEN_PARTS = (("template",), ("checkpoint", "claimTemplate"), ("resources", "claims"))
 
 
 # Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
@@ -293,13 +299,34 @@ def _is_equal(one: Any, other: Any) -> bool:
     return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def parse_spec(job: dict[str, Any]) -> DDPJobSpec:
+def parse_spec(job: dict[str, Any], *, ignore_unknown: bool = False) -> DDPJobSpec:
     """Return the typed spec of a job as the API server stores it.
+
+    Args:
+        job: the DDPJob.
+        ignore_unknown: leave out fields that this release does not know, at any depth. The CustomResourceDefinition of
+            another release may declare them, and its defaults put them into every stored job.
 
     Raises:
         pydantic.ValidationError: the spec breaks a rule; ``explain`` converts the error to text.
     """
-    return DDPJobSpec.model_validate(job.get("spec") or {}, by_alias=True, by_name=False)
+    spec = job.get("spec") or {}
+    try:
+        return DDPJobSpec.model_validate(spec, by_alias=True, by_name=False)
+    except ValidationError as error:
+        unknown = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
+        if not (ignore_unknown and unknown):
+            raise
+    # The rules of an object that has an unknown field have not been checked yet.
+    return DDPJobSpec.model_validate(_without(spec, unknown), by_alias=True, by_name=False)
+
+
+def _without(value: Any, locations: Iterable[tuple[int | str, ...]]) -> Any:
+    """Return a copy of a JSON value without the fields at these locations."""
+    copied = copy.deepcopy(value)
+    for *path, field in locations:
+        del reduce(getitem, path, copied)[field]
+    return copied
 
 
 _TEXTS = {"extra_forbidden": "unknown field", "missing": "required field is missing"}

@@ -142,8 +142,6 @@ class CheckpointStatus(ApiModel):
 class Failure(ApiModel):
     """Why an attempt ended."""
 
-    list_keys: ClassVar[tuple[str, ...]] = ("attempt",)
-
     attempt: int
     """The attempt that failed."""
     rank: int | None = None
@@ -178,7 +176,7 @@ class DDPJobStatus(ApiModel):
     observed_generation: int | None = None
     """Generation of the spec that this status was computed from."""
     spec_hash: str | None = None
-    """Digest of the immutable part of the spec when the first attempt started."""
+    """Digest of the parts of the spec that CEL rules cannot compare, when the first attempt started."""
     state: State | None = None
     """State in one word, for tables. Programs should read the conditions."""
     attempt: int | None = None

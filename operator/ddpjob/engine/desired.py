@@ -7,11 +7,12 @@ The pod of node 0 is rendered; the other nodes' pods are copies with their own n
 import copy
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, parse_spec
+from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
 from ddpjob.api.wire import Json, element
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
@@ -19,23 +20,31 @@ from ddpjob.engine.template import render
 
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
+# Changes whenever spec_hash hashes other parts, or in another way.
+_HASH_FORM = "v2:"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job with its parsed spec, as rendering and planning use it."""
+    """A job with its parsed spec, as rendering and planning use it. ``stored_spec``: the same spec as stored."""
 
     name: str
     namespace: str
     uid: str
     generation: int
     spec: DDPJobSpec
+    stored_spec: Json = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, body: Json) -> "Job":
-        """Return the job of an API object. Raises ``pydantic.ValidationError`` if its spec breaks a rule."""
-        meta = body["metadata"]
-        return cls(meta["name"], meta["namespace"], meta["uid"], int(meta.get("generation", 1)), parse_spec(body))
+        """Return the job of an API object; fields of the spec that this release does not know are ignored.
+
+        Raises:
+            pydantic.ValidationError: the spec breaks a rule.
+        """
+        meta, spec = body["metadata"], parse_spec(body, ignore_unknown=True)
+        generation = int(meta.get("generation", 1))
+        return cls(meta["name"], meta["namespace"], meta["uid"], generation, spec, body["spec"])
 
     @property
     def node_ranks(self) -> range:
@@ -72,14 +81,34 @@ class Job:
         return f"{host}.{self.service}.{self.namespace}.svc.{settings.cluster_domain}"
 
 
-def spec_hash(spec: DDPJobSpec) -> str:
-    """Return a digest of the immutable fields, including the parts of the template that CEL cannot compare.
+def spec_hash(spec: Json) -> str:
+    """Return a digest of the parts of a stored spec that CEL transition rules cannot compare.
 
-    Defaults are left out, so that a new version that adds a field with a default does not change the digest.
+    It reads the JSON and no model, and these parts have no defaults, so that neither a new field nor a changed default
+    of another release changes the digest. A null is left out, because the API server drops it once a schema declares
+    the field.
     """
-    wire = spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True, mode="json")
-    frozen = {name: wire[name] for name in IMMUTABLE if name in wire}
-    return hashlib.sha256(json.dumps(frozen, sort_keys=True).encode()).hexdigest()[:16]
+    open_parts = {".".join(path): _at(spec, path) for path in OPEN_PARTS}
+    given = {name: _without_nulls(part) for name, part in open_parts.items() if part is not None}
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{_HASH_FORM}{digest}"
+
+
+def is_comparable(recorded: str | None) -> bool:
+    """Return whether ``spec_hash`` of this release made the recorded digest; another release may hash other parts."""
+    return recorded is not None and recorded.startswith(_HASH_FORM)
+
+
+def _at(value: Any, path: Iterable[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def owner_reference(job: Job) -> Json:

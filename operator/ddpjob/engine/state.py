@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpjob.api.wire import condition, is_true, seconds_between
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.desired import Job, spec_hash
+from ddpjob.engine.desired import Job, is_comparable, spec_hash
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
 
@@ -81,14 +81,14 @@ class JobState:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Digest of the immutable part of the current spec."""
-        return spec_hash(self.job.spec)
+        """Digest of the parts of the current spec that CEL rules cannot compare."""
+        return spec_hash(self.job.stored_spec)
 
     @property
     def spec_changed(self) -> bool:
         """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
         recorded = self.before.get("specHash")
-        return recorded is not None and recorded != self.spec_hash
+        return is_comparable(recorded) and recorded != self.spec_hash
 
     @property
     def active_seconds(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from ddpjob.api.wire import Json, timestamp
 from ddpjob.engine.conditions import build, conditions, invalid
 from ddpjob.engine.decision import Decision
+from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.pods import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.state import JobState
@@ -19,7 +20,8 @@ def next_status(s: JobState, decision: Decision) -> Json:
     begins = decision.begins_attempt
     status: Json = dict(s.before)
     status["observedGeneration"] = s.job.generation
-    status.setdefault("specHash", s.spec_hash)
+    if not is_comparable(status.get("specHash")):
+        status["specHash"] = s.spec_hash
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountedTowardsLimit", 0)
     status["attempt"] = new_attempt(s, decision)

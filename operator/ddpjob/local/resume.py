@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from ddpjob.api import names
-from ddpjob.api.spec import parse_spec
+from ddpjob.api.spec import forbidden_changes
 from ddpjob.api.wire import Json, is_true
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import status_patch
-from ddpjob.engine.desired import spec_hash
 from ddpjob.local.admission import AdmittedJob
 from ddpjob.local.kubelet import ENTRYPOINT, is_over
 from ddpjob.local.state import JobFolder, StateFolder, remove_tree
@@ -100,11 +97,11 @@ def _load_new(cluster: MemoryCluster, folder: JobFolder, wanted: AdmittedJob, ke
 
 
 def _can_resume(old: Json, wanted: AdmittedJob) -> bool:
-    """Return whether an apply could turn one into the other: no immutable field, template included, differs."""
-    try:
-        return spec_hash(parse_spec(old)) == spec_hash(wanted.job.spec)
-    except ValidationError:
-        return False  # another version wrote it
+    """Return whether an apply could turn one into the other: no immutable field, template included, differs.
+
+    Both specs are as stored, defaults included: a job of another release with other defaults is replaced.
+    """
+    return not forbidden_changes(old["spec"], wanted.body["spec"])
 
 
 def _resume(cluster: MemoryCluster, folder: JobFolder, old: Json, wanted: AdmittedJob, say: Say) -> ResumeState:

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaV
 
 from ddpjob.api.model import ApiModel
 from ddpjob.api.spec import field_path, message_of
-from ddpjob.api.status import is_time
+from ddpjob.api.status import Condition, DDPJobStatus, is_time
 from ddpjob.api.wire import timestamp
 from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
 from ddpjob.cluster.memory.quantities import canonical
@@ -42,6 +42,7 @@ _REASONS: Final[Mapping[str, CauseReason]] = {
     "string_too_long": "FieldValueTooLong",
     "too_long": "FieldValueTooMany",
 }
+_NOT_IN_STATUS_SCHEMA = frozenset({"extra_forbidden", "string_too_long", "string_too_short", "time_type", "too_long"})
 
 
 @dataclass
@@ -69,19 +70,37 @@ def read_custom(model: type[ApiModel], value: Any, path: str, findings: Findings
     try:
         parsed = model.model_validate(value, by_alias=True, by_name=False)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        found = _refused(model, error)
         findings.unknown += [field_path(path, e["loc"]) for e in found if e["type"] == "extra_forbidden"]
-        return value, False
+        return value, not found
     return _with_defaults(parsed, value), True
 
 
 def causes(model: type[ApiModel], value: Any, path: str) -> list[Cause]:
-    """Return what ``model`` refuses in a part of a DDPJob, with the API server's fields and reasons."""
+    """Return what the CRD refuses in a part of a DDPJob, with the API server's fields and reasons."""
     try:
         model.model_validate(value, by_alias=True, by_name=False)
     except ValidationError as error:
-        return [_cause(found, path) for found in error.errors(include_url=False)]
+        return [_cause(found, path) for found in _refused(model, error)]
     return []
+
+
+def _refused(model: type[ApiModel], error: ValidationError) -> list[ErrorDetails]:
+    """Return the errors that the CRD has too. Its status has no enums and no limits, and accepts unknown fields."""
+    found = error.errors(include_url=False)
+    if model is not DDPJobStatus:
+        return found
+    return [item for item in found if not _is_open(item)]
+
+
+def _is_open(error: ErrorDetails) -> bool:
+    """Return whether the schema of the status accepts what the model refuses."""
+    kind, location = error["type"], error["loc"]
+    if kind == "missing":  # the API server requires the keys of a list
+        return not (location[0] == "conditions" and location[-1] in Condition.list_keys)
+    if kind == "literal_error":
+        return isinstance(error["input"], str)
+    return kind in _NOT_IN_STATUS_SCHEMA
 
 
 def read_core(model: str, value: Any, path: str, findings: Findings) -> Any:
