@@ -1,7 +1,9 @@
 """Polling the progress of a pod: a real HTTP server on loopback, with valid and malformed responses."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -79,7 +81,7 @@ async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polli
     await polling.until(lambda: polling.news)
     answer = polling.poller.answer(KEY)
     assert answer is not None
-    assert (answer.pod, answer.progress) == ("pod-0", {"schema": 1, "step": 3})
+    assert (answer.pod, answer.progress) == ("pod-0", {"step": 3})
 
 
 async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling: Polling) -> None:
@@ -110,9 +112,51 @@ async def test_polling_stops_when_the_job_is_no_longer_followed(trainer: Trainer
     polls = trainer.polls
     await asyncio.sleep(0.2)  # ten intervals in which nothing may come
     assert trainer.polls <= polls + 1
-    assert polling.poller.answer(KEY) is not None
-    polling.poller.forget(KEY)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["not followed", "deleted"])
+async def test_last_response_is_dropped_with_its_job(trainer: Trainer, polling: Polling, is_deleted: bool) -> None:
+    trainer.handler = trainer.say({"step": 3})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.poller.answer(KEY))
+    if is_deleted:
+        polling.poller.forget(KEY)
+    else:
+        polling.poller.follow(KEY, None)
+    await asyncio.sleep(0.1)
     assert polling.poller.answer(KEY) is None
+
+
+async def test_kept_responses_of_maximum_size_take_little_memory(trainer: Trainer) -> None:
+    """The worst answers: 64 KiB of small objects, a long text, a long number."""
+    small = {"step": 3, "junk": [[] for _ in range(16_000)]}
+    worst = [json.dumps(small), json.dumps({"phase": "x" * 60_000}), '{"loss": ' + "9" * 4000 + ', "step": 4}']
+    assert MAX_BYTES * 0.9 < len(worst[0]) <= MAX_BYTES
+    keys = [Key("default", f"job-{number}") for number in range(30)]
+    polled = 0
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        nonlocal polled
+        polled += 1
+        return web.Response(text=worst[polled % len(worst)])
+
+    trainer.handler = answer
+    poller = ProgressPoller(60.0, lambda key: None)
+    poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))  # the first request allocates more than others
+    await eventually_async("the first response arrived", lambda: poller.answer(KEY))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for key in keys:
+            poller.follow(key, ("pod-0", "127.0.0.1", trainer.port))
+        await eventually_async("all responses arrived", lambda: all(map(poller.answer, keys)))
+        await asyncio.sleep(0.2)  # the server's side of the connections ends
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        assert (after - before) / len(keys) < 50_000, "bytes per followed job"
+    finally:
+        tracemalloc.stop()
+        await poller.close()
 
 
 async def test_server_that_starts_late_is_polled(trainer: Trainer, polling: Polling, unused_tcp_port: int) -> None:

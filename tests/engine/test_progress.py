@@ -4,10 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpjob.engine.progress import checkpoint_status, progress_status
+from ddpjob.engine.progress import checkpoint_status, known_part, progress_status
 from tests.builders import NOW
 
 REPORT: dict[str, Any] = {
@@ -79,6 +79,16 @@ def test_malformed_report_gives_a_valid_status(report: dict[str, Any]) -> None:
     made = progress_status(report, {}, NOW)
     assert isinstance(made["display"], str)
     checkpoint_status(report, None, NOW)
+
+
+@given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "other"]), junk))
+@example(REPORT | {"phase": "x" * 60_000, "step": 10**4000, "checkpoint": {"run": 3, "step": 250, "files": ["a"] * 9}})
+def test_known_part_of_a_report_gives_the_same_status_and_is_small(report: dict[str, Any]) -> None:
+    known = known_part(report)
+    before = {"step": 1, "loss": "0.5"}
+    assert progress_status(known, before, NOW) == progress_status(report, before, NOW)
+    assert checkpoint_status(known, None, NOW) == checkpoint_status(report, None, NOW)
+    assert len(repr(known)) < 1024
 
 
 def test_long_phase_is_truncated() -> None:

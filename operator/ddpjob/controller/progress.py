@@ -13,6 +13,7 @@ import aiohttp
 
 from ddpjob.api.wire import Json
 from ddpjob.controller.cache import Key
+from ddpjob.engine.progress import known_part
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ Target = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The last response of a pod."""
+    """The last response of a pod; only its fields that the engine reads, because the rest can be 1.5 MB of objects."""
 
     pod: str
     progress: Json
@@ -70,20 +71,25 @@ class ProgressPoller:
         return self._answers.get(key)
 
     def follow(self, key: Key, target: Target | None) -> None:
-        """Poll ``target`` from now on; None stops polling but keeps the last response."""
+        """Poll ``target`` from now on; None stops polling and drops the last response.
+
+        Rank 0 is then no longer running. The plan that found this has read the last response, and later plans read the
+        termination message.
+        """
         if key in self._tasks:
             known, task = self._tasks[key]
             if known == target and not task.done():
                 return
             task.cancel()
             del self._tasks[key]
-        if target is not None:
+        if target is None:
+            self._answers.pop(key, None)
+        else:
             self._tasks[key] = (target, asyncio.create_task(self._poll(key, target), name=f"progress of {key}"))
 
     def forget(self, key: Key) -> None:
         """Stop polling and drop the last response, because the job was deleted."""
         self.follow(key, None)
-        self._answers.pop(key, None)
 
     async def close(self) -> None:
         """Stop polling and close all connections."""
@@ -94,9 +100,10 @@ class ProgressPoller:
     async def _poll(self, key: Key, target: Target) -> None:
         while True:
             try:
-                progress = await self._ask(target)
+                # No local variable for the response: the task would keep it until the next one.
+                answer = Answer(target[0], known_part(await self._ask(target)))
                 self._on_poll("ok")
-                self._take(key, Answer(target[0], progress))
+                self._take(key, answer)
             except UnusableAnswerError as error:
                 self._on_poll("unusable")
                 logger.debug("%s: unusable progress response: %s", target[0], error)

@@ -14,6 +14,24 @@ _MAX_INT = 2**53  # every JSON reader represents it exactly
 _MAX_PHASE = 64
 _MAX_AGE = 365 * 86_400.0
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
+_INTEGERS = ("epoch", "totalEpochs", "step", "totalSteps", "etaSeconds")
+_NUMBERS = ("loss", "accuracy", "samplesPerSecond", "ageSeconds")
+_CHECKPOINTS = ("checkpoint", "resumedFrom")
+
+
+def known_part(report: Mapping[str, Any]) -> Json:
+    """Return the fields that this module reads, without values that it ignores: less than 1 KiB of any report.
+
+    ``progress_status`` and ``checkpoint_status`` return the same for the result as for the report.
+    """
+    known: Json = {key: value for key in _INTEGERS if (value := _int(report, key)) is not None}
+    known |= {key: value for key in _NUMBERS if (value := _float(report, key)) is not None}
+    if isinstance(phase := report.get("phase"), str):
+        known["phase"] = phase[:_MAX_PHASE]
+    for key in _CHECKPOINTS:
+        if isinstance(place := report.get(key), Mapping):
+            known[key] = {part: value for part in ("run", "step") if (value := _int(place, part)) is not None}
+    return known
 
 
 def progress_status(report: Mapping[str, Any], before: Mapping[str, Any], now: datetime) -> Json:
