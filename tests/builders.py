@@ -11,6 +11,7 @@ from ddpjob.api.wire import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan
 from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan
+from ddpjob.engine.trim import trim_pod
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = EngineSettings()
@@ -74,7 +75,7 @@ class World:
     def observed(self, *, live: bool) -> Observed:
         report, pod = self.progress or (None, None)
         return Observed(
-            owned_pods(self.job, self.pods.values()),
+            owned_pods(self.job, map(trim_pod, self.pods.values())),  # as the cache holds them
             service=self.service,
             claim=self.claim,
             progress=report,

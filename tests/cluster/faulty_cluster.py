@@ -1,13 +1,13 @@
 """An in-memory cluster with fault injection: a hook receives each call before it is carried out and returns a fault."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import ObjectList, Unavailable
+from ddpjob.cluster.base import ObjectList, Page, Unavailable
 from ddpjob.cluster.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
@@ -76,6 +76,13 @@ class FaultyCluster(MemoryCluster):
         act = partial(super().list, resource, namespace, label_selector, field_selector)
         return await self._call(act, "list", resource, namespace, "")
 
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+    ) -> AsyncIterator[Page]:
+        """Yield pages; each is a call of its own, as it is a request on a real server."""
+        async for page in super().pages(resource, namespace, label_selector):
+            yield await self._call(partial(_answer, page), "list", resource, namespace, "")
+
     async def delete(
         self,
         resource: Resource,
@@ -114,3 +121,7 @@ class FaultyCluster(MemoryCluster):
         if fault.after is not None:
             raise fault.after
         return response
+
+
+async def _answer(page: Page) -> Page:
+    return page

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api import names
-from ddpjob.cluster.base import ObjectList
-from ddpjob.controller.cache import Cache, Key, is_labelled
+from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.controller.cache import Cache, Key, Listing, is_labelled
+from tests.builders import ended, running
 
 JOB = "11111111-job"
 
@@ -109,10 +110,82 @@ def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     assert len(cache.unlabelled(names.CLAIMS)) == 1
 
 
-def test_managed_fields_are_not_kept() -> None:
+def test_pages_of_a_list_remove_only_what_no_page_contained() -> None:
     cache = Cache()
-    cache.put(names.PODS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}]))
-    assert "managedFields" not in cache.pods(JOB)[0]["metadata"]
+    for number, name in enumerate("abcd"):
+        cache.put(names.PODS, a_pod(name, number + 1))
+    listing = Listing(cache, names.PODS, lambda pod: True)
+    listing.take(Page((a_pod("a", 1),), "10"))
+    assert names_of(cache) == ["a", "b", "c", "d"]
+    cache.put(names.PODS, a_pod("new", 11))  # created while the pages arrive
+    listing.take(Page((a_pod("b", 9),), "12", is_first=False))  # the version of the first page counts
+    cache.put(names.PODS, a_pod("c", 11))  # changed since the first page
+    assert listing.finish() == 2  # b changed, d is gone
+    assert names_of(cache) == ["a", "b", "c", "new"]
+
+
+def test_list_that_begins_again_forgets_its_earlier_pages() -> None:
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 1))
+    listing = Listing(cache, names.PODS, lambda pod: True)
+    listing.take(Page((a_pod("a", 1), a_pod("b", 2)), "10"))
+    listing.take(Page((a_pod("b", 2),), "20"))  # a was deleted before the second LIST
+    listing.finish()
+    assert names_of(cache) == ["b"]
+
+
+def test_list_that_fails_between_two_pages_removes_nothing() -> None:
+    cache = Cache()
+    cache.put(names.PODS, a_pod("b", 1))
+    Listing(cache, names.PODS, lambda pod: True).take(Page((a_pod("a", 2),), "10"))
+    assert names_of(cache) == ["a", "b"]
+
+
+def test_pods_are_kept_without_what_the_engine_does_not_read() -> None:
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}], annotations={"a": "b"}))
+    assert cache.pods(JOB)[0]["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion", "labels"}
+
+
+def test_managed_fields_of_other_kinds_are_not_kept() -> None:
+    cache = Cache()
+    cache.put(names.CLAIMS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}]))
+    claim = cache.get(names.CLAIMS, "default", "a")
+    assert claim is not None
+    assert "managedFields" not in claim["metadata"]
+
+
+RUNNING = {"status": running()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, a_pod("a", 2), ["at once"]),
+        (a_pod("a", 1), a_pod("a", 2, uid="second"), ["at once"]),
+        (a_pod("a", 1), a_pod("a", 2, deletionTimestamp="2026-03-01T12:00:00Z"), ["at once"]),
+        (a_pod("a", 1), a_pod("a", 2, job="other"), ["at once"]),
+        (a_pod("a", 1) | RUNNING, a_pod("a", 2) | {"status": ended(1)}, ["at once"]),
+        (a_pod("a", 1), a_pod("a", 2) | {"status": {"phase": "Failed", "reason": "Evicted"}}, ["at once"]),
+        (a_pod("a", 1), a_pod("a", 2) | RUNNING, ["soon"]),
+        (a_pod("a", 1) | RUNNING, a_pod("a", 2) | {"status": running(podIP="192.0.2.9")}, ["soon"]),
+        (a_pod("a", 1) | RUNNING, a_pod("a", 2, annotations={"a": "b"}) | RUNNING, []),
+        (a_pod("a", 1) | RUNNING, None, ["at once"]),
+    ],
+)
+def test_only_a_step_of_a_pod_that_no_decision_waits_for_is_handled_later(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, expected: list[str]
+) -> None:
+    woken: list[str] = []
+    cache = Cache(lambda key: woken.append("at once"), lambda key: woken.append("soon"))
+    if before is not None:
+        cache.put(names.PODS, before)
+    woken.clear()
+    if after is None:
+        cache.remove(names.PODS, "default", "a", "uid-a")
+    else:
+        cache.put(names.PODS, after)
+    assert woken == expected
 
 
 def test_jobs_are_counted_by_state() -> None:

@@ -4,6 +4,7 @@ Objects are dicts, so that fields newer than this operator pass through unchange
 protocol; ``kubernetes.py`` implements it over HTTP, ``memory`` in the process.
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +73,27 @@ class ObjectList:
     resource_version: str
 
 
+@dataclass(frozen=True)
+class Page(ObjectList):
+    """A part of a LIST. All pages together are consistent at the version of the first one.
+
+    is_first: the LIST begins, or began again because the server no longer had its version; forget earlier pages.
+    """
+
+    is_first: bool = True
+
+
+async def all_pages(pages: AsyncIterator[Page]) -> ObjectList:
+    """Return the objects of all pages."""
+    items: list[Json] = []
+    version = ""
+    async for page in pages:
+        if page.is_first:
+            items, version = [], page.resource_version
+        items += page.items
+    return ObjectList(tuple(items), version)
+
+
 class Cluster(Protocol):
     """Asynchronous verbs. Each raises ``ClusterError`` and has its own time limit."""
 
@@ -85,6 +107,11 @@ class Cluster(Protocol):
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> ObjectList:
         """Return the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
+
+    def pages(
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+    ) -> AsyncIterator[Page]:
+        """Do the same page by page, so that the memory of one page is enough."""
 
     async def delete(
         self,

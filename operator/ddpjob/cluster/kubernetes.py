@@ -10,7 +10,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, cast
 
 import aiohttp
@@ -28,9 +28,11 @@ from ddpjob.cluster.base import (
     NamespaceTerminating,
     NotFound,
     ObjectList,
+    Page,
     TooManyRequests,
     Unauthorized,
     Unavailable,
+    all_pages,
 )
 from ddpjob.cluster.connection import ConfigurationError, Connection
 
@@ -86,10 +88,14 @@ class KubernetesCluster:
     async def list(
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> ObjectList:
-        params = {"limit": str(PAGE_SIZE)}
-        if label_selector:
-            params["labelSelector"] = label_selector
-        items: list[Json] = []
+        return await all_pages(self.pages(resource, namespace, label_selector))
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+    ) -> AsyncIterator[Page]:
+        selected = {"labelSelector": label_selector} if label_selector else {}
+        params, version = selected | {"limit": str(PAGE_SIZE)}, ""
+        is_first = True
         while True:
             try:
                 page = await self._request("list", resource, namespace, params=params)
@@ -97,16 +103,19 @@ class KubernetesCluster:
                 if error.code != 410 or "limit" not in params:
                     raise
                 # The continue token is older than the server's history. Read everything in one page.
-                items = []
-                params = {key: value for key, value in params.items() if key == "labelSelector"}
+                params, is_first = selected, True
                 continue
+            metadata = page.get("metadata") or {}
+            version = str(metadata.get("resourceVersion", "")) if is_first else version
             # Items of a list have no kind and no apiVersion; callers need complete objects.
             kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-            items += [{**kind, **item} for item in page.get("items") or ()]
-            metadata = page.get("metadata") or {}
+            items = tuple(kind | item for item in page.get("items") or ())
+            del page  # while the caller has one page and the next one arrives, no third one is in memory
+            yield Page(items, version, is_first)
+            del items
             if not metadata.get("continue"):
-                return ObjectList(tuple(items), str(metadata.get("resourceVersion", "")))
-            params["continue"] = metadata["continue"]
+                return
+            params, is_first = params | {"continue": metadata["continue"]}, False
 
     async def delete(
         self,

@@ -1,8 +1,11 @@
 """The cached jobs, pods, services and claims.
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
-wins, and a deleted object stays deleted if an older response arrives later. Every change calls ``on_change`` with the
-key of the object's job.
+wins, and a deleted object stays deleted if an older response arrives later. Pods are trimmed to what the engine reads.
+
+A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_pod_update``
+instead, because a thousand pods take such steps within seconds and no decision waits for them; a change that trimming
+removes calls nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -12,7 +15,8 @@ from typing import Any, NamedTuple
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import ObjectList
+from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.engine.trim import trim_pod
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 
@@ -35,8 +39,13 @@ Place = tuple[str, str]
 class Cache:
     """The cached objects of four kinds. Used from the event loop only, except ``count_states``."""
 
-    def __init__(self, on_change: Callable[[Key], None] = lambda key: None) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[Key], None] = lambda key: None,
+        on_pod_update: Callable[[Key], None] | None = None,
+    ) -> None:
         self._on_change = on_change
+        self._on_pod_update = on_pod_update or on_change
         self._objects: dict[Resource, dict[Place, Json]] = {
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
@@ -61,11 +70,11 @@ class Cache:
 
     def unlabelled(self, resource: Resource) -> list[Json]:
         """Return adopted objects without the operator's label; the operator's LISTs do not return them."""
-        return [obj for obj in self._objects[resource].values() if not is_labelled(obj)]
+        return [obj for obj in self.objects(resource) if not is_labelled(obj)]
 
     def count_states(self) -> Mapping[str, float]:
         """Return the number of jobs by ``status.state``, for the metrics."""
-        jobs = list(self._objects[names.DDPJOBS].values())  # a copy: another thread reads the metrics
+        jobs = self.objects(names.DDPJOBS)  # a copy: another thread reads the metrics
         return Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
@@ -79,20 +88,39 @@ class Cache:
 
     def put(self, resource: Resource, obj: Json) -> bool:
         """Store an object unless the cached one is newer; return whether the cache changed."""
-        obj["metadata"].pop("managedFields", None)  # half of a pod's size, and never used
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
         if uid in self._tombstones or (known is not None and _version(obj) <= _version(known)):
             return False
         if known is not None and known["metadata"]["uid"] != uid:
             self._drop(resource, known)
-        self._objects[resource][place] = obj
+            known = None
         if resource is names.PODS:
-            if known is not None and _job_uid(known) != _job_uid(obj):
-                self._pods_of[_job_uid(known)].pop(place, None)
-            self._pods_of[_job_uid(obj)][place] = obj
-        self._wake(resource, obj)
+            self._put_pod(place, obj, known)
+        else:
+            obj["metadata"].pop("managedFields", None)  # half of an object's size, and never used
+            self._objects[resource][place] = obj
+            self._wake(resource, obj)
         return True
+
+    def _put_pod(self, place: Place, obj: Json, known: Json | None) -> None:
+        siblings = self._pods_of[_job_uid(obj)]
+        pod = trim_pod(obj, like=known or next(iter(siblings.values()), None))
+        if known is not None and _job_uid(known) != _job_uid(pod):
+            self._leave_job(place, known)
+        self._objects[names.PODS][place] = siblings[place] = pod
+        if known is None or _state_of(pod) != _state_of(known):
+            self._wake(names.PODS, pod)
+        elif _without_version(pod) != _without_version(known) and (key := key_of(names.PODS, pod)):
+            self._on_pod_update(key)
+
+    def _leave_job(self, place: Place, pod: Json) -> None:
+        """Remove a pod from those of its job."""
+        uid = _job_uid(pod)
+        siblings = self._pods_of.get(uid, {})
+        siblings.pop(place, None)
+        if not siblings:
+            self._pods_of.pop(uid, None)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:
         """Remove the object with this uid; return whether it was cached."""
@@ -110,15 +138,13 @@ class Cache:
         covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and
         that are not newer, are removed.
         """
-        changes = sum(self.put(resource, obj) for obj in listed.items)
-        present = {obj["metadata"]["uid"] for obj in listed.items}
-        limit = _number(listed.resource_version)
-        for obj in list(self._objects[resource].values()):
-            meta = obj["metadata"]
-            if meta["uid"] in present or not covers(obj) or _version(obj) > limit:
-                continue
-            changes += self.remove(resource, meta["namespace"], meta["name"], meta["uid"])
-        return changes
+        listing = Listing(self, resource, covers)
+        listing.take(Page(listed.items, listed.resource_version))
+        return listing.finish()
+
+    def objects(self, resource: Resource) -> list[Json]:
+        """Return all cached objects of a kind."""
+        return list(self._objects[resource].values())
 
     def _wake(self, resource: Resource, obj: Json) -> None:
         if key := key_of(resource, obj):
@@ -128,16 +154,48 @@ class Cache:
         place, uid = _place(obj), obj["metadata"]["uid"]
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
-            siblings = self._pods_of.get(_job_uid(obj), {})
-            siblings.pop(place, None)
-            if not siblings:
-                self._pods_of.pop(_job_uid(obj), None)
+            self._leave_job(place, obj)
         self._add_tombstone(uid)
 
     def _add_tombstone(self, uid: str) -> None:
         self._tombstones[uid] = None
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
+
+
+class Listing:
+    """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``.
+
+    covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
+    are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
+    """
+
+    def __init__(self, cache: Cache, resource: Resource, covers: Callable[[Json], bool]) -> None:
+        self._cache = cache
+        self._resource = resource
+        self._covers = covers
+        self._present: set[str] = set()
+        self._limit = 0
+        self._changes = 0
+
+    def take(self, page: Page) -> None:
+        """Store the objects of a page."""
+        if page.is_first:
+            self._present.clear()
+            self._limit = _number(page.resource_version)
+        for obj in page.items:
+            self._changes += self._cache.put(self._resource, obj)
+            self._present.add(obj["metadata"]["uid"])
+
+    def finish(self) -> int:
+        """Remove what no page contained; return the number of changed objects."""
+        for obj in self._cache.objects(self._resource):
+            meta = obj["metadata"]
+            if meta["uid"] in self._present or not self._covers(obj) or _version(obj) > self._limit:
+                continue
+            removed = self._cache.remove(self._resource, meta["namespace"], meta["name"], meta["uid"])
+            self._changes += removed
+        return self._changes
 
 
 def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key | None:
@@ -160,6 +218,23 @@ def _place(obj: Json) -> Place:
 
 def _job_uid(pod: Json) -> str:
     return str((pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, ""))
+
+
+def _state_of(pod: Json) -> tuple[Any, ...]:
+    """Return the part of a trimmed pod whose changes decisions wait for: its deletion, and what in it has ended."""
+    status = pod["status"]
+    ended = [c["state"].get("terminated") for c in status.get("containerStatuses") or ()]
+    phase = status.get("phase")
+    return (
+        _job_uid(pod),
+        pod["metadata"].get("deletionTimestamp"),
+        phase if phase in ("Succeeded", "Failed") else "",
+        [state for state in ended if state],
+    )
+
+
+def _without_version(pod: Json) -> Json:
+    return pod | {"metadata": pod["metadata"] | {"resourceVersion": ""}}
 
 
 def _version(obj: Json) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
-from ddpjob.controller.cache import Cache, is_labelled
+from ddpjob.controller.cache import Cache, Listing, is_labelled
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
 
@@ -93,14 +93,17 @@ class Sweeper:
         return changed
 
     async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:
-        listed = await self.cluster.list(resource, scope, selector)
-        return self.cache.replace(
+        listing = Listing(
+            self.cache,
             resource,
-            listed,
             lambda obj: (
                 (scope is None or obj["metadata"]["namespace"] == scope) and (selector is None or is_labelled(obj))
             ),
         )
+        async for page in self.cluster.pages(resource, scope, selector):
+            listing.take(page)
+            del page  # or this task would hold it while the next one arrives
+        return listing.finish()
 
     async def _verify_unlabelled(self, resource: Resource) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""

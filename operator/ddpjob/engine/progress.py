@@ -25,7 +25,7 @@ def known_part(report: Mapping[str, Any]) -> Json:
     ``progress_status`` and ``checkpoint_status`` return the same for the result as for the report.
     """
     known: Json = {key: value for key in _INTEGERS if (value := _int(report, key)) is not None}
-    known |= {key: value for key in _NUMBERS if (value := _float(report, key)) is not None}
+    known |= {key: number for key in _NUMBERS if (number := _float(report, key)) is not None}
     if isinstance(phase := report.get("phase"), str):
         known["phase"] = phase[:_MAX_PHASE]
     for key in _CHECKPOINTS:

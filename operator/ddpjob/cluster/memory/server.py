@@ -7,14 +7,14 @@ watches and garbage collection in the background.
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json, timestamp
-from ddpjob.cluster.base import ObjectList
+from ddpjob.cluster.base import ObjectList, Page
 from ddpjob.cluster.memory import api_errors
 from ddpjob.cluster.memory.garbage import Collector
 from ddpjob.cluster.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
@@ -34,6 +34,8 @@ _SYSTEM_FIELDS = (
     "selfLink",
     "generation",
 )
+
+PAGE_SIZE = 500
 
 Clock = Callable[[], datetime]
 
@@ -85,6 +87,15 @@ class ApiServer:
         matches = self.matcher(resource, label_selector, field_selector)
         items = tuple(clone(obj) for obj in self.store.all(resource, namespace) if matches(obj))
         return ObjectList(items, str(self.store.version))
+
+    def batches(
+        self, resource: Resource, namespace: str | None, label_selector: str | None, size: int
+    ) -> Iterator[tuple[Json, ...]]:
+        """Yield the objects of a LIST in groups of ``size``, at least one; all are of the time of the call."""
+        matches = self.matcher(resource, label_selector, None)
+        found = [obj for obj in self.store.all(resource, namespace) if matches(obj)]  # a write replaces an object
+        starts = range(0, max(len(found), 1), size)
+        return (tuple(clone(obj) for obj in found[start : start + size]) for start in starts)
 
     def matcher(self, resource: Resource, label_selector: str | None, field_selector: str | None) -> Matcher:
         by_label, by_field = label_matcher(label_selector), field_matcher(resource, field_selector)
@@ -259,6 +270,17 @@ class MemoryCluster:
     ) -> ObjectList:
         await asyncio.sleep(0)
         return self.server.list(resource, namespace, label_selector, field_selector)
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+    ) -> AsyncIterator[Page]:
+        """Yield the objects as they are now; requests between two pages do not change the LIST."""
+        await asyncio.sleep(0)
+        version, is_first = str(self.store.version), True
+        for batch in self.server.batches(resource, namespace, label_selector, PAGE_SIZE):
+            yield Page(batch, version, is_first)
+            is_first = False
+            await asyncio.sleep(0)
 
     async def delete(
         self,
