@@ -180,6 +180,95 @@ def test_many_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
     assert dict(recorder.began)[good] <= 1.0
 
 
+def test_slow_keys_of_one_namespace_hold_no_worker_of_another() -> None:
+    recorder = Recorder(seconds=1000.0)
+
+    async def scenario(queue: WorkQueue) -> None:
+        for number in range(20):
+            queue.add(Key("busy", str(number)))
+        await asyncio.sleep(1)
+        recorder.seconds = 1.0
+        queue.add(Key("quiet", "a"))
+        queue.add(Key("quiet", "b"))
+        queue.add(Key("other", "c"))
+        await asyncio.sleep(5000)
+
+    play(recorder, scenario, workers=8)
+    starts = {key.name: when for key, when in recorder.began if key.namespace != "busy"}
+    assert starts == {"a": 1.0, "b": 2.0, "c": 1.0}
+    assert sum(when == 0.0 for _, when in recorder.began) == 8
+    assert len(recorder.began) == 23
+
+
+def test_keys_that_are_queued_before_the_start_share_the_workers() -> None:
+    recorder = Recorder(seconds=1.0)
+
+    async def scenario() -> None:
+        queue = WorkQueue(workers=2)
+        for number in range(4):
+            queue.add(Key("busy", str(number)))
+        queue.add(Key("quiet", "a"))
+        queue.add(Key("other", "b"))
+        stop = asyncio.Event()
+        working = asyncio.create_task(queue.run(recorder, stop))
+        await asyncio.sleep(10)
+        stop.set()
+        await working
+
+    run(scenario())
+    assert [when for _, when in recorder.began] == [0.0, 0.0, 0.0, 1.0, 1.0, 2.0]
+    assert {key.namespace for key, when in recorder.began if when == 0.0} == {"busy", "quiet", "other"}
+
+
+def test_paced_key_runs_at_once_and_then_once_per_pace() -> None:
+    recorder = Recorder(seconds=0.01)
+
+    async def scenario(queue: WorkQueue) -> None:
+        for _ in range(100):
+            queue.add_soon(A)
+            await asyncio.sleep(0.01)
+
+    play(recorder, scenario)
+    assert [round(when, 2) for _, when in recorder.began] == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_paced_change_is_contained_in_a_run_that_was_queued_at_once() -> None:
+    recorder = Recorder(seconds=0)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.add_soon(A)
+        await asyncio.sleep(0.1)
+        queue.add_soon(A)
+        queue.add(A)
+        await asyncio.sleep(1)
+        queue.add_soon(A)
+
+    play(recorder, scenario)
+    assert [round(when, 2) for _, when in recorder.began] == [0.0, 0.1, 1.1]
+
+
+def test_nothing_is_kept_of_a_key_that_is_done() -> None:
+    queues: list[WorkQueue] = []
+    failed: set[Key] = set()
+
+    async def fails_once(key: Key) -> None:
+        if key not in failed:
+            failed.add(key)
+            raise RuntimeError("boom")
+        queues[0].forget(key)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queues.append(queue)
+        for number in range(500):
+            queue.add_soon(Key(str(number % 20), str(number)))
+            queue.add_after(Key(str(number % 20), str(number)), 1.0)
+
+    play(fails_once, scenario)
+    assert len(failed) == 500
+    sizes = {name: len(value) for name, value in vars(queues[0]).items() if hasattr(value, "__len__")}
+    assert not any(sizes.values()), sizes
+
+
 def test_stop_finishes_running_keys_and_drops_waiting_ones() -> None:
     recorder = Recorder(seconds=5.0)
 

@@ -48,7 +48,7 @@ class Controller:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.queue = WorkQueue(workers)
-        self.cache = Cache(on_change=self.queue.add)
+        self.cache = Cache(on_change=self.queue.add, on_pod_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
         self.events = EventSender(cluster)
         self.sweeper = Sweeper(

@@ -2,6 +2,10 @@
 
     add ─▶ waiting (one line per namespace, served in turn) ─▶ running ─▶ done, or again if added meanwhile
     add_after ─▶ timer ─▶ add
+    add_soon ─▶ add, at most once in ``PACE_SECONDS``
+
+At most ``workers`` keys run, and one more in each namespace that would have none: a running key cannot be interrupted,
+so slow reconciles of one namespace must not take the last worker from another.
 
 Delays use the time of the running event loop, so tests can use a loop with simulated time.
 """
@@ -9,7 +13,7 @@ Delays use the time of the running event loop, so tests can use a loop with simu
 import asyncio
 import logging
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
 from ddpjob.controller.cache import Key
@@ -18,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 MAX_DELAY = 30.0
+PACE_SECONDS = 0.25
 
 Process = Callable[[Key], Awaitable[None]]
 
@@ -27,13 +32,15 @@ class WorkQueue:
 
     def __init__(self, workers: int = 8) -> None:
         self._workers = workers
+        self._process: Process = _no_process
         self._lines: OrderedDict[str, deque[Key]] = OrderedDict()
         self._waiting: set[Key] = set()
-        self._running: set[Key] = set()
+        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._busy: Counter[str] = Counter()
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._paced: dict[Key, bool] = {}
         self._failures: dict[Key, int] = {}
-        self._news = asyncio.Event()
         self._stopping = False
 
     @property
@@ -48,9 +55,20 @@ class WorkQueue:
         if key in self._running:
             self._again.add(key)
             return
-        self._waiting.add(key)
-        self._lines.setdefault(key.namespace, deque()).append(key)
-        self._news.set()
+        self._wait_in_line(key)
+        if self._has_worker_for(key.namespace):
+            self._start(key.namespace)
+
+    def add_soon(self, key: Key) -> None:
+        """Queue ``key`` for a change that no decision waits for: at once, but then not for ``PACE_SECONDS``."""
+        if self._stopping:
+            return
+        if key in self._paced:
+            self._paced[key] = True
+            return
+        self._paced[key] = False
+        self.add(key)
+        asyncio.get_running_loop().call_later(PACE_SECONDS, self._on_pace, key)
 
     def add_after(self, key: Key, delay: float) -> None:
         """Queue ``key`` after ``delay`` seconds; of several delays the shortest counts."""
@@ -79,53 +97,85 @@ class WorkQueue:
 
         Calls that run then get ``grace`` seconds to end; keys that wait are dropped.
         """
-        workers = [asyncio.create_task(self._work(process), name=f"worker-{n}") for n in range(self._workers)]
+        self._process = process
+        while self._lines and len(self._running) < self._workers:
+            self._start(next(iter(self._lines)))
+        for namespace in tuple(self._lines):
+            if self._has_worker_for(namespace):
+                self._start(namespace)
         await stop.wait()
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
-        self._news.set()
-        _, late = await asyncio.wait(workers, timeout=grace)
-        for worker in late:
-            worker.cancel()
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running.values(), timeout=grace)
+        for task in late:
+            task.cancel()
         if late:
             logger.warning("%d reconcile(s) did not end within %g s and were cancelled", len(late), grace)
             await asyncio.wait(late)
 
-    async def _work(self, process: Process) -> None:
-        while not self._stopping:
-            key = self._next()
-            if key is None:
-                self._news.clear()
-                await self._news.wait()
-                continue
-            self._running.add(key)
-            # A timer set before this run is obsolete.
-            if timer := self._timers.pop(key, None):
-                timer.cancel()
-            try:
-                await process(key)
-            except Exception:  # process handles its own errors; this is a bug in it
-                logger.exception("processing %s failed", key)
-                self.retry(key)
-            finally:
-                self._running.discard(key)
-                if key in self._again:
-                    self._again.discard(key)
-                    self.add(key)
+    def _wait_in_line(self, key: Key) -> None:
+        self._waiting.add(key)
+        self._lines.setdefault(key.namespace, deque()).append(key)
 
-    def _next(self) -> Key | None:
-        """Return the first key of the next namespace, so that many jobs in one namespace do not delay another's."""
-        while self._lines:
-            namespace, line = self._lines.popitem(last=False)
-            if line:
-                key = line.popleft()
-                self._waiting.discard(key)
-                if line:
-                    self._lines[namespace] = line
-                return key
-        return None
+    def _has_worker_for(self, namespace: str) -> bool:
+        return self._process is not _no_process and (len(self._running) < self._workers or not self._busy[namespace])
+
+    def _start(self, namespace: str) -> None:
+        """Start the first waiting key of a namespace; the namespace is then the last in turn."""
+        line = self._lines.pop(namespace)
+        key = line.popleft()
+        if line:
+            self._lines[namespace] = line
+        self._waiting.discard(key)
+        self._busy[namespace] += 1
+        # A run reads all changes up to now: a timer set before it is obsolete.
+        if timer := self._timers.pop(key, None):
+            timer.cancel()
+        if key in self._paced:
+            self._paced[key] = False
+        self._running[key] = asyncio.create_task(self._work(key), name=f"reconcile {key.namespace}/{key.name}")
+
+    async def _work(self, key: Key) -> None:
+        try:
+            await self._process(key)
+        except Exception:  # process handles its own errors; this is a bug in it
+            logger.exception("processing %s failed", key)
+            self.retry(key)
+        except BaseException:  # cancelled: the program ends
+            self._stopping = True
+            raise
+        finally:
+            self._end(key)
+
+    def _end(self, key: Key) -> None:
+        """Queue a key again that was added while it ran, and give its worker to the next key."""
+        namespace = key.namespace
+        del self._running[key]
+        self._busy[namespace] -= 1
+        if not self._busy[namespace]:
+            del self._busy[namespace]
+        if key in self._again:
+            self._again.discard(key)
+            self._wait_in_line(key)
+        if self._stopping:
+            return
+        if self._lines and len(self._running) < self._workers:
+            self._start(next(iter(self._lines)))
+        elif namespace in self._lines and self._has_worker_for(namespace):
+            self._start(namespace)
+
+    def _on_pace(self, key: Key) -> None:
+        if self._paced.pop(key):
+            self.add_soon(key)
 
     def _on_time(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
+
+
+async def _no_process(key: Key) -> None:
+    """Stand for the function that ``run`` gets; nothing is started before."""
+    raise AssertionError(f"{key} was started before run was called")
