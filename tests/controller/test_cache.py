@@ -105,7 +105,7 @@ def test_list_keeps_objects_created_after_it() -> None:
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))
-    cache.replace(names.CLAIMS, ObjectList((), "10"), is_labelled)
+    cache.replace(names.CLAIMS, ObjectList((), "10"), lambda obj: is_labelled(names.CLAIMS, obj))
     assert cache.get(names.CLAIMS, "default", "claim")
     assert len(cache.unlabelled(names.CLAIMS)) == 1
 

@@ -1,5 +1,6 @@
 """Names, labels, ports, paths, limits and environment keys that the operator, the chart and the trainer share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,13 @@ LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
-SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+# The label that an object of each kind has if it is of this operator; a selector of a key alone means that the label
+# exists. Not LABEL_MANAGED_BY, which other operators use, too. A claim has no uid: it outlives the job.
+SELECTORS: Final[Mapping[Resource, str]] = {
+    PODS: LABEL_JOB_UID,
+    SERVICES: LABEL_JOB_UID,
+    CLAIMS: LABEL_JOB_NAME,
+}
 
 TRAINER_CONTAINER: Final = "trainer"
 

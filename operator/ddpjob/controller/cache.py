@@ -70,7 +70,7 @@ class Cache:
 
     def unlabelled(self, resource: Resource) -> list[Json]:
         """Return adopted objects without the operator's label; the operator's LISTs do not return them."""
-        return [obj for obj in self.objects(resource) if not is_labelled(obj)]
+        return [obj for obj in self.objects(resource) if not is_labelled(resource, obj)]
 
     def count_states(self) -> Mapping[str, float]:
         """Return the number of jobs by ``status.state``, for the metrics."""
@@ -207,9 +207,9 @@ def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key | None:
     return Key(meta["namespace"], name) if name else None
 
 
-def is_labelled(obj: Mapping[str, Any]) -> bool:
-    """Whether the operator's own label selector finds the object."""
-    return (obj["metadata"].get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+def is_labelled(resource: Resource, obj: Mapping[str, Any]) -> bool:
+    """Whether the operator's own label selector of this kind finds the object."""
+    return names.SELECTORS[resource] in (obj["metadata"].get("labels") or {})
 
 
 def _place(obj: Json) -> Place:

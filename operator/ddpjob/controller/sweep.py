@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 START_DELAYS = (0.5, 1.0, 2.0, 5.0)
 KINDS: Sequence[tuple[Resource, str | None]] = (
     # Pods before jobs, so that a job's pods are cached when it is reconciled.
-    (names.CLAIMS, names.SELECTOR),
-    (names.SERVICES, names.SELECTOR),
-    (names.PODS, names.SELECTOR),
+    (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
+    (names.SERVICES, names.SELECTORS[names.SERVICES]),
+    (names.PODS, names.SELECTORS[names.PODS]),
     (names.DDPJOBS, None),
 )
 
@@ -97,7 +97,8 @@ class Sweeper:
             self.cache,
             resource,
             lambda obj: (
-                (scope is None or obj["metadata"]["namespace"] == scope) and (selector is None or is_labelled(obj))
+                (scope is None or obj["metadata"]["namespace"] == scope)
+                and (selector is None or is_labelled(resource, obj))
             ),
         )
         async for page in self.cluster.pages(resource, scope, selector):

@@ -172,7 +172,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.persistence.diffbase_storage = _NothingHandled()
     s.persistence.progress_storage = _NoProgress()
     # The tuple matters: the documented key "v1/pods" silently matches nothing.
-    s.watching.label_selectors["v1", names.PODS.plural] = names.SELECTOR
+    s.watching.label_selectors["v1", names.PODS.plural] = names.SELECTORS[names.PODS]
     s.watching.connect_timeout = 5
     s.watching.server_timeout = 300
     s.watching.client_timeout = 310
