@@ -10,6 +10,8 @@ Spec = dict[str, Any]
 
 CLAIM = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
 OK: Spec = {"image": "trainer:1"}
+LONG_KEY = "example.com/" + "x" * 306  # 318 characters
+KEY_RULE = "a key must have at most 317 characters"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ GOOD: dict[str, Spec] = {
     },
     "nproc auto": OK | {"nprocPerNode": "auto"},
     "default port of progress as the port": OK | {"rendezvous": {"port": 29501, "progressPort": 29500}},
+    "longest keys": OK
+    | {
+        "resources": {"limits": {LONG_KEY[:-1]: 1}},
+        "template": {"metadata": {"labels": {LONG_KEY[:-1]: "v"}}, "spec": {"nodeSelector": {LONG_KEY[:-1]: "v"}}},
+    },
+    "longest quantity": OK | {"resources": {"limits": {"cpu": "1" * 64}}},
     "last ports": OK | {"rendezvous": {"port": 65535, "progressPort": 1024}},
 }
 
@@ -156,6 +164,24 @@ BAD: tuple[Bad, ...] = (
     Bad("shared memory as text", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": "much"}}),
     Bad("negative shared memory", "sharedMemory.sizeLimit", OK | {"sharedMemory": {"sizeLimit": -1}}),
     Bad("limit as text", "resources.limits", OK | {"resources": {"limits": {"cpu": "two"}}}),
+    Bad("quantity of 65 characters", "resources.limits", OK | {"resources": {"limits": {"nvidia.com/gpu": "1" * 65}}}),
+    Bad("long name of a resource", "resources.limits", OK | {"resources": {"limits": {LONG_KEY: 1}}}, says=KEY_RULE),
+    Bad("long name of a requested resource", "resources.requests", OK | {"resources": {"requests": {LONG_KEY: 1}}},
+        says=KEY_RULE),
+    Bad("long name of a sidecar's resource", "limits",
+        OK | {"template": {"spec": {"containers": [{"name": "a", "resources": {"limits": {LONG_KEY: 1}}}]}}},
+        says=KEY_RULE),
+    Bad("long name of an init container's resource", "limits",
+        OK | {"template": {"spec": {"initContainers": [{"name": "a", "resources": {"limits": {LONG_KEY: 1}}}]}}},
+        says=KEY_RULE),
+    Bad("long key of a label", "labels", OK | {"template": {"metadata": {"labels": {LONG_KEY: "v"}}}}, says=KEY_RULE),
+    Bad("long key of an annotation", "annotations", OK | {"template": {"metadata": {"annotations": {LONG_KEY: "v"}}}},
+        says=KEY_RULE),
+    Bad("long key of the node selector", "nodeSelector", OK | {"template": {"spec": {"nodeSelector": {LONG_KEY: "v"}}}},
+        says=KEY_RULE),
+    Bad("long name of a claim's resource", "requests",
+        OK | {"checkpoint": {"claimTemplate": {"spec": {**CLAIM["spec"], "resources": {"requests": {LONG_KEY: 1}}}}}},
+        says=KEY_RULE),
     Bad("variable of the operator", "spec", OK | {"env": [{"name": "MASTER_ADDR", "value": "x"}]},
         says="env must not set variables that the operator sets"),
     Bad("variable twice", "env", OK | {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
@@ -179,6 +205,29 @@ BAD: tuple[Bad, ...] = (
         OK | {"template": {"spec": {"containers": [{"image": "i"}]}}}),
     Bad("template container twice", "template.spec.containers",
         OK | {"template": {"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "a", "image": "i"}]}}}),
+)  # fmt: skip
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+# Specs that the API server cannot refuse; the job that has one gets the state Invalid with this text.
+BEYOND_CEL: tuple[Bad, ...] = (
+    Bad("auto with 65 devices", "nprocPerNode", OK | {"resources": {"limits": {"nvidia.com/gpu": 65}}},
+        says="nprocPerNode: auto counts 65 devices, at most 64 can be used"),
+    Bad("auto with half a device", "nprocPerNode", OK | {"resources": {"limits": {"nvidia.com/gpu": "500m"}}},
+        says="nvidia.com/gpu: 500m is not a whole number of devices"),
+    Bad("auto with a number too large to compute", "nprocPerNode",
+        OK | {"resources": {"limits": {"nvidia.com/gpu": "1e999999999"}}}, says="'1e999999999' is not a quantity"),
+    *(
+        Bad(f"template nested {levels} levels deep", "spec", OK | {"template": {"spec": {"affinity": _nested(levels)}}},
+            says="nested deeper than 100 levels")
+        for levels in (98, 300, 900)
+    ),
 )  # fmt: skip
 
 

@@ -191,10 +191,36 @@ def test_pod_security_profiles(security: dict[str, Any], pod_context: Any, capab
             },
             2,
         ),
-        ({"resources": {"limits": {"nvidia.com/gpu": "1k"}}}, 1),
+        ({"resources": {"limits": {"nvidia.com/gpu": "2e1"}}}, 20),
+        ({"resources": {"limits": {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": "3"}}}, 5),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 2, "nvidia.com/mig-1g.5gb": 4}}}, 7),
+        ({"resources": {"limits": {"gpu.intel.com/i915": 2, "example.com/gpu-memory": 9, "cpu": 8}}}, 1),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, 1),
+        ({"resources": {"requests": {"nvidia.com/gpu": 4}}}, 4),
+        ({"resources": {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 4, "amd.com/gpu": 1}}}, 3),
+        (
+            {  # the short form overrides the template's limit, and adds to its other devices
+                "resources": {"limits": {"nvidia.com/gpu": 8}},
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "side", "resources": {"limits": {"nvidia.com/gpu": 32}}},
+                            {
+                                "name": "trainer",
+                                "resources": {
+                                    "limits": {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 1},
+                                    "requests": {"amd.com/gpu": 3},
+                                },
+                            },
+                        ]
+                    }
+                },
+            },
+            12,
+        ),
     ],
 )
-def test_auto_is_the_gpu_limit_of_the_trainer_or_one(spec: dict[str, Any], expected: int) -> None:
+def test_auto_is_the_number_of_devices_of_the_trainer_or_one(spec: dict[str, Any], expected: int) -> None:
     assert job_of(**spec).nproc_per_node == expected
     assert env_of(pod_of(**spec))["NPROC_PER_NODE"] == str(expected)
 

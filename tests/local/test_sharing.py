@@ -105,4 +105,6 @@ def test_pods_get_the_gpus_of_their_limits_and_share_if_there_are_too_few(
 def test_container_without_a_gpu_limit_gets_no_gpu() -> None:
     assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": 2}})) == 2
     assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": "2"}})) == 2
+    assert gpu_limit(a_container(resources={"limits": {"amd.com/gpu": 1, "nvidia.com/mig-1g.5gb": 2}})) == 3
+    assert gpu_limit(a_container(resources={"limits": {"nvidia.com/gpu": "500m"}})) == 0
     assert gpu_limit(a_container()) == 0

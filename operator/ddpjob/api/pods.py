@@ -6,10 +6,10 @@ Field names and limits follow https://kubernetes.io/docs/reference/kubernetes-ap
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from ddpjob.api.model import ApiModel, OpenModel
+from ddpjob.api.model import ApiModel, OpenModel, Rule
 
 QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][+-]?[0-9]+))?$"
 ABSOLUTE_PATH = r"^/[^:]*$"
@@ -17,6 +17,10 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 # The API server's rule for names of environment variables since Kubernetes 1.34: printable ASCII except "=".
 ENV_NAME = r"^[ -<>-~]+$"
+MAX_QUANTITY = 64
+MAX_KEY = 317  # a qualified name: a prefix of 253 characters, "/" and a name of 63
+# Not the whole grammar: matches() of keys of unknown length would exceed the API server's cost limit.
+_KEYS_RULE = Rule(f"self.all(key, size(key) <= {MAX_KEY})", f"a key must have at most {MAX_KEY} characters")
 
 
 def _quantity(value: object) -> object:
@@ -25,6 +29,14 @@ def _quantity(value: object) -> object:
         raise PydanticCustomError("quantity_type", message)
     if (isinstance(value, int) and value < 0) or (isinstance(value, str) and not re.fullmatch(QUANTITY, value)):
         raise ValueError(message)
+    if isinstance(value, str) and len(value) > MAX_QUANTITY:
+        raise PydanticCustomError("string_too_long", f"must have at most {MAX_QUANTITY} characters")
+    return value
+
+
+def _short_keys(value: dict[str, Any]) -> dict[str, Any]:
+    if any(len(key) > MAX_KEY for key in value):
+        raise ValueError(_KEYS_RULE.message)
     return value
 
 
@@ -40,6 +52,7 @@ Quantity = Annotated[
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "pattern": QUANTITY,
+            "maxLength": MAX_QUANTITY,
             "minimum": 0,  # not a CEL rule: 512 variables times 32 containers would exceed its cost budget
         }
     ),
@@ -138,8 +151,25 @@ class LocalReference(ApiModel):
     """Name of the object."""
 
 
-ResourceMap = Annotated[dict[str, Quantity], Field(max_length=32), BeforeValidator(_without_nulls)]
-TextMap = Annotated[dict[str, ShortText], Field(max_length=64), BeforeValidator(_without_nulls)]
+_KEYS: Any = {"x-kubernetes-validations": [_KEYS_RULE._asdict()]}
+ResourceMap = Annotated[
+    dict[str, Quantity],
+    Field(max_length=32, json_schema_extra=_KEYS),
+    BeforeValidator(_without_nulls),
+    AfterValidator(_short_keys),
+]
+TextMap = Annotated[
+    dict[str, ShortText],
+    Field(max_length=64, json_schema_extra=_KEYS),
+    BeforeValidator(_without_nulls),
+    AfterValidator(_short_keys),
+]
+LongTextMap = Annotated[
+    dict[str, LongText],
+    Field(max_length=64, json_schema_extra=_KEYS),
+    BeforeValidator(_without_nulls),
+    AfterValidator(_short_keys),
+]
 
 
 class ResourceClaimUse(OpenModel):
@@ -167,7 +197,7 @@ class TemplateMetadata(OpenModel):
 
     labels: TextMap | None = None
     """Labels. The operator sets those under ddpjob.dev/."""
-    annotations: Annotated[dict[str, LongText], Field(max_length=64), BeforeValidator(_without_nulls)] | None = None
+    annotations: LongTextMap | None = None
     """Annotations."""
 
 

@@ -1,6 +1,8 @@
 """The spec of a DDPJob: source of the CRD's schema, of its CEL rules and of the checks in Python.
 
 Every rule exists as CEL for the API server and as a validator here; tests/api/test_verdicts.py compares their verdicts.
+Two rules are beyond CEL and exist only here, so a job that breaks one is created and gets the state Invalid: the depth
+of the template's undeclared fields, and the number of devices that ``nprocPerNode: auto`` counts.
 The docstring below each field is its description in ``kubectl explain ddpjob.spec``.
 """
 
@@ -16,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ddpjob.api import names
+from ddpjob.api.devices import count_devices
 from ddpjob.api.model import ApiModel, Rule
 from ddpjob.api.pods import (
     EnvFromSource,
@@ -30,9 +33,11 @@ from ddpjob.api.pods import (
     Resources,
 )
 from ddpjob.api.volumes import Checkpoint, Data
+from ddpjob.api.wire import depth_exceeds
 
 DAY = 86_400
 YEAR = 365 * DAY
+MAX_DEPTH = 100  # a pod has about 15 levels; Python's and pydantic's recursion end at a few hundred
 
 _NPROC_MESSAGE = f"must be auto or a number from 1 to {names.MAX_NPROC_PER_NODE}"
 
@@ -226,7 +231,7 @@ class DDPJobSpec(ApiModel):
     num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = 1
     """Number of nodes, with one pod each."""
     nproc_per_node: NprocPerNode = "auto"
-    """Processes per node. `auto` means the trainer's GPU limit, or 1 without GPUs."""
+    """Processes per node. `auto` means one per GPU (`*/gpu`) and MIG device of the trainer, or 1 without them."""
     rendezvous: Rendezvous = _defaulted(Rendezvous)
     """Rendezvous of the nodes."""
     shared_memory: SharedMemory = _defaulted(SharedMemory)
@@ -245,6 +250,31 @@ class DDPJobSpec(ApiModel):
     """Shared volume for checkpoints. Without it a restart starts training from the beginning."""
     data: Data | None = None
     """Volume with the training data."""
+
+    @property
+    def devices_per_node(self) -> int:
+        """GPUs and MIG devices of the trainer on each node. Raises ``ValueError`` if they cannot be counted."""
+        spec = self.template.spec if self.template else None
+        trainer = [c.resources for c in (spec and spec.containers) or [] if c.name == names.TRAINER_CONTAINER]
+        parts = [part for part in (*trainer, self.resources) if part is not None]  # the last one is the strongest
+        limits = {name: value for part in parts for name, value in (part.limits or {}).items()}
+        requests = {name: value for part in parts for name, value in (part.requests or {}).items()}
+        return count_devices(limits, requests)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_too_deep(cls, value: object) -> object:
+        if isinstance(value, dict) and depth_exceeds(value, MAX_DEPTH):
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        return value
+
+    @model_validator(mode="after")
+    def _devices_are_countable(self) -> Self:
+        if self.nproc_per_node == "auto" and (count := self.devices_per_node) > names.MAX_NPROC_PER_NODE:
+            raise ValueError(
+                f"nprocPerNode: auto counts {count} devices, at most {names.MAX_NPROC_PER_NODE} can be used"
+            )
+        return self
 
     @model_validator(mode="after")
     def _image_somewhere(self) -> Self:

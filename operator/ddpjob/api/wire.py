@@ -26,6 +26,17 @@ def is_true(status: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(status, kind).get("status") == "True"
 
 
+def depth_exceeds(value: object, limit: int) -> bool:
+    """Return whether a JSON value has more than ``limit`` levels of objects and lists; it does not recurse."""
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [child for children in nested for child in children]
+    return bool(level)
+
+
 def timestamp(time: datetime) -> str:
     """Return ``time`` as RFC 3339 in UTC with whole seconds, the format of ``metav1.Time``."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

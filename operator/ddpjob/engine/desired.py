@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
-from ddpjob.api.wire import Json, element
+from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
@@ -62,15 +62,9 @@ class Job:
 
     @property
     def nproc_per_node(self) -> int:
-        """Processes per node; ``auto`` is the sum of the trainer's ``*/gpu`` limits, at least 1."""
-        if isinstance(self.spec.nproc_per_node, int):
-            return self.spec.nproc_per_node
-        trainer = element(_template_spec(self).get("containers"), "name", names.TRAINER_CONTAINER)
-        limits = trainer.get("resources", {}).get("limits", {})
-        if self.spec.resources and self.spec.resources.limits:
-            limits = {**limits, **self.spec.resources.limits}
-        gpus = sum(int(n) for name, n in limits.items() if name.endswith("/gpu") and str(n).isdecimal())
-        return max(gpus, 1)
+        """Processes per node; ``auto`` is one per device of the trainer, at least 1."""
+        given = self.spec.nproc_per_node
+        return given if isinstance(given, int) else max(self.spec.devices_per_node, 1)
 
     def master_address(self, attempt: int, settings: EngineSettings) -> str:
         """Return the fully qualified name of rank 0's pod.

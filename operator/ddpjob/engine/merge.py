@@ -49,12 +49,17 @@ def _merge_list(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[A
         return list(overlay)
     field = MERGE_KEYS[key]
     combine: Callable[[Json, Json], Json] = _replace if key in ("env", "volumes") else merge
-    named = {item[field]: item for item in base if field in item}
-    unnamed = [item for item in (*base, *overlay) if field not in item]
+    named = {item[field]: item for item in base if _has_key(item, field)}
+    unnamed = [item for item in (*base, *overlay) if not _has_key(item, field)]
     for item in overlay:
-        if field in item:
+        if _has_key(item, field):
             named[item[field]] = combine(named[item[field]], item) if item[field] in named else item
     return [*named.values(), *unnamed]
+
+
+def _has_key(item: Any, field: str) -> bool:
+    # Fields that the CRD does not declare hold anything; the API server refuses what is no element of that list.
+    return isinstance(item, dict) and isinstance(item.get(field), str)
 
 
 def _replace(_: Json, overlay: Json) -> Json:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
+from ddpjob.api.devices import count_devices
+from ddpjob.api.quantities import amount
 from ddpjob.api.wire import Json
-from ddpjob.cluster.memory.quantities import amount
 from ddpjob.local.errors import LocalError
 
 
@@ -34,7 +35,6 @@ def cpu_limit(pod: Json) -> int | None:
     return max(ceil(sum(stated)), 1) if len(stated) == len(limits) else None
 
 
-_GPU_RESOURCE = "nvidia.com/gpu"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -58,9 +58,12 @@ def gpu_share(devices: Sequence[str], rank: int, wanted: int) -> list[str]:
 
 
 def gpu_limit(container: Json) -> int:
-    """Return the number of GPUs in a container's limits."""
-    limit = str((container.get("resources") or {}).get("limits", {}).get(_GPU_RESOURCE, 0))
-    return int(limit) if limit.isdecimal() else 0
+    """Return the number of GPUs and MIG devices in a container's resources."""
+    resources = container.get("resources") or {}
+    try:
+        return count_devices(resources.get("limits") or {}, resources.get("requests") or {})
+    except ValueError:
+        return 0  # a fraction of a device, which a real API server refuses
 
 
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -12,9 +12,9 @@ from ddpjob.api.wire import Json
 from ddpjob.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
+from tests.api.test_quantities import QUANTITIES
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Targets
-from tests.cluster.test_quantities import QUANTITIES
 from tests.controlplane import ApiError
 from tests.processes import eventually
 

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from ddpjob.api.model import ApiModel
+from ddpjob.api.quantities import canonical
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
 from ddpjob.api.wire import timestamp
 from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
-from ddpjob.cluster.memory.quantities import canonical
 
 _INT64 = 2**63
 

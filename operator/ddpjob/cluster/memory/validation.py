@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ddpjob.api.quantities import amount
 from ddpjob.api.wire import Json
 from ddpjob.cluster.memory.api_errors import Cause, duplicate, forbidden, invalid_value, required, unsupported
-from ddpjob.cluster.memory.quantities import amount
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253

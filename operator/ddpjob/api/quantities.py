@@ -9,6 +9,7 @@ from math import ceil
 
 _FORM = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))((?:[KMGTPE]i)|[numkMGTPE]|(?:[eE][+-]?[0-9]+)|)", re.ASCII)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_MAX_EXPONENT = 100  # int() of a larger number would take minutes
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
@@ -17,7 +18,10 @@ def amount(value: str | float) -> Decimal:
     number, suffix = _parts(value)
     if suffix in _BINARY:
         return number * Decimal(1024 ** _BINARY[suffix])
-    return number.scaleb(_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
+    exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+    if abs(exponent) > _MAX_EXPONENT:
+        raise ValueError(f"{value!r} is not a quantity that this program can compute with")
+    return number.scaleb(exponent)
 
 
 def canonical(value: str | float, *, finest: int = -9) -> str:

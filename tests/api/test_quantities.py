@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.cluster.memory.quantities import canonical
+from ddpjob.api.quantities import amount, canonical
 
 QUANTITIES = {
     **{"0": "0", "1": "1", "1000": "1k", "1500m": "1500m", "0.5": "500m", "1000m": "1", "1.5Gi": "1536Mi"},
@@ -14,6 +14,12 @@ QUANTITIES = {
 @pytest.mark.parametrize("text", QUANTITIES)
 def test_a_quantity_is_written_as_the_api_server_writes_it(text: str) -> None:
     assert canonical(text) == QUANTITIES[text]
+
+
+@pytest.mark.parametrize("text", ["1e101", "1e-101", "1e999999999", "1E999999999999999999999"])
+def test_exponent_too_large_to_compute_with_is_refused_at_once(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        amount(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1x", "1 Gi", "Gi", "1KiB", True])

@@ -1,0 +1,31 @@
+"""Devices in a container's resources, for ``nprocPerNode: auto``: one process per GPU or MIG device.
+
+https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/; MIG devices have the names of NVIDIA's device plugin with
+``MIG_STRATEGY=mixed``, for example ``nvidia.com/mig-1g.5gb``.
+"""
+
+from collections.abc import Mapping
+
+from ddpjob.api.quantities import amount
+
+
+def is_device(resource: str) -> bool:
+    """Return whether a resource counts GPUs or MIG devices."""
+    return resource.endswith("/gpu") or resource.startswith("nvidia.com/mig-")
+
+
+def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | str]) -> int:
+    """Return the number of devices of a container; a resource without a limit counts with its request.
+
+    Raises:
+        ValueError: a quantity is not a whole number of devices.
+    """
+    given = {name: value for name, value in {**requests, **limits}.items() if is_device(name)}
+    return sum(_whole(name, value) for name, value in given.items())
+
+
+def _whole(name: str, value: int | str) -> int:
+    number = amount(value)
+    if number != number.to_integral_value() or number < 0:
+        raise ValueError(f"{name}: {value} is not a whole number of devices")
+    return int(number)
