@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import UndefinedError
+from jinja2 import DictLoader, UndefinedError
 
+from ddpjob.engine import template
 from ddpjob.engine.desired import Job, desired_pods
 from ddpjob.engine.template import render
 from tests.builders import SETTINGS, a_job
@@ -32,6 +33,7 @@ HOSTILE = [
     "\x7f\x85\u2028\u2029\ufeff",
     "\U0001f600 é 漢字",
     "'\"\\\n\r\x00\x1b",
+    "\ue0000\ue000",  # what the renderer itself writes in the place of the first value
     "x" * 5000,
 ]
 texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=200))
@@ -71,3 +73,29 @@ def test_label_key_with_special_characters_stays_a_key(value: str) -> None:
     labels = {f"k{value}": "v"}
     rendered = render("service.yaml.j2", service="s", namespace="n", labels=labels, owners=[], selector=labels, port=1)
     assert rendered["metadata"]["labels"] == labels
+
+
+def test_rendered_object_is_independent_of_the_next() -> None:
+    values: dict[str, Any] = {"service": "s", "namespace": "n", "labels": {}, "owners": [], "selector": {}, "port": 1}
+    first = render("service.yaml.j2", **values)
+    first["spec"]["ports"].clear()
+    first["metadata"]["name"] = "changed"
+    second = render("service.yaml.j2", **values | {"port": 2})
+    assert second["spec"]["ports"] == [{"name": "rendezvous", "port": 2, "targetPort": 2}]
+    assert second["metadata"]["name"] == "s"
+
+
+def test_yaml_is_read_once_for_many_jobs_of_one_shape() -> None:
+    trainer(env=[{"name": "A", "value": "b"}], args=["a"])
+    before = template._parse.cache_info().misses
+    for number in range(10):
+        trainer(env=[{"name": "A", "value": str(number)}], args=[str(number)], image=f"i{number}")
+    assert template._parse.cache_info().misses == before
+
+
+@pytest.mark.parametrize("line", ["a: b {{ x }}", "a: 'b {{ x }}'", "b {{ x }}: c"])
+def test_value_inside_a_string_of_a_template_is_an_error(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = template._ENVIRONMENT.overlay(loader=DictLoader({"t": line}))
+    monkeypatch.setattr(template, "_ENVIRONMENT", environment)
+    with pytest.raises(TypeError, match="a value must be a whole key or value"):
+        render("t", x="value")

@@ -1,49 +1,77 @@
-"""Render the YAML templates in ``templates/``; no value can change their structure.
+"""Fill the YAML templates in ``templates/``; no value can change their structure.
 
-The ``finalize`` hook encodes the value of every ``{{ }}`` as JSON, which is valid YAML: an environment variable with
-the value ``"}\\nhostNetwork: true`` or ``no`` stays a string. Undefined names are errors.
+A template is rendered with a placeholder instead of each value. The resulting YAML, its *skeleton*, depends only on
+which ``{% if %}`` and ``{% for %}`` blocks are used, so it is parsed once and kept. Then the placeholders are replaced
+by the values in the parsed object: no value is ever written as YAML, and reading YAML, which takes a hundred times as
+long as the rest, happens once per skeleton. Undefined names are errors.
 """
 
-import json
 import re
+from functools import lru_cache
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 
 from ddpjob.api.wire import Json
 
-# Characters that JSON leaves unescaped, but that YAML forbids or folds as a line break in a double-quoted scalar.
-# All others stay UTF-8, because PyYAML reads an emoji that JSON escaped as two lone surrogates.
-_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_MARK = "\ue000"  # a private-use character, which no template contains
+_PLACEHOLDER = re.compile(f"{_MARK}([0-9]+){_MARK}")
+_VALUES = "_values"
+_SKELETONS = 128  # far more than a cluster's jobs use: each combination of optional blocks is one
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _encode(value: Any) -> str:
+@pass_context
+def _placeholder(context: Context, value: Any) -> str:
+    """Return the placeholder of the value of one ``{{ }}``, and append the value to the list of values."""
     if isinstance(value, StrictUndefined):
         return str(value)  # raises UndefinedError, which names the variable
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return _NOT_YAML.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    values: list[Any] = context[_VALUES]
+    values.append(value)
+    return f'"{_MARK}{len(values) - 1}{_MARK}"'
 
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader("ddpjob.engine"),
     undefined=StrictUndefined,
-    finalize=_encode,
+    finalize=_placeholder,
     trim_blocks=True,
     lstrip_blocks=True,
-    autoescape=False,  # the output is YAML, not HTML; `finalize` does the escaping  # noqa: S701
+    auto_reload=False,
+    autoescape=False,  # the output is YAML, not HTML, and contains no value  # noqa: S701
 )
 
 
 def render(template: str, **values: Any) -> Json:
-    """Return the object that ``templates/<template>`` renders with ``values``.
+    """Return the object that ``templates/<template>`` describes, with ``values`` in it (not copies of them).
 
     Raises:
         jinja2.UndefinedError: the template uses a value that was not given (a bug).
+        TypeError: the template is no object, or a ``{{ }}`` is only a part of a string (a bug).
     """
-    text = _ENVIRONMENT.get_template(template).render(**values)
-    rendered = yaml.load(text, Loader=_Loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
-    if not isinstance(rendered, dict):
-        raise TypeError(f"{template} must render one object, not {type(rendered).__name__}")
-    return rendered
+    used: list[Any] = []
+    skeleton = _parse(_ENVIRONMENT.get_template(template).render(values | {_VALUES: used}))
+    if not isinstance(skeleton, dict):
+        raise TypeError(f"{template} must render one object, not {type(skeleton).__name__}")
+    filled: Json = _fill(skeleton, used)
+    return filled
+
+
+@lru_cache(_SKELETONS)
+def _parse(skeleton: str) -> Any:
+    return yaml.load(skeleton, Loader=_Loader)  # a safe loader, the C one where libyaml is there  # noqa: S506
+
+
+def _fill(part: Any, values: list[Any]) -> Any:
+    """Return a copy of a part of a skeleton in which each placeholder is replaced by its value."""
+    if isinstance(part, dict):
+        return {_fill(key, values): _fill(item, values) for key, item in part.items()}
+    if isinstance(part, list):
+        return [_fill(item, values) for item in part]
+    if not isinstance(part, str) or _MARK not in part:
+        return part
+    if placeholder := _PLACEHOLDER.fullmatch(part):
+        return values[int(placeholder[1])]
+    raise TypeError(f"a value must be a whole key or value of the YAML, not a part of one: {part!r}")
