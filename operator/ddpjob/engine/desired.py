@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ddpjob.api import names
@@ -22,6 +23,8 @@ _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePu
 _DEFAULT_USER = 1000
 # Changes whenever spec_hash hashes other parts, or in another way.
 _HASH_FORM = "v2:"
+# The variables that differ between the nodes of an attempt; the value is the node_rank.
+_ENV_OF_NODE = frozenset({names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"})
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,17 @@ class Job:
         meta, spec = body["metadata"], parse_spec(body, ignore_unknown=True)
         generation = int(meta.get("generation", 1))
         return cls(meta["name"], meta["namespace"], meta["uid"], generation, spec, body["spec"])
+
+    @cached_property
+    def wire(self) -> Json:
+        """The spec as JSON. Pods share parts of it, so nobody changes it."""
+        return self.spec.wire()
+
+    @property
+    def template_spec(self) -> Json:
+        """The pod spec of the user's template; empty without one."""
+        spec: Json = self.wire.get("template", {}).get("spec", {})
+        return spec
 
     @property
     def node_ranks(self) -> range:
@@ -156,10 +170,15 @@ def desired_claim(job: Job) -> Create | None:
     return Create(names.CLAIMS, job.claim, body, shared=True)
 
 
-def desired_pods(job: Job, attempt: int, settings: EngineSettings) -> tuple[Create, ...]:
-    """Return one pod per node of the attempt, by node_rank."""
+def desired_pods(
+    job: Job, attempt: int, settings: EngineSettings, node_ranks: Iterable[int] | None = None
+) -> tuple[Create, ...]:
+    """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order."""
     first = _pod_of_node_0(job, attempt, settings)
-    return tuple(_pod_of_node(first, job, attempt, node_rank) for node_rank in job.node_ranks)
+    return tuple(
+        _pod_of_node(first, job, attempt, node_rank)
+        for node_rank in (job.node_ranks if node_ranks is None else node_ranks)
+    )
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:
@@ -186,7 +205,7 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
 
 def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
     spec = job.spec
-    wire = spec.wire()
+    wire = job.wire
     security = spec.pod_security
     defaults = render(
         "pod_defaults.yaml.j2",
@@ -219,7 +238,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
     template = wire.get("template", {})
     # Only labels and annotations: a finalizer in the template, for example, would block the deletion of every pod.
     metadata = {key: value for key, value in template.get("metadata", {}).items() if key in ("labels", "annotations")}
-    pod = merge(merge(defaults, {"metadata": metadata, "spec": _template_spec(job)}), overlay)
+    pod = merge(merge(defaults, {"metadata": metadata, "spec": job.template_spec}), overlay)
     if pod["spec"].get("hostNetwork"):
         # The default policy uses the resolver of the Kubernetes node, which cannot resolve MASTER_ADDR.
         pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
@@ -252,17 +271,7 @@ def _pod_of_node(first: Json, job: Job, attempt: int, node_rank: int) -> Create:
     labels = first["metadata"]["labels"] | {names.LABEL_NODE_RANK: str(node_rank)}
     pod["metadata"] = first["metadata"] | {"name": name, "labels": labels}
     trainer, *others = first["spec"]["containers"]
-    env = [_with_node_rank(variable, node_rank) for variable in trainer["env"]]
+    own = {"value": str(node_rank)}
+    env = [variable | own if variable["name"] in _ENV_OF_NODE else variable for variable in trainer["env"]]
     pod["spec"] = first["spec"] | {"hostname": name, "containers": [trainer | {"env": env}, *others]}
     return Create(names.PODS, name, pod)
-
-
-def _with_node_rank(variable: Json, node_rank: int) -> Json:
-    if variable["name"] in (names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"):
-        return {"name": variable["name"], "value": str(node_rank)}
-    return variable
-
-
-def _template_spec(job: Job) -> Json:
-    spec: Json = job.spec.wire().get("template", {}).get("spec", {})
-    return spec

@@ -33,9 +33,10 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Json:
         if value is None:
             continue
         before = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
+        # dict and list, not their abstract types, whose check takes several times as long.
+        if isinstance(value, dict) and isinstance(before, dict):
             merged[key] = merge(before, value) if not _is_other_source(key, before, value) else dict(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
+        elif isinstance(value, list):
             merged[key] = _merge_list(key, before or [], value)
         else:
             merged[key] = value
