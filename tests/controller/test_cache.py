@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.cluster.base import ObjectList, Page
 from ddpjob.controller.cache import Cache, Key, Listing, is_labelled
+from ddpjob.engine.pods import pod_view
 from tests.builders import ended, running
 
 JOB = "11111111-job"
@@ -35,6 +36,17 @@ def test_newer_version_wins_in_any_order() -> None:
     known = cache.get(names.PODS, "default", "a")
     assert known is not None
     assert known["metadata"]["resourceVersion"] == "20"
+
+
+def test_view_of_a_pod_is_computed_once_for_each_version() -> None:
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 1) | {"status": running()})
+    cache.put(names.PODS, a_pod("b", 2) | {"status": running()})
+    first = {pod["metadata"]["name"]: pod_view(pod) for pod in cache.pods(JOB)}
+    cache.put(names.PODS, a_pod("b", 3) | {"status": ended(1)})
+    second = {pod["metadata"]["name"]: pod_view(pod) for pod in cache.pods(JOB)}
+    assert second["a"] is first["a"]
+    assert (first["b"].state, second["b"].state) == ("running", "failed")
 
 
 def test_repeated_object_queues_no_job() -> None:

@@ -16,6 +16,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
 from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.engine.pods import CachedPod
 from ddpjob.engine.trim import trim_pod
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
@@ -105,7 +106,7 @@ class Cache:
 
     def _put_pod(self, place: Place, obj: Json, known: Json | None) -> None:
         siblings = self._pods_of[_job_uid(obj)]
-        pod = trim_pod(obj, like=known or next(iter(siblings.values()), None))
+        pod = CachedPod(trim_pod(obj, like=known or next(iter(siblings.values()), None)))
         if known is not None and _job_uid(known) != _job_uid(pod):
             self._leave_job(place, known)
         self._objects[names.PODS][place] = siblings[place] = pod

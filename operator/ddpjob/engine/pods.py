@@ -21,7 +21,7 @@ _SAME_WAITING = {"ErrImagePull": "ImagePullBackOff"}
 _CLOCK_SKEW = timedelta(seconds=2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodView:
     """One node of one attempt.
 
@@ -68,8 +68,29 @@ class PodView:
         return Delete(names.PODS, self.name, self.uid)
 
 
+class CachedPod(dict[str, Any]):
+    """A pod in a cache, which replaces it as a whole but never changes it: its view is computed once and kept in it.
+
+    The view therefore needs no key, cannot be older than the pod, and is dropped together with it.
+    """
+
+    __slots__ = ("_view",)
+
+    @property
+    def view(self) -> PodView:
+        try:
+            return self._view
+        except AttributeError:
+            self._view: PodView = _view(self)
+            return self._view
+
+
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Return the view of a pod of the job; parts that its status does not have yet are no error."""
+    return pod.view if isinstance(pod, CachedPod) else _view(pod)
+
+
+def _view(pod: Mapping[str, Any]) -> PodView:
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
