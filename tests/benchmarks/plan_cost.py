@@ -1,0 +1,108 @@
+"""Print what a plan costs with the code of one checkout; ``plan.py`` runs this file with the Python of each checkout.
+
+It imports nothing of the tests, and of the operator only what all checkouts have.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.controller.cache import Cache
+from ddpjob.engine.actions import EngineSettings, Plan
+from ddpjob.engine.observe import Observed, owned_pods
+from ddpjob.engine.plan import plan
+
+UID = "0a1b2c3d-0000-4000-8000-000000000000"
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+SETTINGS = EngineSettings()
+SECONDS_PER_MEASUREMENT = 1.0
+
+
+class Job:
+    """A job whose pods and status are in a cache, without an API server."""
+
+    def __init__(self, nodes: int) -> None:
+        self.cache = Cache()
+        self.version = 0
+        meta = {"name": "bench", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "1"}
+        spec = {
+            "image": "ddpjob/trainer:dev",
+            "args": ["train", "--epochs", "2"],
+            "numNodes": nodes,
+            "nprocPerNode": 8,
+            "resources": {"limits": {"nvidia.com/gpu": 8, "cpu": 16, "memory": "64Gi"}},
+            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            "checkpoint": {"claimName": "checkpoints"},
+        }
+        self.body: dict[str, Any] = {"metadata": meta, "spec": spec, "status": {}}
+        self.service: dict[str, Any] | None = None
+
+    def plan(self, *, live: bool = False) -> Plan:
+        pods = owned_pods(self.body, self.cache.pods(UID))
+        return plan(self.body, Observed(pods, service=self.service, live=live), NOW, SETTINGS)
+
+    def run(self) -> None:
+        """Carry out plans until all pods run and the status shows it."""
+        for _ in range(10):
+            made = self.plan(live=True)
+            if made.status is None and not made.creates:
+                return
+            if made.status is not None:
+                self.body = self.body | {"status": json.loads(json.dumps(made.status))}
+            for create in (create for phase in made.creates for create in phase):
+                if create.resource is names.PODS:
+                    self.put(json.loads(json.dumps(create.body)))
+                else:
+                    self.service = create.body
+        raise AssertionError("the job still writes after 10 plans")
+
+    def put(self, pod: dict[str, Any]) -> None:
+        """Store a new version of a pod that runs."""
+        self.version += 1
+        meta = pod["metadata"] | {"uid": f"uid-of-{pod['metadata']['name']}", "resourceVersion": str(self.version)}
+        state = {"name": "trainer", "ready": True, "restartCount": 0, "state": {"running": {"startedAt": "2026-03-01"}}}
+        kinds = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+        status = {
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "conditions": [{"type": kind, "status": "True", "lastProbeTime": None} for kind in kinds],
+            "containerStatuses": [state],
+        }
+        self.cache.put(names.PODS, pod | {"metadata": meta, "spec": pod["spec"] | {"nodeName": "n"}, "status": status})
+
+
+def measure(nodes: int) -> dict[str, float]:
+    """Return the milliseconds of a first plan and of a re-plan with this checkout; the fastest of many."""
+    first = Job(nodes)
+    first.plan()
+    running = Job(nodes)
+    running.run()
+    running.plan()
+    changed = copy.deepcopy(dict(running.cache.pods(UID)[-1]))
+
+    def replan() -> None:
+        running.put(changed)
+        assert running.plan().status is None
+
+    return {"first": _fastest(first.plan), "again": _fastest(replan)}
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    times: list[float] = []
+    until = time.monotonic() + SECONDS_PER_MEASUREMENT
+    while time.monotonic() < until or len(times) < 5:
+        begin = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - begin))
+    return min(times)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]))))
