@@ -34,6 +34,7 @@ from ddpjob.cluster.base import (
     Unavailable,
     all_pages,
 )
+from ddpjob.cluster.clock import ServerClock
 from ddpjob.cluster.connection import ConfigurationError, Connection
 
 JSON: Final = "application/json"
@@ -74,6 +75,8 @@ class KubernetesCluster:
         self._observer = observer
         self._session = connection.session(max_connections)
         self._generation = connection.generation
+        self.clock = ServerClock()
+        """The server's clock, from the responses to all requests."""
 
     async def close(self) -> None:
         """Close the connections to the server."""
@@ -181,7 +184,7 @@ class KubernetesCluster:
     async def _once(self, verb: str, kind: str, url: yarl.URL, data: bytes | None) -> Json:
         headers = {"Content-Type": MERGE_PATCH if verb == "patch" else JSON} if data else None
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started, sent = clock(), self.clock.monotonic()
         code = "error"
         try:
             async with self._session.request(
@@ -193,6 +196,8 @@ class KubernetesCluster:
                 allow_redirects=False,
                 server_hostname=self._connection.tls_server_name,
             ) as response:
+                if response.ok:  # an error may come from a proxy in front of the server
+                    self.clock.observe(response.headers.get("Date"), sent, self.clock.monotonic())
                 body = await response.read()
                 code = str(response.status)
         except TimeoutError as error:

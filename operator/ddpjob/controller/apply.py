@@ -23,6 +23,7 @@ from ddpjob.cluster.base import (
     Unavailable,
 )
 from ddpjob.controller.cache import Cache
+from ddpjob.controller.slots import Slots
 from ddpjob.engine.actions import Create, Delete, Plan, Problem
 from ddpjob.engine.observe import owner_uid
 
@@ -51,12 +52,12 @@ class _NamespaceGoneError(Exception):
 
 
 class Executor:
-    """Carries out plans of all jobs, with at most ``concurrency`` requests at a time."""
+    """Carries out plans of all jobs, with at most ``concurrency`` requests at a time, shared fairly (``Slots``)."""
 
     def __init__(self, cluster: Cluster, cache: Cache, concurrency: int) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = Slots(concurrency)
 
     async def act(self, job: Json, plan: Plan, *, cautious: bool = False) -> Outcome:
         """Send the deletes, then the creates phase by phase.
@@ -88,7 +89,7 @@ class Executor:
     async def _delete(self, namespace: str, delete: Delete) -> None:
         uid = delete.uid
         try:
-            async with self._slots:
+            async with self._slots.take(namespace):
                 left = await self._cluster.delete(delete.resource, namespace, delete.name, uid=uid)
         except (NotFound, Conflict):  # gone, or replaced by another object of that name
             left = {}
@@ -117,7 +118,7 @@ class Executor:
     async def _create(self, job: Json, create: Create, problems: list[Problem]) -> None:
         namespace = job["metadata"]["namespace"]
         try:
-            async with self._slots:
+            async with self._slots.take(namespace, job["metadata"]["uid"]):
                 if problems:
                     return  # another create was refused meanwhile
                 created = await self._cluster.create(create.resource, namespace, create.body)
@@ -138,7 +139,7 @@ class Executor:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
         try:
-            async with self._slots:
+            async with self._slots.take(meta["namespace"], meta["uid"]):
                 found = await self._cluster.get(create.resource, meta["namespace"], create.name)
         except NotFound as error:
             raise _TerminatingError from error

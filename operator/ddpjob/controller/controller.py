@@ -4,11 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster
+from ddpjob.cluster.clock import SteadyClock
 from ddpjob.controller.apply import Executor
 from ddpjob.controller.cache import WATCHED, Cache, Key
 from ddpjob.controller.events import EventSender
@@ -30,7 +31,7 @@ class Controller:
 
     make_poller: returns the progress poller, given the function to call with the key of a job that made progress.
     scopes: namespaces to list, one request each; None lists all of them at once.
-    clock: monotonic seconds, for delays. now: the time that is written into the status.
+    clock: monotonic seconds, for delays. now: the time that is written into the status; by default ``SteadyClock``.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Controller:
         concurrent_requests: int = 64,
         sweep_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] | None = None,
     ) -> None:
+        self.now = now or SteadyClock().now
         self.queue = WorkQueue(workers)
         self.cache = Cache(on_change=self.queue.add, on_pod_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
@@ -69,7 +71,7 @@ class Controller:
             metrics=metrics,
             settings=settings,
             clock=clock,
-            now=now,
+            now=self.now,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

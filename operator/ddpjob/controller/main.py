@@ -34,9 +34,9 @@ class Operator:
         self._stop = asyncio.Event()
         self._metrics = metrics = Metrics()
         requests = settings.max_concurrent_requests
-        self._cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
-        self._controller = Controller(
-            self._cluster,
+        self.cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
+        self.controller = Controller(
+            self.cluster,
             EngineSettings(settings.cluster_domain),
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,
@@ -46,11 +46,12 @@ class Operator:
             metrics=metrics,
             scopes=settings.scopes,
             workers=settings.max_concurrent_reconciles,
-            # The other half of the connections is for status patches, so that no large job delays another's decision.
-            concurrent_requests=max(1, requests // 2),
+            # The other connections are for status patches, so that no large job delays another's decision.
+            concurrent_requests=max(1, requests * 7 // 8),
             sweep_seconds=settings.sweep_interval_seconds,
+            now=self.cluster.clock.now,
         )
-        sweep_soon = self._controller.sweeper.want
+        sweep_soon = self.controller.sweeper.want
         self._monitor = watches.WatchMonitor(connection.server, settings.scopes, on_relist=sweep_soon)
         self._heartbeat = Heartbeat()
 
@@ -70,8 +71,8 @@ class Operator:
         try:
             await self._serve()
         finally:
-            await self._controller.poller.close()
-            await self._cluster.close()
+            await self.controller.poller.close()
+            await self.cluster.close()
             await self._connection.close()
             health.close()
             logger.info("stopped")
@@ -79,10 +80,10 @@ class Operator:
     async def _serve(self) -> None:
         heartbeat = asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")
         try:
-            if not await self._until_stop(self._controller.sweeper.start()):
+            if not await self._until_stop(self.controller.sweeper.start()):
                 return
             watching = asyncio.create_task(self._watch(), name="watching")
-            working = asyncio.create_task(self._controller.run(self._stop), name="controller")
+            working = asyncio.create_task(self.controller.run(self._stop), name="controller")
             # None of these returns before the stop; one that does has failed, and the process ends with its error.
             done, _ = await asyncio.wait({watching, working, heartbeat}, return_when=asyncio.FIRST_COMPLETED)
             self._stop.set()
@@ -95,7 +96,7 @@ class Operator:
     async def _watch(self) -> None:
         await watches.watch_until(
             self._stop,
-            watches.registry(self._controller.cache, self._connection, self._monitor),
+            watches.registry(self.controller.cache, self._connection, self._monitor),
             self._settings.namespaces,
             on_start=self._catch_signals,
             on_restart=self._metrics.watch_restarts.inc,
@@ -128,9 +129,9 @@ class Operator:
     def _add_gauges(self) -> None:
         metrics = self._metrics
         metrics.gauge(
-            "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self._controller.queue.depth)
+            "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self.controller.queue.depth)
         )
-        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self._controller.cache.count_states)
+        metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Seconds since each watch last received data, by URL path.",

@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json, is_true
 from ddpjob.cluster.base import NotFound
+from ddpjob.cluster.clock import SteadyClock
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
@@ -84,6 +85,7 @@ class Session:
         self._cluster = MemoryCluster()
         self.job = admitted.body
         self._changed = asyncio.Event()
+        self._clock = SteadyClock()
         self._killed_at: datetime | None = None
 
     async def run(self, stop: asyncio.Event) -> Json:
@@ -156,7 +158,7 @@ class Session:
 
     def _now(self) -> datetime:
         """Return the time; while the end of a killed run is recorded, the last sign of life of that run."""
-        return self._killed_at or datetime.now(UTC)
+        return self._killed_at or self._clock.now()
 
     async def _follow(self, stop: asyncio.Event, suspend: bool, controller: Controller, kubelet: Kubelet) -> None:
         """Show and save every change; return when the job is finished or suspended and no process runs."""
