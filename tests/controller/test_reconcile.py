@@ -15,6 +15,7 @@ from ddpjob.controller.main import main
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.schema import SchemaMonitor
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
 from tests.builders import NOW, a_job
@@ -34,6 +35,7 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         poller=poller,
         events=EventSender(unreachable),
         metrics=metrics,
+        schema=SchemaMonitor(),
         settings=EngineSettings(),
         clock=asyncio.get_running_loop().time,
         now=lambda: NOW,

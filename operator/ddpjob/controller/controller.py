@@ -16,6 +16,7 @@ from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.schema import SchemaMonitor
 from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
@@ -53,6 +54,7 @@ class Controller:
         self.cache = Cache(on_change=self.queue.add, on_pod_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
         self.events = EventSender(cluster)
+        self.schema = SchemaMonitor()
         self.sweeper = Sweeper(
             cluster=cluster,
             cache=self.cache,
@@ -69,6 +71,7 @@ class Controller:
             poller=self.poller,
             events=self.events,
             metrics=metrics,
+            schema=self.schema,
             settings=settings,
             clock=clock,
             now=self.now,

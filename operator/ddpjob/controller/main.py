@@ -16,7 +16,7 @@ from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller import logs, watches
 from ddpjob.controller.controller import Controller
-from ddpjob.controller.health import HealthServer, Heartbeat
+from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.settings import Settings, SettingsError, parse
@@ -63,7 +63,7 @@ class Operator:
             self._settings.health_host,
             self._settings.health_port,
             alive=self._heartbeat.verdict,
-            ready=self._monitor.verdict,
+            ready=self._ready,
             metrics=self._metrics.render,
         )
         where = ", ".join(self._settings.namespaces) or "all namespaces"
@@ -121,6 +121,11 @@ class Operator:
     def _on_signal(self, number: signal.Signals) -> None:
         logger.info("%s: stopping", number.name)
         self._stop.set()
+
+    def _ready(self) -> Verdict:
+        """Return whether the watches are open, and every status can be written."""
+        watching, why = self._monitor.verdict()
+        return self._controller.schema.verdict() if watching else (watching, why)
 
     def _on_beat(self, lag: float) -> None:
         self._metrics.loop_lag.set(lag)

@@ -11,13 +11,14 @@ from datetime import datetime
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import Cluster, ClusterError, Conflict, NotFound, TooManyRequests
+from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings, Plan, Problem, status_patch
 from ddpjob.engine.observe import Observed, owned_pods
@@ -60,6 +61,7 @@ class Reconciler:
     poller: ProgressPoller
     events: EventSender
     metrics: Metrics
+    schema: SchemaMonitor
     settings: EngineSettings
     clock: Callable[[], float]
     now: Callable[[], datetime]
@@ -166,6 +168,7 @@ class Reconciler:
         """Write the status if it changed; return None if the job changed since the plan was made."""
         patch = status_patch(job.get("status") or {}, plan.status) if plan.status is not None else {}
         if not patch:
+            self.schema.clear(key)
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
         try:
@@ -178,10 +181,22 @@ class Reconciler:
             self.cache.remove(names.DDPJOBS, *key, job["metadata"]["uid"])
             self._forget(key)
             return None
+        except Invalid as error:
+            raise self._refused(key, job, error) from error
+        self.schema.clear(key)
         memory.patched_at = self.clock()
         self.cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
+
+    def _refused(self, key: Key, job: Json, error: Invalid) -> Invalid:
+        """Report a status that the CRD's schema refuses, and return an error without the object in its text."""
+        fields = refused_fields(error)
+        if not fields:
+            return error
+        if note := self.schema.note(key, fields):
+            self.events.send(job, note)
+        return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if no create is sent before the delay after the last refusal has passed."""
@@ -229,6 +244,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted job; the API server deletes the objects that it owned."""
         self._memories.pop(key, None)
+        self.schema.clear(key)
         self.poller.forget(key)
         self.queue.forget(key)
 

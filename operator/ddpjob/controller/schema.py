@@ -1,0 +1,60 @@
+"""Statuses that the schema of the CustomResourceDefinition refuses, because it comes from another release.
+
+Such a write fails until an administrator applies the CRD of this release. Until then no decision about the job is
+recorded, so none is carried out. /readyz and an event on the job report it.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ddpjob import __version__
+from ddpjob.api import names
+from ddpjob.cluster.base import Invalid
+from ddpjob.controller.cache import Key
+from ddpjob.controller.health import Verdict
+from ddpjob.engine.actions import Note
+
+CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"
+REASON = "StatusRefused"
+MAX_FIELDS = 3  # in a message; one is enough to find the cause
+
+_REMEDY = f"apply manifests/crd.yaml of release {__version__} (Helm does so unless crds.install is false)"
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
+
+
+class SchemaMonitor:
+    """The jobs whose status was refused. Reconciles change it, the health thread reads ``verdict``."""
+
+    def __init__(self) -> None:
+        self._refused: dict[Key, str] = {}
+
+    def note(self, key: Key, fields: Sequence[str]) -> Note | None:
+        """Record a status of which these fields were refused; return the event, or None if it has been reported."""
+        refused = ", ".join(fields[:MAX_FIELDS])
+        if self._refused.get(key) == refused:
+            return None
+        self._refused[key] = refused
+        message = f"the CustomResourceDefinition {CRD} refuses {refused}, so nothing is done for this job: {_REMEDY}"
+        return Note("Warning", REASON, message)
+
+    def clear(self, key: Key) -> None:
+        """Forget a job: its status was written, or it is gone."""
+        self._refused.pop(key, None)
+
+    def verdict(self) -> Verdict:
+        """Return whether no status is refused; if one is, the line names the CRD, the fields and the remedy."""
+        refused = list(self._refused.items())
+        if not refused:
+            return True, "ok"
+        key, fields = refused[0]
+        where = f"{key.namespace}/{key.name}" + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
+        return False, f"the CustomResourceDefinition {CRD} refuses {fields} of {where}: {_REMEDY}"
+
+
+def refused_fields(error: Invalid) -> list[str]:
+    """Return the fields that the schema refused; none if the request failed for another reason, such as its size."""
+    # With fieldValidation=Strict. Before it, the message has the whole object, which contains text of the user.
+    unknown = _UNKNOWN.findall(str(error).rpartition("strict decoding error:")[2])
+    causes = [str(cause.get("field") or "") for cause in error.details.get("causes") or ()]
+    wrong = [field for field in causes if field.startswith(("status", "spec"))]
+    return list(dict.fromkeys([*unknown, *wrong]))
