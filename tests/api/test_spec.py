@@ -40,7 +40,7 @@ def test_defaults_match_the_design() -> None:
         "image": "trainer:1",
         "numNodes": 1,
         "nprocPerNode": "auto",
-        "rendezvous": {"port": 29500, "progressPort": 29501, "timeoutSeconds": 600},
+        "rendezvous": {"port": 29500, "timeoutSeconds": 600},
         "sharedMemory": {},
         "podSecurity": {"profile": "Restricted"},
         "restartPolicy": {"maxRestarts": 3},
@@ -122,7 +122,7 @@ def test_error_has_the_allowed_values() -> None:
 
 def test_null_in_a_declared_field_means_absent() -> None:
     spec = parse_spec({"spec": GOOD["null in declared fields"]}).wire()
-    assert spec["rendezvous"] == {"port": 29500, "progressPort": 29501, "timeoutSeconds": 60}
+    assert spec["rendezvous"] == {"port": 29500, "timeoutSeconds": 60}
     assert spec["restartPolicy"] == {"maxRestarts": 3}
     assert spec["resources"] == {"limits": {"cpu": 1}}
     assert spec["template"] == {"spec": {"nodeSelector": {"a": "b"}}}

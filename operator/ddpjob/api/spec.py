@@ -73,17 +73,23 @@ class Rendezvous(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            "self.port != self.progressPort",
+            f"self.port != (has(self.progressPort) ? self.progressPort : {names.PROGRESS_PORT})",
             "port and progressPort must differ: rank 0 listens on both",
         ),
     )
 
     port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """Port of the rendezvous on rank 0 (MASTER_PORT)."""
-    progress_port: Annotated[int, Field(ge=1024, le=65535)] = names.PROGRESS_PORT
-    """Port on which rank 0 serves its progress (DDPJOB_PROGRESS_PORT)."""
+    # No default in the schema: the API server would add it to every job, and the release before refuses the field.
+    given_progress_port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, alias="progressPort")
+    """Port on which rank 0 serves its progress (DDPJOB_PROGRESS_PORT); default: 29501."""
     timeout_seconds: Annotated[int, Field(ge=10, le=DAY)] = 600
     """Seconds that a rank waits for the others before it fails."""
+
+    @property
+    def progress_port(self) -> int:
+        """Port on which rank 0 serves its progress."""
+        return names.PROGRESS_PORT if self.given_progress_port is None else self.given_progress_port
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
