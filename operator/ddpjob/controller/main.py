@@ -125,7 +125,7 @@ class Operator:
     def _ready(self) -> Verdict:
         """Return whether the watches are open, and every status can be written."""
         watching, why = self._monitor.verdict()
-        return self._controller.schema.verdict() if watching else (watching, why)
+        return self.controller.schema.verdict() if watching else (watching, why)
 
     def _on_beat(self, lag: float) -> None:
         self._metrics.loop_lag.set(lag)
