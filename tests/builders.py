@@ -1,14 +1,15 @@
 """Builders of jobs and pods for tests, and a simulated cluster that executes the engine's plans."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.wire import timestamp
-from ddpjob.engine.actions import Delete, EngineSettings, Plan
+from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem
 from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob.engine.trim import trim_pod
@@ -43,6 +44,11 @@ def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "",
     return {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]} | more
 
 
+def failed(code: int = 1, *, cause: str = "own", at: datetime = NOW, **report: Any) -> dict[str, Any]:
+    """Return the status of a pod after its trainer failed and reported the cause; ``report``: more fields of it."""
+    return ended(code, message=json.dumps({"schema": 2, "cause": cause, "code": code} | report), at=at)
+
+
 def is_idle(made: Plan) -> bool:
     """Return whether a plan writes nothing."""
     return made.status is None and not (made.deletes or made.creates or made.events)
@@ -63,6 +69,8 @@ class World:
         self.now = NOW
         self.settings = SETTINGS
         self.plans: list[Plan] = []
+        self.problems: tuple[Problem, ...] = ()
+        self.round: tuple[int, Literal["begun", "complete"]] | None = None
         self.deleted_job = False
 
     @property
@@ -74,23 +82,30 @@ class World:
 
     def observed(self, *, live: bool) -> Observed:
         report, pod = self.progress or (None, None)
+        number, made = self.round or (0, "begun")
         return Observed(
             owned_pods(self.job, map(trim_pod, self.pods.values())),  # as the cache holds them
             service=self.service,
             claim=self.claim,
+            problems=self.problems,
+            round=made if number and number == self.status.get("attempt") else "unknown",
             progress=report,
             progress_pod=pod,
             live=live,
         )
 
     def reconcile(self, *, crash_after: int | None = None) -> Plan:
-        """Reconcile once and return the plan. With ``crash_after``, stop after that many writes."""
+        """Reconcile once and return the plan. With ``crash_after``, the operator is killed after that many writes."""
         made = plan(self.job, self.observed(live=False), self.now, self.settings)
         if made.needs_live:
             made = plan(self.job, self.observed(live=True), self.now, self.settings)
         self.plans.append(made)
         for write in [*self._writes(made)][:crash_after]:
             write()
+        if crash_after is not None:
+            self.round, self.problems = None, ()
+        elif made.creates_attempt:
+            self.round = made.creates_attempt, "complete"
         return made
 
     def _writes(self, made: Plan) -> Iterator[Callable[[], None]]:

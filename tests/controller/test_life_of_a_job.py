@@ -40,9 +40,9 @@ def test_watch_events_alone_update_the_status(operator: OperatorProcess, jobs: J
     running = jobs.wait_for("Running", nodesReady="2/2")
     assert running["world"]["worldSize"] == 2
     jobs.end(pods[1], 0)
-    jobs.wait_for("Running", succeededRanks=[1])
+    jobs.wait_for("Running", succeededNodes=[1])
     jobs.end(pods[0], 0)
-    done = jobs.wait_for("Succeeded", succeededRanks=[0, 1])
+    done = jobs.wait_for("Succeeded", succeededNodes=[0, 1])
     assert done["completionTime"] >= done["startTime"]
     assert jobs.condition("Finished")["status"] == "True"
     assert len(jobs.pods()) == 2, "ended pods stay, with their logs"
@@ -58,7 +58,7 @@ def test_failed_pod_restarts_the_group_after_the_decision_is_written(operator: O
     second = jobs.wait_for_pods(2, attempt=2)
     status = jobs.status()
     assert (status["attempt"], status["restarts"], status["restartsCountedTowardsLimit"]) == (2, 1, 1)
-    assert status["failures"][0]["rank"] == 1
+    assert status["failures"][0]["nodeRank"] == 1
     survivor, failed = first
     assert eventually("the survivor is gone", lambda: [p["metadata"]["name"] for p in jobs.pods(attempt=1)]) == [
         failed["metadata"]["name"]

@@ -38,7 +38,7 @@ def test_restart_of_the_operator_writes_nothing(control_plane: ControlPlane, nam
         assert {pod["metadata"]["uid"] for pod in jobs.pods()} == pods
         assert jobs.writes(about="mnist", since=writes) == []
         jobs.end(jobs.pods()[0], 0)
-        jobs.wait_for("Running", succeededRanks=[0])
+        jobs.wait_for("Running", succeededNodes=[0])
 
 
 def test_sigterm_stops_the_operator_cleanly(control_plane: ControlPlane, namespace: str, jobs: Jobs) -> None:
@@ -220,7 +220,7 @@ def test_deletion_missed_by_an_expired_watch_is_found(
     deleted = True
     eventually("the pod is missed", lambda: jobs.status()["attempt"] == 2)
     proxy.rule = lambda request: None
-    assert jobs.status()["failures"][0]["rank"] == 1
+    assert jobs.status()["failures"][0]["nodeRank"] == 1
     assert operator.metric("ddpjob_sweep_healed_objects_total", kind="Pod") >= 1
 
 

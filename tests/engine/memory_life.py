@@ -316,7 +316,7 @@ class Life:
         """Return the final status without times, and all objects that were created and deleted."""
         last = [c.obj.get("status") for c in self.cluster.store.changes_after(0) if c.resource is names.DDPJOBS][-1]
         status: Json = last or {}
-        kept = ("state", "attempt", "restarts", "restartsCountedTowardsLimit", "succeededRanks", "nodes", "world")
+        kept = ("state", "attempt", "restarts", "restartsCountedTowardsLimit", "succeededNodes", "nodes", "world")
         failures = [{k: v for k, v in f.items() if k != "time"} for f in status.get("failures", ())]
         conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
         made = Counter(

@@ -7,7 +7,7 @@ import pytest
 
 from ddpjob.engine.observe import owned_pods
 from ddpjob.engine.plan import plan
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, is_idle, running
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle
 
 
 def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
@@ -53,7 +53,7 @@ def test_pod_removed_after_its_success_is_no_failure() -> None:
 
 def test_failed_pod_restarts_the_group_in_one_plan() -> None:
     world = a_running_world(a_job())
-    world.set_pod(1, ended(1))
+    world.set_pod(1, failed(1))
     made = world.reconcile()
     assert made.status is not None and made.status["attempt"] == 2
     assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-0"]
@@ -74,7 +74,7 @@ def test_ended_pods_are_kept_until_the_next_attempt_ends() -> None:
     for _ in range(2):
         world.run_all()
         world.settle()
-        world.set_pod(1, ended(1))
+        world.set_pod(1, failed(1))
         world.settle()
     assert world.status["attempt"] == 3
     assert world.attempts() == ["2", "3"]
@@ -87,7 +87,7 @@ def test_job_fails_after_max_restarts_counted_in_status() -> None:
         assert world.status["attempt"] == attempt
         world.run_all()
         world.settle()
-        world.set_pod(0, ended(1))
+        world.set_pod(0, failed(1))
     world.settle()
     assert world.status["state"] == "Failed"
     assert world.status["restarts"] == 2
@@ -98,7 +98,7 @@ def test_job_fails_after_max_restarts_counted_in_status() -> None:
 
 def test_first_failure_fails_a_job_with_max_restarts_zero() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
-    world.set_pod(1, ended(3))
+    world.set_pod(1, failed(3))
     world.settle()
     assert world.status["state"] == "Failed" and world.status["attempt"] == 1
 
@@ -109,7 +109,7 @@ def test_only_the_last_five_failures_are_kept() -> None:
         world.settle()
         world.run_all()
         world.settle()
-        world.set_pod(0, ended(1))
+        world.set_pod(0, failed(1))
         world.settle()
     assert [f["attempt"] for f in world.status["failures"]] == [3, 4, 5, 6, 7]
 
@@ -128,16 +128,15 @@ def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
     world.settle()
     assert world.status["attempt"] == 2
     assert world.status["failures"][0] | {"time": ""} == {
-        "attempt": 1, "rank": 1, "reason": "PodLost", "action": "Restart", "counted": True, "time": "",
+        "attempt": 1, "nodeRank": 1, "reason": "PodLost", "action": "Restart", "counted": True, "time": "",
         "message": "the pod of node_rank 1 is gone: it was deleted, or its node was removed",
     }  # fmt: skip
 
 
 def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None:
     world = World(a_job())
-    world.reconcile()
-    world.pods.clear()
-    world.service = None
+    world.reconcile(crash_after=1)
+    assert not world.pods and world.service is None
     made = world.reconcile()
     assert [c.name for phase in made.creates for c in phase] == [
         "mnist-0a1b2", "mnist-0a1b2-1-0", "mnist-0a1b2-1-1",
@@ -147,23 +146,36 @@ def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None
 
 def test_deleted_pod_of_an_incomplete_gang_is_no_failure() -> None:
     world = World(a_job())
-    world.reconcile()
-    del world.pods["mnist-0a1b2-1-1"]
+    world.reconcile(crash_after=3)
     world.pod(0)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
-    world.reconcile()
-    assert world.status["attempt"] == 1 and "failures" not in world.status
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0 and "failures" not in world.status
 
 
-def test_stale_job_is_held() -> None:
+def test_plan_for_a_stale_job_writes_its_status_first() -> None:
     world = a_running_world(a_job())
     stale = json.loads(json.dumps(world.job))
-    world.set_pod(0, ended(1))
+    world.set_pod(0, failed(1))
     world.settle()
+    assert world.status["attempt"] == 2
     made = plan(stale, world.observed(live=True), NOW, SETTINGS)
-    assert not made.creates and not made.deletes
-    assert made.status is not None, "the write with the stale resourceVersion conflicts, and the job is read again"
-    stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
-    assert stalled["reason"] == "UnknownAttempt" and "mnist-0a1b2-2-0" in stalled["message"]
+    assert made.status is not None and made.urgent, "the write conflicts, and the job is read again"
+    assert not made.creates
+    assert made.status["currentAttempt"]["ending"]["verdict"] == "UnknownAttempt"
+
+
+def test_restored_status_leads_to_an_attempt_with_new_pod_names() -> None:
+    world = a_running_world(a_job())
+    backup = json.loads(json.dumps(world.job["status"]))
+    for _ in range(2):
+        world.set_pod(0, failed(1))
+        world.settle()
+        world.run_all()
+        world.settle()
+    world.job["status"] = backup
+    world.settle()
+    assert world.status["attempt"] == 4 and world.status["restarts"] == 0
+    assert world.attempts() == ["4"]
 
 
 def test_destructive_decisions_require_a_live_list() -> None:
@@ -176,7 +188,7 @@ def test_destructive_decisions_require_a_live_list() -> None:
 def test_pods_of_an_older_attempt_are_deleted() -> None:
     world = a_running_world(a_job())
     stray = json.loads(json.dumps(world.pod(0)))
-    world.set_pod(1, ended(1))
+    world.set_pod(1, failed(1))
     world.settle()
     world.pods[stray["metadata"]["name"]] = stray
     made = world.reconcile()
@@ -209,7 +221,7 @@ def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:
     world.set_pod(2, ended(1, message=own))
     world.settle()
     failure = world.status["failures"][0]
-    assert (failure["rank"], failure["reason"]) == (2, "ValueError")
+    assert (failure["nodeRank"], failure["rank"], failure["reason"]) == (2, 2, "ValueError")
     assert "step 7" in failure["message"]
 
 
@@ -223,21 +235,31 @@ def test_exit_0_after_the_deletion_of_the_pod_is_no_success() -> None:
 
 def test_attempt_after_a_deleted_status_uses_new_pod_names() -> None:
     world = a_running_world(a_job())
+    world.set_pod(0, failed(1))
+    world.settle()
     world.job["status"] = {}
     world.settle()
-    assert world.status["attempt"] == 2
-    assert world.attempts() == ["2"]
-    assert running()["phase"] == "Running"
+    assert world.status["attempt"] == 3
+    assert world.attempts() == ["3"]
+
+
+def test_running_pods_of_attempt_1_are_adopted_if_no_status_records_them() -> None:
+    world = a_running_world(a_job())
+    uids = [pod["metadata"]["uid"] for pod in world.pods.values()]
+    world.job["status"] = {}
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["state"] == "Running"
+    assert [pod["metadata"]["uid"] for pod in world.pods.values()] == uids
 
 
 def test_terminating_pods_do_not_complete_a_gang() -> None:
     world = World(a_job(numNodes=4))
-    world.reconcile()
-    del world.pods["mnist-0a1b2-1-3"]
-    for rank in range(3):
+    world.reconcile(crash_after=4)
+    for rank in range(2):
         world.pod(rank)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
     world.settle()
-    assert world.status["attempt"] == 1 and world.status["restarts"] == 0
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0
+    assert len([pod for pod in world.pods.values() if "deletionTimestamp" not in pod["metadata"]]) == 4
 
 
 def test_missing_pod_is_not_recreated_from_a_changed_template() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings
-from tests.builders import UID, World, a_job, a_running_world, ended, is_idle
+from tests.builders import UID, World, a_job, a_running_world, ended, failed, is_idle
 
 
 def test_success_of_every_node_finishes_the_job_and_keeps_its_pods() -> None:
@@ -104,13 +104,17 @@ def test_terminating_job_is_left_to_the_garbage_collector() -> None:
 def test_a_changed_template_holds_restarts_until_it_is_undone() -> None:
     world = a_running_world(a_job(template={"spec": {"containers": [{"name": "trainer", "tty": False}]}}))
     world.job["spec"]["template"]["spec"]["containers"][0]["tty"] = True
-    world.set_pod(0, ended(1))
+    world.settle()
+    assert world.status["state"] == "Running" and world.condition("Stalled")["reason"] == "SpecChanged"
+    world.set_pod(0, failed(1))
     world.settle()
     assert world.status["attempt"] == 1
     assert world.condition("Stalled")["reason"] == "SpecChanged"
+    assert [pod["metadata"]["name"] for pod in world.pods.values()] == ["mnist-0a1b2-1-0"], "the survivor is stopped"
+    assert [f["attempt"] for f in world.status["failures"]] == [1]
     world.job["spec"]["template"]["spec"]["containers"][0]["tty"] = False
     world.settle()
-    assert world.status["attempt"] == 2
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 1
 
 
 def test_sidecar_does_not_keep_a_finished_job_running() -> None:
@@ -169,7 +173,7 @@ def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     world.progress = (report, "mnist-0a1b2-1-0")
     world.settle()
     assert world.status["checkpoint"]["resumedFromStep"] == 100
-    world.set_pod(0, ended(1))
+    world.set_pod(0, failed(1))
     world.reconcile()
     assert "etaSeconds" not in world.status["progress"] and world.status["progress"]["step"] == 300
     assert "resumedFromStep" not in world.status["checkpoint"] and world.status["checkpoint"]["step"] == 250

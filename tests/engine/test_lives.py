@@ -72,6 +72,9 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: not self.world.job["spec"]["suspend"])
     @rule()
     def left_in_peace_the_job_runs_or_is_finished(self) -> None:
+        for _ in range(3):
+            self.world.settle()
+            self.world.forward(700)
         self.world.settle()
         for rank in range(NODES):
             self.run(rank)
@@ -106,6 +109,9 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
+            for _ in range(3):
+                self.world.settle()
+                self.world.forward(700)
             self.world.settle()
             assert is_idle(self.world.reconcile())
 

@@ -114,6 +114,8 @@ def test_malformed_message_does_not_block_its_job(message: str) -> None:
 def test_long_log_keeps_its_end_and_the_name_of_its_pod() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.set_pod(1, ended(1, message="x" * 3000 + "\nValueError: the cause"))
+    world.settle()
+    world.forward(4)
     made = world.reconcile()
     message = world.status["failures"][0]["message"]
     assert "node_rank 1 (mnist-0a1b2-1-1)" in message and message.endswith("ValueError: the cause")

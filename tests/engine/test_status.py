@@ -6,9 +6,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Problem
-from ddpjob.engine.observe import Observed
-from ddpjob.engine.plan import plan
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, is_idle
+from tests.builders import World, a_job, a_running_world, ended, failed, is_idle
 
 
 def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
@@ -48,25 +46,30 @@ def test_invalid_spec_is_reported_once() -> None:
 
 def test_refused_create_is_shown_with_the_servers_message() -> None:
     world = World(a_job())
-    world.reconcile()
-    world.pods.clear()
-    problem = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota: pods=1")
-    observed = Observed(service=world.service, problems=[problem])
-    made = plan(world.job, observed, NOW, SETTINGS)
-    assert made.status is not None
-    condition = next(c for c in made.status["conditions"] if c["type"] == "Running")
+    world.reconcile(crash_after=1)
+    world.problems = (Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota: pods=1"),)
+    made = world.reconcile()
+    condition = world.condition("Running")
     assert (condition["reason"], condition["message"]) == ("CreateRefused", "exceeded quota: pods=1")
-    assert made.creates, "it is tried again"
+    assert [(n.reason, n.message) for n in made.events] == [("CreateRefused", "exceeded quota: pods=1")]
+    world.problems = ()
+    assert world.reconcile().requeue_after == pytest.approx(1)
+    world.forward(1)
+    assert world.reconcile().creates, "it is tried again"
+    assert (world.status["attempt"], world.status["restarts"]) == (2, 0)
 
 
 def test_a_name_conflict_is_shown_as_stalled() -> None:
     world = World(a_job())
-    world.reconcile()
-    problem = Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", "pod mnist-0a1b2-1-0 belongs to another owner")
-    made = plan(world.job, Observed(problems=[problem]), NOW, SETTINGS)
-    assert made.status is not None
-    stalled = next(c for c in made.status["conditions"] if c["type"] == "Stalled")
-    assert (stalled["status"], stalled["reason"]) == ("True", "NameConflict")
+    world.reconcile(crash_after=1)
+    text = "pod mnist-0a1b2-1-0 belongs to another owner"
+    world.problems = (Problem("NameConflict", names.PODS, "mnist-0a1b2-1-0", text),)
+    for _ in range(2):
+        made = world.reconcile()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"], stalled["message"]) == ("True", "NameConflict", text)
+        world.problems = ()
+    assert is_idle(made), "said once"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     assert world.status["progress"]["display"] == "25% 30/120"
     assert world.status["progress"]["loss"] == "0.25"
     assert world.status["checkpoint"]["path"] == "run-000001/step-000000020.pt"
-    world.set_pod(0, ended(1))
+    world.set_pod(0, failed(1))
     world.settle()
     world.run_all()
     world.settle()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpjob.engine.desired import spec_hash
-from tests.builders import World, a_job, a_running_world, ended
+from tests.builders import World, a_job, a_running_world, failed
 
 LATER = {"compression": "none", "rendezvous": {"port": 29500, "backend": {"name": "static"}}}
 """Fields that the CRD of a later release declares; its defaults put them into every stored job."""
@@ -27,7 +27,7 @@ def test_running_job_with_fields_of_a_later_release_is_not_touched(world: World)
 
 
 def test_failure_of_a_job_with_fields_of_a_later_release_restarts_it(world: World) -> None:
-    world.set_pod(0, ended(1))
+    world.set_pod(0, failed(1))
     world.settle()
     assert (world.status["attempt"], world.status["restarts"]) == (2, 1)
 

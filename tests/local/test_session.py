@@ -81,7 +81,7 @@ async def test_killed_process_restarts_the_whole_group_at_the_cost_of_a_restart(
     run = await place.finish(a_local_job(script, checkpoint=True))
     status = run.status
     assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 1)
-    assert [(f["rank"], f["exitCode"], f["reason"]) for f in status["failures"]] == [(1, 137, "SIGKILL")]
+    assert [(f["nodeRank"], f["exitCode"], f["reason"]) for f in status["failures"]] == [(1, 137, "SIGKILL")]
 
 
 async def test_missing_command_fails_the_job_after_its_last_restart(place: Place) -> None:

@@ -5,7 +5,7 @@ Metrics of the training (loss, accuracy) are strings, because JSON has no NaN an
 
 import re
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -49,7 +49,7 @@ CONDITIONS = (
     "Reconciling",
     "Stalled",
 )
-State = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Invalid"]
+STATES = ("Pending", "Running", "Ending", "Restarting", "Suspended", "Succeeded", "Failed", "Invalid")
 
 
 class Condition(ApiModel):
@@ -57,10 +57,10 @@ class Condition(ApiModel):
 
     list_keys: ClassVar[tuple[str, ...]] = ("type",)
 
-    type: Literal[CONDITIONS]  # type: ignore[valid-type]
+    type: Annotated[str, Field(min_length=1, max_length=MAX_REASON)]
     """The aspect. Finished is True after success and after failure, so one `kubectl wait` covers both."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether the condition holds."""
+    status: Annotated[str, Field(max_length=MAX_REASON)]
+    """Whether the condition holds: True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON)]
     """Why, in one CamelCase word."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
@@ -144,8 +144,10 @@ class Failure(ApiModel):
 
     attempt: int
     """The attempt that failed."""
-    rank: int | None = None
+    node_rank: int | None = None
     """node_rank of the pod that failed first."""
+    rank: int | None = None
+    """Global rank of the process that failed first, from the trainer's report."""
     pod: str | None = None
     """Name of that pod. The pod and its logs are kept until the next attempt ends."""
     node_name: str | None = None
@@ -162,12 +164,42 @@ class Failure(ApiModel):
     """The usual cause, from the trainer's report."""
     next: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
     """What to do, from the trainer's report."""
-    action: Literal["Restart", "Fail"]
-    """The operator's reaction."""
+    action: str
+    """The operator's reaction: Restart or Fail."""
     counted: bool
     """Whether the restart counts towards restartPolicy.maxRestarts."""
     time: Time
     """When the operator decided."""
+
+
+class Ending(ApiModel):
+    """How an attempt ends."""
+
+    verdict: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    """Why it ended, in one CamelCase word. Absent while the operator waits for the cause of a failure."""
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)] | None = None
+    """Why it ended, for a person."""
+    since: Time
+    """When the ending began."""
+    until: Time | None = None
+    """When the wait for the cause ends at the latest, or after the verdict: when the next attempt starts."""
+
+
+class CurrentAttempt(ApiModel):
+    """The current attempt: one start of all pods together."""
+
+    number: int
+    """Number of the attempt, from 1."""
+    phase: str
+    """Creating: pods are being created. Running: all existed, so a missing pod is lost. Ending: see `ending`."""
+    start_time: Time
+    """When the attempt started."""
+    all_running_time: Time | None = None
+    """When all its pods first ran at the same time."""
+    refusals: int | None = None
+    """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
+    ending: Ending | None = None
+    """How it ends; absent before."""
 
 
 class DDPJobStatus(ApiModel):
@@ -177,12 +209,12 @@ class DDPJobStatus(ApiModel):
     """Generation of the spec that this status was computed from."""
     spec_hash: str | None = None
     """Digest of the parts of the spec that CEL rules cannot compare, when the first attempt started."""
-    state: State | None = None
+    state: str | None = None
     """State in one word, for tables. Programs should read the conditions."""
     attempt: int | None = None
     """Number of the current attempt, from 1. Written before the attempt's pods are created."""
-    complete_attempt: int | None = None
-    """The last attempt whose pods all existed at the same time. After that a missing pod counts as lost."""
+    current_attempt: CurrentAttempt | None = None
+    """The current attempt, with its phase."""
     restarts: int | None = None
     """Number of restarts."""
     restarts_counted_towards_limit: int | None = None
@@ -192,8 +224,8 @@ class DDPJobStatus(ApiModel):
     completion_time: Time | None = None
     """When the job finished."""
     active_seconds: int | None = None
-    """Seconds the job was active until the last suspension; compared with activeDeadlineSeconds."""
-    succeeded_ranks: Annotated[list[int], Field(max_length=names.MAX_NODES)] | None = None
+    """Seconds that earlier attempts were active. With the current attempt: compared with activeDeadlineSeconds."""
+    succeeded_nodes: Annotated[list[int], Field(max_length=names.MAX_NODES)] | None = None
     """node_ranks of the current attempt that exited with 0. Deleting their pods later is not a failure."""
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = None
     """Conditions of the job."""

@@ -42,9 +42,14 @@ def timestamp(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_since(start: str, end: datetime) -> float:
+    """Return the seconds from the timestamp ``start`` to ``end``; negative if ``start`` is later."""
+    return (end - datetime.fromisoformat(start)).total_seconds()
+
+
 def seconds_between(start: str, end: datetime) -> float:
     """Return the seconds from the timestamp ``start`` to ``end``, at least 0 even if the clock was set back."""
-    return max((end - datetime.fromisoformat(start)).total_seconds(), 0.0)
+    return max(seconds_since(start, end), 0.0)
 
 
 def clean(text: object) -> str:

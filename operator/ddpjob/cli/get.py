@@ -14,7 +14,7 @@ from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.local.errors import LocalError
 from ddpjob.local.state import JobFolder
 
-_ACTIVE = ("Pending", "Running", "Restarting")
+_ACTIVE = ("Pending", "Running", "Ending", "Restarting")
 _FILTER = re.compile(r'(\w+)\[\?\(@\.(\w+)=="(\w+)"\)\]')
 
 

@@ -23,6 +23,7 @@ _STYLES = {
     "Completed": "green",
     "Failed": "bold red",
     "Error": "bold red",
+    "Ending": "bold yellow",
     "Restarting": "bold yellow",
     "Suspended": "bold magenta",
 }

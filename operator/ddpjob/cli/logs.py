@@ -143,7 +143,7 @@ def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
 def failed_nodes(record: JobFolder, attempt: int, job: Json | None) -> set[int]:
     """Return the nodes that failed in that attempt, according to the job's failures and its pods."""
     failures = ((job or {}).get("status") or {}).get("failures") or ()
-    found = {f["rank"] for f in failures if f.get("attempt") == attempt and f.get("rank") is not None}
+    found = {f["nodeRank"] for f in failures if f.get("attempt") == attempt and f.get("nodeRank") is not None}
     for pod in record.pods():
         labels = pod["metadata"].get("labels") or {}
         rank = str(labels.get(names.LABEL_NODE_RANK, ""))

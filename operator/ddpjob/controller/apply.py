@@ -24,7 +24,7 @@ from ddpjob.cluster.base import (
 )
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
-from ddpjob.engine.actions import Create, Delete, Plan, Problem
+from ddpjob.engine.actions import NAME_TERMINATING, Create, Delete, Plan, Problem
 from ddpjob.engine.observe import owner_uid
 
 logger = logging.getLogger(__name__)
@@ -35,16 +35,12 @@ T = TypeVar("T")
 class Outcome:
     """What remains to be done after carrying out a plan.
 
-    problems: refused creates and name conflicts, for the status.
-    again: an object with the name to create is being deleted; retry soon.
+    problems: refused deletes and creates, and names that are taken, for the status.
+    namespace_gone: the namespace is being deleted, so nothing was created.
     """
 
     problems: tuple[Problem, ...] = ()
-    again: bool = False
-
-
-class _TerminatingError(Exception):
-    """An object with the name to create is being deleted."""
+    namespace_gone: bool = False
 
 
 class _NamespaceGoneError(Exception):
@@ -59,40 +55,43 @@ class Executor:
         self._cache = cache
         self._slots = Slots(concurrency)
 
-    async def act(self, job: Json, plan: Plan, *, cautious: bool = False) -> Outcome:
-        """Send the deletes, then the creates phase by phase.
-
-        cautious: the last creates were refused; send 1, 2, 4, ... creates at a time until one is refused.
+    async def act(self, job: Json, plan: Plan) -> Outcome:
+        """Send the deletes, then the creates phase by phase; a refused delete does not stop the creates.
 
         Raises:
             ClusterError: a request got no response, so its effect is unknown.
         """
         namespace = job["metadata"]["namespace"]
-        await self.delete(namespace, plan.deletes)
-        for phase in plan.creates:
-            try:
-                outcome = await self._create_phase(job, phase, cautious)
-            except _NamespaceGoneError:
-                logger.info("namespace %s is being deleted; nothing is created in it", namespace)
-                return Outcome()
-            if outcome.problems or outcome.again:
-                return outcome
-        return Outcome()
+        problems: list[Problem] = []
+        await self._delete_all(namespace, plan.deletes, problems)
+        try:
+            for phase in plan.creates:
+                if refused := await self._create_phase(job, phase, plan.cautious):
+                    problems += refused
+                    break
+        except _NamespaceGoneError:
+            logger.info("namespace %s is being deleted; nothing is created in it", namespace)
+            return Outcome(namespace_gone=True)
+        return Outcome(tuple(problems))
 
-    async def delete(self, namespace: str, deletes: Sequence[Delete]) -> None:
+    async def _delete_all(self, namespace: str, deletes: Sequence[Delete], problems: list[Problem]) -> None:
         """Send all deletes concurrently, then raise the first error."""
         if not deletes:
             return
-        results = await asyncio.gather(*(self._delete(namespace, d) for d in deletes), return_exceptions=True)
+        results = await asyncio.gather(*(self._delete(namespace, d, problems) for d in deletes), return_exceptions=True)
         _raise_first(results)
 
-    async def _delete(self, namespace: str, delete: Delete) -> None:
+    async def _delete(self, namespace: str, delete: Delete, problems: list[Problem]) -> None:
         uid = delete.uid
         try:
             async with self._slots.take(namespace):
                 left = await self._cluster.delete(delete.resource, namespace, delete.name, uid=uid)
         except (NotFound, Conflict):  # gone, or replaced by another object of that name
             left = {}
+        except (Forbidden, Invalid) as error:
+            text = f"{delete.resource.kind} {delete.name} cannot be deleted: {error}"
+            problems.append(Problem("DeleteRefused", delete.resource, delete.name, text))
+            return
         meta = left.get("metadata", {})
         lingers = meta.get("finalizers") or (meta.get("deletionGracePeriodSeconds") or 0) > 0
         if meta.get("uid") == uid and lingers:
@@ -100,20 +99,16 @@ class Executor:
         else:
             self._cache.remove(delete.resource, namespace, delete.name, uid)
 
-    async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> Outcome:
+    async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> list[Problem]:
         problems: list[Problem] = []
-        again = False
         for batch in _batches(phase, cautious):
             results = await asyncio.gather(
                 *(self._create(job, create, problems) for create in batch), return_exceptions=True
             )
-            again = again or any(isinstance(result, _TerminatingError) for result in results)
-            _raise_first([result for result in results if not isinstance(result, _TerminatingError)])
+            _raise_first(results)
             if problems:
                 break
-        if any(problem.reason != "CreateFailed" for problem in problems):
-            await self._take_back(job, phase)
-        return Outcome(tuple(problems), again)
+        return problems
 
     async def _create(self, job: Json, create: Create, problems: list[Problem]) -> None:
         namespace = job["metadata"]["namespace"]
@@ -141,12 +136,15 @@ class Executor:
         try:
             async with self._slots.take(meta["namespace"], meta["uid"]):
                 found = await self._cluster.get(create.resource, meta["namespace"], create.name)
-        except NotFound as error:
-            raise _TerminatingError from error
+        except NotFound:
+            found = {"metadata": {"deletionTimestamp": ""}}
         ours = owner_uid(found) == meta["uid"]
-        is_terminating = "deletionTimestamp" in found["metadata"] or _of_another_ddpjob(found, meta["uid"])
-        if (ours or create.shared) and is_terminating:
-            raise _TerminatingError
+        is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
+        is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
+        if is_terminating:
+            text = f"{create.resource.kind} {create.name} is being deleted"
+            problems.append(Problem(NAME_TERMINATING, create.resource, create.name, text))
+            return
         if ours or create.shared:
             self._cache.put(create.resource, found)
             return
@@ -156,27 +154,11 @@ class Executor:
         )
         problems.append(Problem("NameConflict", create.resource, create.name, message))
 
-    async def _take_back(self, job: Json, phase: Sequence[Create]) -> None:
-        """Delete the created pods of a gang that is incomplete; they would hold resources and wait for their peers."""
-        attempts = {_attempt(create.body) for create in phase if create.resource is names.PODS}
-        pods = [pod for pod in self._cache.pods(job["metadata"]["uid"]) if _attempt(pod) in attempts]
-        deletes = [
-            Delete(names.PODS, pod["metadata"]["name"], pod["metadata"]["uid"])
-            for pod in pods
-            if owner_uid(pod) == job["metadata"]["uid"] and not pod["metadata"].get("deletionTimestamp")
-        ]
-        await self.delete(job["metadata"]["namespace"], deletes)
-
 
 def _of_another_ddpjob(found: Json, uid: str) -> bool:
     """Return whether a deleted job of this name owns the claim, so that the garbage collector will delete it."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(owner.get("kind") == names.DDPJOBS.kind and owner.get("uid") != uid for owner in owners)
-
-
-def _attempt(pod: Json) -> str | None:
-    attempt: str | None = pod["metadata"].get("labels", {}).get(names.LABEL_ATTEMPT)
-    return attempt
 
 
 def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:

@@ -4,7 +4,9 @@ The input is the state of the cluster, never an event. The status patch with the
 or create, with the resourceVersion that the decision is based on, so a crash at any point leaves the decision recorded.
 """
 
+import asyncio
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,22 +29,31 @@ from ddpjob.engine.plan import plan as make_plan
 logger = logging.getLogger(__name__)
 
 COSMETIC_SECONDS = 0.25
+MAX_REFUSED_SECONDS = 600.0
+"""Longest delay before a refused request is sent again."""
 
 
 @dataclass
 class Memory:
     """State of one job in memory between reconciles. Losing it costs a retry, but is always safe.
 
-    problems: the creates that failed last time.
-    hold_until: monotonic time before which no create is retried after a refusal.
+    problems: the creates and deletes that failed last time.
+    refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
+    begun, created: number of the last attempt whose creates began, and of the last whose creates all had success.
     patched_at: monotonic time of the last status patch.
+    unannounced: status and events of a patch whose response was lost.
     stale: a write got no response, so the job must be read again before the next plan.
     """
 
     uid: str
     problems: tuple[Problem, ...] = ()
+    refusals: int = 0
     hold_until: float = 0.0
+    generation: int = 0
+    begun: int = 0
+    created: int = 0
     patched_at: float = float("-inf")
+    unannounced: tuple[Json, Plan] | None = None
     stale: bool = False
     last_error: str = ""
 
@@ -66,6 +77,7 @@ class Reconciler:
     clock: Callable[[], float]
     now: Callable[[], datetime]
     _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
+    _has_recorded: bool = field(default=False, init=False)
 
     async def process(self, key: Key) -> None:
         """Reconcile one job, and retry with backoff after an error."""
@@ -101,16 +113,30 @@ class Reconciler:
             self.queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
             return
-        recorded = await self._record(key, job, plan, memory)
-        if recorded is None:
-            return
+        if plan.is_first and self._has_recorded:
+            await self._begin(key, job, plan, memory)
+        elif (recorded := await self._record(key, job, plan, memory)) is not None:
+            try:
+                outcome = await self._act(key, recorded, plan, memory)
+            finally:
+                # After acting, so that events do not delay it; also after a failure: the decision is recorded.
+                self._announce(recorded, plan)
+            self._settle(key, outcome, memory)
+
+    async def _begin(self, key: Key, job: Json, plan: Plan, memory: Memory) -> None:
+        """Create the pods of the first attempt while its status is written.
+
+        If one of the two fails, the next reconcile adopts the pods by their names. Not before this process wrote some
+        status: an API server with an older CRD might refuse all, and pods without a record must not run.
+        """
+        acting = asyncio.create_task(self._act(key, job, plan, memory))
         try:
-            outcome = await self._act(key, recorded, plan, memory)
+            recorded = await self._record(key, job, plan, memory)
         finally:
-            # After acting, so that events do not delay it; also after a failure, because the decision is recorded.
+            await asyncio.wait({acting})
+        if recorded is not None:
             self._announce(recorded, plan)
-        if outcome is not None:
-            await self._settle(key, recorded, outcome, memory)
+        self._settle(key, acting.result(), memory)
 
     async def _job(self, key: Key, memory: Memory) -> Json | None:
         """Return the cached job, or read it again if the cache may be stale after a lost response."""
@@ -118,6 +144,11 @@ class Reconciler:
             await self._refresh(key)
             memory.stale = False
         job = self.cache.job(key)
+        if job is not None and memory.unannounced is not None:
+            status, unannounced = memory.unannounced
+            memory.unannounced = None
+            if job.get("status") == status:  # the write whose response was lost took place
+                self._announce(job, unannounced)
         return None if job is None or job["metadata"].get("deletionTimestamp") else job
 
     async def _refresh(self, key: Key) -> None:
@@ -129,7 +160,8 @@ class Reconciler:
 
     def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[Json] | None = None) -> Plan:
         meta = job["metadata"]
-        logs.set_attempt((job.get("status") or {}).get("attempt", 0))
+        attempt = int((job.get("status") or {}).get("attempt") or 0)
+        logs.set_attempt(attempt)
         answer = self.poller.answer(key)
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
         observed = Observed(
@@ -137,6 +169,7 @@ class Reconciler:
             service=service,
             claim=self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
             problems=memory.problems,
+            round="complete" if memory.created == attempt else "begun" if memory.begun == attempt else "unknown",
             progress=answer.progress if answer else None,
             progress_pod=answer.pod if answer else None,
             live=live is not None,
@@ -171,6 +204,7 @@ class Reconciler:
             self.schema.clear(key)
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
+        memory.unannounced = (dict(plan.status or {}), plan) if plan.events else None
         try:
             recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
         except Conflict:
@@ -184,7 +218,9 @@ class Reconciler:
         except Invalid as error:
             raise self._refused(key, job, error) from error
         self.schema.clear(key)
+        memory.unannounced = None
         memory.patched_at = self.clock()
+        self._has_recorded = True
         self.cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
@@ -199,13 +235,22 @@ class Reconciler:
         return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
-        """Delete and create; return None if no create is sent before the delay after the last refusal has passed."""
-        if plan.creates and (wait := memory.hold_until - self.clock()) > 0:
-            await self.executor.delete(key.namespace, plan.deletes)
+        """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
+        if not (plan.deletes or plan.creates):
+            return None
+        if job["metadata"].get("generation") != memory.generation or plan.urgent:
+            memory.refusals, memory.hold_until = 0, 0.0
+            memory.generation = job["metadata"].get("generation", 0)
+        if (wait := memory.hold_until - self.clock()) > 0:
             self.queue.add_after(key, wait)
             return None
-        refused = any(problem.reason != "CreateFailed" for problem in memory.problems)
-        return await self.executor.act(job, plan, cautious=refused)
+        number = plan.creates_attempt
+        if number is not None:
+            memory.begun, memory.problems = number, ()
+        outcome = await self.executor.act(job, plan)
+        if number is not None and not outcome.problems and not outcome.namespace_gone:
+            memory.created = number
+        return outcome
 
     def _announce(self, job: Json, plan: Plan) -> None:
         for note in plan.events:
@@ -213,24 +258,22 @@ class Reconciler:
             logger.info("event %s", note.reason)
             self.events.send(job, note)
 
-    async def _settle(self, key: Key, job: Json, outcome: Outcome, memory: Memory) -> None:
-        """Write new problems to the status at once, and retry later."""
-        if not outcome.problems and not outcome.again:
+    def _settle(self, key: Key, outcome: Outcome | None, memory: Memory) -> None:
+        """Plan again at once after problems or the last create; what was refused is sent again with growing delay."""
+        if outcome is None:
+            return
+        if outcome.problems:
+            memory.refusals += 1
+            delay = min(2.0 ** min(memory.refusals - 1, 20), MAX_REFUSED_SECONDS)
+            delay *= random.uniform(0.75, 1.0)  # noqa: S311
+            memory.hold_until = self.clock() + delay
+            self.queue.add_after(key, delay)
+        else:
+            memory.refusals = 0
             self.queue.forget(key)
         if outcome.problems != memory.problems:
             memory.problems = outcome.problems
-            await self._show_problems(key, job, memory)
-        if outcome.problems or outcome.again:
-            delay = self.queue.retry(key)
-            memory.hold_until = self.clock() + delay
-
-    async def _show_problems(self, key: Key, job: Json, memory: Memory) -> None:
-        """Plan again with the new problems, and write only the status and the events."""
-        plan = self._plan(key, job, memory)
-        if plan.needs_live:
-            return
-        if (recorded := await self._record(key, job, plan, memory)) is not None:
-            self._announce(recorded, plan)
+            self.queue.add(key)
 
     def _memory(self, key: Key) -> Memory:
         job = self.cache.job(key)

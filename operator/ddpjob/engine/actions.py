@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
@@ -39,11 +39,15 @@ class Note:
     message: str
 
 
+NAME_TERMINATING: Final = "NameTerminating"
+"""An object with the name to create is being deleted."""
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A create that failed; the next plan shows it in the status."""
+    """A create or delete that failed; the next plan shows it in the status."""
 
-    reason: Literal["NameConflict", "CreateRefused", "CreateFailed"]
+    reason: Literal["NameConflict", "CreateRefused", "CreateFailed", "NameTerminating", "DeleteRefused"]
     resource: Resource
     name: str
     message: str
@@ -69,7 +73,10 @@ class Plan:
         Never set if the pods came from a LIST.
     creates: phases, each a tuple of objects that are created concurrently; a phase starts after the one before ended.
     requeue_after: seconds after which the plan can change without an event, or None.
+    creates_attempt: number of the attempt whose pods are among the creates, or None.
     poll: (pod name, IP, port) of rank 0 to request progress from, or None.
+    is_first: the creates are those of the first attempt. Nothing can be lost: they may be sent beside the status.
+    cautious: earlier creates were refused, so send 1, 2, 4, ... at a time until one is refused.
     """
 
     status: Json | None = None
@@ -78,8 +85,11 @@ class Plan:
     deletes: tuple[Delete, ...] = ()
     creates: tuple[tuple[Create, ...], ...] = ()
     events: tuple[Note, ...] = ()
+    creates_attempt: int | None = None
     requeue_after: float | None = None
     poll: tuple[str, str, int] | None = None
+    is_first: bool = False
+    cautious: bool = False
 
 
 def status_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
-from ddpjob.api.wire import Json, is_true, shorten, timestamp
+from ddpjob.api.wire import Json, shorten, timestamp
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
@@ -21,7 +21,7 @@ def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> lis
             aspects = _finished(decision)
         case "suspend":
             aspects = _suspended(decision.message)
-        case "continue" if s.job.spec.suspend:
+        case "continue" if s.suspended and s.job.spec.suspend:
             aspects = _suspended("spec.suspend is true")
         case "hold" if s.suspended:
             stalled: Aspect = (True, decision.reason, decision.message)
@@ -76,26 +76,51 @@ def _suspended(message: str) -> dict[str, Aspect]:
     return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
 
 
+def all_run(nodes: Mapping[str, int]) -> bool:
+    """Return whether every node runs or has succeeded, and at least one runs."""
+    return nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
+
+
 def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
-    all_run = nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
+    runs = all_run(nodes)
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
-    if decision.kind == "continue":
-        reason, message = next(obstacles(s), ("Starting", ready))
-    else:
-        reason, message = decision.reason, decision.message
+    reason, message = _why_not_running(s, decision, ready)
     aspects: dict[str, Aspect] = {
-        "Running": (True, "AllNodesRunning", ready) if all_run else (False, reason, message),
+        "Running": (True, "AllNodesRunning", ready) if runs else (False, reason, message),
         "Scheduled": _scheduled(s, decision),
-        "Reconciling": (True, reason, message) if not all_run else (False, "AllNodesRunning", ready),
+        "Reconciling": (True, reason, message) if not runs else (False, "AllNodesRunning", ready),
     }
-    failure = decision.failure or _last_failure(s)
-    if failure and not all_run and (decision.kind == "restart" or is_true(s.before, "Restarting")):
-        aspects["Restarting"] = (True, failure["reason"], decision.message or failure_text(failure))
+    failure = decision.failure or s.last_failure
+    if failure and not runs and (decision.failure or _recovers_from(s, decision, failure)):
+        text = decision.message if decision.failure else failure_text(failure)
+        aspects["Restarting"] = (True, failure["reason"], text)
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
-    if conflict := next((p for p in s.observed.problems if p.reason == "NameConflict"), None):
-        aspects["Stalled"] = (True, "NameConflict", conflict.message)
+    if problem := next((p for p in s.observed.problems if p.reason in ("NameConflict", "DeleteRefused")), None):
+        aspects["Stalled"] = (True, problem.reason, problem.message)
+    elif s.attempt.verdict == "NameConflict" and decision.kind == "continue":
+        aspects["Stalled"] = (True, "NameConflict", s.attempt.message)
     return aspects
+
+
+def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, str]:
+    if decision.kind not in ("continue", "created"):
+        return decision.reason, decision.message
+    if s.attempt.is_settling and decision.kind == "continue":
+        return "Failing", s.attempt.message
+    if s.attempt.verdict is not None:
+        return s.attempt.verdict, s.attempt.message
+    return next(obstacles(s), ("Starting", ready))
+
+
+def _recovers_from(s: JobState, decision: Decision, failure: Mapping[str, Any]) -> bool:
+    """Whether the last failure is why the current attempt does not run yet, perhaps after abandoned attempts."""
+    attempt = s.attempt
+    if attempt.all_running_time is not None and not decision.begins_attempt:
+        return False
+    refusals = decision.refusals if decision.kind in ("start", "close") else attempt.refusals
+    number = attempt.number + (decision.kind == "start")
+    return not s.suspended and int(failure["attempt"]) >= number - 1 - refusals
 
 
 def obstacles(s: JobState) -> Iterator[tuple[str, str]]:
@@ -111,9 +136,11 @@ def obstacles(s: JobState) -> Iterator[tuple[str, str]]:
 
 
 def _scheduled(s: JobState, decision: Decision) -> Aspect:
-    if decision.kind in ("start", "restart"):
+    if decision.begins_attempt:
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
-    node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_node_ranks]
+    if decision.kind == "close" or s.attempt.is_closed:
+        return False, "PodsNotCreated", "the next attempt has not started yet"
+    node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_nodes]
     waiting = [r for r in node_ranks if not (r in s.current and s.current[r].node_name)]
     if not waiting:
         return True, "AllNodesScheduled", "every pod has a Kubernetes node"
@@ -122,8 +149,3 @@ def _scheduled(s: JobState, decision: Decision) -> Aspect:
         if pod is not None and pod.unschedulable is not None:
             return False, "Unschedulable", f"{pod.where}: {pod.unschedulable}"
     return False, "WaitingForScheduler", f"{len(waiting)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
-
-
-def _last_failure(s: JobState) -> Json | None:
-    failures = s.before.get("failures") or ()
-    return dict(failures[-1]) if failures else None

@@ -15,7 +15,7 @@ _MAX_NOTE = 1000
 def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
     """Yield one note for each transition from the recorded status to ``status``."""
     match decision.kind:
-        case "start":
+        case "start" if decision.refusals == 0:
             yield Note("Normal", decision.reason, decision.message)
         case "restart":
             yield Note("Warning", "Restarting", shorten(decision.message, _MAX_NOTE))
@@ -23,14 +23,12 @@ def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterato
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", _MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
-        case "suspend":
-            running = any(pod.holds_resources for pod in s.pods)
-            message = "the pods are being deleted; the checkpoints are kept" if running else "no pod runs until resume"
-            yield Note("Normal", "Suspended", message)
-    yield from _observations(s, status)
+        case "close" if s.attempt.refusals == 0 and decision.reason != "NameConflict":
+            yield Note("Warning", decision.reason, shorten(decision.message, _MAX_NOTE))
+    yield from _observations(s, decision, status)
 
 
-def _observations(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
+def _observations(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
     before = {condition["type"]: condition for condition in s.before.get("conditions") or ()}
     for condition in status["conditions"]:
         old = before.get(condition["type"], {})
@@ -39,9 +37,13 @@ def _observations(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
             yield Note("Normal", "Running", f"attempt {status['attempt']}: {condition['message']}")
         if condition["type"] == "Running" and condition["status"] == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
-            is_new = condition["reason"] != old.get("reason")
+            is_new = condition["reason"] != old.get("reason") and decision.kind != "close"
             if is_new and condition["reason"] in {reason for reason, _ in obstacles(s)} - {"NameConflict"}:
                 yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
+        if condition["type"] == "Suspended" and turned_true:
+            running = any(pod.holds_resources for pod in s.pods)
+            message = "the pods are being deleted; the checkpoints are kept" if running else "no pod runs until resume"
+            yield Note("Normal", "Suspended", message)
         if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
             yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
     step = (status.get("checkpoint") or {}).get("resumedFromStep")

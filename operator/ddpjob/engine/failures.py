@@ -1,9 +1,10 @@
 """Find the pod that made an attempt fail and describe the failure for ``status.failures``."""
 
 import signal as signals
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
+from ddpjob.api import names
 from ddpjob.api.exit_codes import SIGNAL_BASE
 from ddpjob.api.status import MAX_ADVICE, MAX_REASON
 from ddpjob.api.wire import Json, clean, shorten
@@ -11,27 +12,53 @@ from ddpjob.engine.pods import PodView
 
 _MAX_MESSAGE = 2000
 
+Evidence = Literal["own", "unknown", "peer"]
+"""Whose failure a pod shows: its own, perhaps its own, or that of a peer which it lost."""
 
-def failed_pods(pods: Sequence[PodView]) -> list[PodView]:
+_START_FAILURES = frozenset({126, 127, 128})
+# Aborted (NCCL's watchdog aborts the ranks that wait for a failed one) or ended by an ordinary error.
+_MAY_FOLLOW_A_PEER = frozenset({signals.SIGABRT})
+
+
+def failed_pods(pods: Iterable[PodView]) -> list[PodView]:
     """Return the pods whose trainer failed, or that are being deleted before it ended."""
     return [pod for pod in pods if pod.state == "failed" or (pod.deleting and pod.state != "succeeded")]
+
+
+def evidence(pod: PodView) -> Evidence:
+    """Return whose failure a failed pod shows.
+
+    Only the trainer's report can name a peer. Without a report, an ordinary exit code says nothing: torchrun ends with
+    1 for a failed rank and for one that lost its peers. A kill, a refusal to start, an eviction and a deletion come
+    from outside the training, so they are the pod's own.
+    """
+    cause = (pod.report or {}).get("cause")
+    if pod.deleted or pod.evicted or pod.reason == "OOMKilled":
+        return "own"
+    if cause in ("own", "peer"):
+        return "own" if cause == "own" else "peer"
+    number = _signal(pod)
+    if number is not None:
+        return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
+    return "own" if pod.exit_code is None or pod.exit_code in _START_FAILURES else "unknown"
 
 
 def root_cause(failed: Sequence[PodView]) -> PodView:
     """Return the pod that failed first.
 
-    A pod whose trainer failed by itself precedes one that reports a lost peer (``cause`` of its report), because peers
-    fail within milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one
-    that is only being deleted. Then the earliest end decides, then the lowest node_rank.
+    A failure of a pod's own precedes one without evidence, and that precedes a lost peer, because peers fail within
+    milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one that is only
+    being deleted. Then the earliest end decides, then the lowest node_rank.
     """
-    return min(failed, key=lambda pod: (_lost_a_peer(pod), not pod.ended, pod.finished_at or "~", pod.node_rank))
+    order = ("own", "unknown", "peer")
+    return min(failed, key=lambda p: (order.index(evidence(p)), not p.ended, p.finished_at or "~", p.node_rank))
 
 
-def failure_record(attempt: int, pod: PodView | None, lost_node_rank: int | None, *, time: str, action: str) -> Json:
-    """Return one entry of ``status.failures``; ``pod`` is None if the pod of ``lost_node_rank`` no longer exists."""
+def failure_record(attempt: int, pod: PodView | None, lost_node: int | None, *, time: str, action: str) -> Json:
+    """Return one entry of ``status.failures``; ``pod`` is None if the pod of ``lost_node`` no longer exists."""
     if pod is None:
-        message = f"the pod of node_rank {lost_node_rank} is gone: it was deleted, or its node was removed"
-        cause: Json = {"rank": lost_node_rank, "reason": "PodLost", "message": message}
+        message = f"the pod of node_rank {lost_node} is gone: it was deleted, or its node was removed"
+        cause: Json = {"nodeRank": lost_node, "reason": "PodLost", "message": message}
     else:
         cause = {key: value for key, value in _cause(pod).items() if value is not None}
     return {"attempt": attempt, **cause, "action": action, "counted": True, "time": time}
@@ -41,16 +68,22 @@ def _cause(pod: PodView) -> Json:
     reason, message = _reason_and_message(pod)
     report = pod.report if pod.ended and pod.report else {}
     return {
-        "rank": pod.node_rank,
+        "nodeRank": pod.node_rank,
+        "rank": _rank(report),
         "pod": pod.name,
         "nodeName": pod.node_name,
         "exitCode": pod.exit_code,
         "signal": _signal(pod),
         "reason": reason,
         "message": shorten(message, _MAX_MESSAGE),
-        "hint": _advice(report, "hint"),
+        "hint": _advice(report, "hint") or _HINTS.get(reason),
         "next": _advice(report, "next"),
     }
+
+
+_HINTS = {
+    "OOMKilled": "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
+}
 
 
 def failure_text(record: Mapping[str, Any]) -> str:
@@ -61,8 +94,10 @@ def failure_text(record: Mapping[str, Any]) -> str:
 
 def _reason_and_message(pod: PodView) -> tuple[str, str]:
     report = pod.report or {}
-    if not pod.ended:
+    if pod.deleted:
         return "PodDeleted", f"{pod.where} was deleted or drained while it trained"
+    if pod.reason == "OOMKilled":
+        return "OOMKilled", f"{pod.where} was killed because it exceeded its memory limit{_log_tail(pod)}"
     if text := report.get("message"):
         kind = _text(report, "kind")  # absent in schema 1
         exception = clean(report.get("exception") or kind or "Error")
@@ -82,8 +117,10 @@ def _log_tail(pod: PodView) -> str:
     return f": {pod.message.strip()}" if pod.message.strip() else ""
 
 
-def _lost_a_peer(pod: PodView) -> bool:
-    return (pod.report or {}).get("cause") == "peer"
+def _rank(report: Mapping[str, Any]) -> int | None:
+    """Return the global rank in a report, if it is one."""
+    rank = report.get("rank")
+    return rank if type(rank) is int and 0 <= rank < names.MAX_NODES * names.MAX_NPROC_PER_NODE else None
 
 
 def _text(report: Mapping[str, Any], key: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Problem
@@ -14,7 +14,9 @@ class Observed:
 
     pods: the pods that the job owns (``owned_pods``), as dicts of the API server.
     service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
-    problems: the creates that failed last time.
+    problems: the creates and deletes that failed last time.
+    round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
+        "unknown", for example after a restart of the operator.
     progress: rank 0's last response to ``GET /progress``, or None.
     progress_pod: name of the pod that sent it; a response from a pod of an older attempt is ignored.
     live: the pods come from a LIST of this reconcile, not from the cache.
@@ -24,6 +26,7 @@ class Observed:
     service: Json | None = None
     claim: Json | None = None
     problems: Sequence[Problem] = ()
+    round: Literal["unknown", "begun", "complete"] = "unknown"
     progress: Json | None = None
     progress_pod: str | None = None
     live: bool = False

@@ -10,15 +10,19 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.spec import explain
-from ddpjob.api.wire import Json, is_true, seconds_between
+from ddpjob.api.wire import Json, seconds_between, seconds_since
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.attempt import SUSPENDED, Attempt
 from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from ddpjob.engine.events import notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.state import JobState
-from ddpjob.engine.status import invalid_status, new_attempt, next_status
+from ddpjob.engine.status import invalid_status, next_number, next_status
+
+MIN_REQUEUE_SECONDS = 1.0
+"""No job is planned again earlier without an event, so that no spec can keep the operator busy."""
 
 
 def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
@@ -43,56 +47,71 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
         return _refuse(body, faults, now)
     decision = decide(state)
-    if decision.is_final_or_destructive and not observed.live:
+    if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
     return _carry_out(state, decision)
 
 
+def _fills_gaps(s: JobState, decision: Decision) -> bool:
+    """Whether missing pods would be created in an attempt that another process began, which needs fresh pods."""
+    gaps = s.attempt.is_creating and s.observed.round == "unknown" and bool(s.missing_nodes)
+    return decision.kind == "continue" and gaps
+
+
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
-    attempt = new_attempt(s, decision)
+    creates = _creates(s, decision)
     return Plan(
         status=status if status != s.before else None,
         urgent=decision.kind not in ("continue", "hold"),
-        deletes=tuple(_deletes(s, decision, attempt)),
-        creates=_creates(s, decision, attempt),
+        deletes=tuple(_deletes(s, decision)),
+        creates=creates,
+        creates_attempt=next_number(s, decision) if any(c.resource is names.PODS for p in creates for c in p) else None,
         events=tuple(notes(s, decision, status)),
-        requeue_after=_deadline(s) if decision.kind in ("continue", "hold", "start", "restart") else None,
-        poll=_poll(s) if decision.kind in ("continue", "hold") else None,
+        requeue_after=_requeue_after(s, decision, status),
+        poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
+        is_first=decision.kind == "start" and s.attempt.number == 0,
+        cautious=decision.refusals > 0 or s.attempt.refusals > 0,
     )
 
 
-def _deletes(s: JobState, decision: Decision, attempt: int) -> Iterable[Delete]:
-    """Yield deletions of pods that must not run, and of ended pods older than the previous attempt.
-
-    Ended pods of the previous attempt are kept, with their logs.
-    """
-    if decision.kind == "hold":
+def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
+    """Yield deletions of pods that must not run, and of ended pods whose logs no failure in the status refers to."""
+    if decision.kind == "settle":
         return
-    stops_all = decision.kind in ("suspend", "succeed", "fail") or s.job.spec.suspend
+    number = next_number(s, decision)
+    nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
+    failure = decision.failure or s.last_failure or {}
+    kept = {number, failure.get("attempt")}
     for pod in s.pods:
         if pod.deleting:
             continue
-        is_old = pod.stopped and pod.attempt < attempt - 1
-        if is_old or (pod.holds_resources and (stops_all or pod.attempt < attempt)):
+        must_not_run = pod.holds_resources and (nothing_runs or pod.attempt != number)
+        if must_not_run or (pod.stopped and pod.attempt not in kept):
             yield pod.deletion()
 
 
-def _creates(s: JobState, decision: Decision, attempt: int) -> tuple[tuple[Create, ...], ...]:
+def _creates(s: JobState, decision: Decision) -> tuple[tuple[Create, ...], ...]:
     """Return the phases of creation: the claim, then the Service together with the pods.
 
     A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
     resolves a name, so a phase of its own would only delay the pods.
     """
     begins = decision.begins_attempt
-    if not (begins or decision.kind == "continue") or s.job.spec.suspend or not attempt:
+    if not (begins or (decision.kind == "continue" and not s.attempt.is_closed)):
         return ()
-    node_ranks = s.job.node_ranks if begins else s.missing_node_ranks
+    number = next_number(s, decision)
+    node_ranks: Iterable[int] = ()
+    if begins:
+        existing = {pod.node_rank for pod in s.pods if pod.attempt == number}  # adopted, see ``number_of_next``
+        node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in existing]
+    elif s.attempt.is_creating:
+        node_ranks = s.missing_nodes
     service = (desired_service(s.job),) if s.observed.service is None else ()
     # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
     # it together with an earlier job of this name.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
-    pods = desired_pods(s.job, attempt, s.settings) if node_ranks else ()
+    pods = desired_pods(s.job, number, s.settings) if node_ranks else ()
     phases = ((claim,) if claim is not None else (), (*service, *(pods[node_rank] for node_rank in node_ranks)))
     return tuple(phase for phase in phases if phase)
 
@@ -107,13 +126,13 @@ def _plan_finished(s: JobState) -> Plan:
         return Plan(status=status, deletes=stops)
     left = ttl - seconds_between(s.before["completionTime"], s.now)
     if left > 0:
-        return Plan(status=status, deletes=stops, requeue_after=left)
+        return Plan(status=status, deletes=stops, requeue_after=max(left, MIN_REQUEUE_SECONDS))
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 
 def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     before = body.get("status") or {}
-    if is_true(before, "Finished"):
+    if "completionTime" in before:
         return Plan()  # a finished job stays finished, even if another version of the operator refuses its spec
     generation = int(body["metadata"].get("generation", 1))
     status = invalid_status(before, generation, lines, now)
@@ -122,9 +141,17 @@ def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
     return Plan(status=status, urgent=True, events=(Note("Warning", "InvalidSpec", "; ".join(lines)),))
 
 
-def _deadline(s: JobState) -> float | None:
-    limit = s.job.spec.active_deadline_seconds
-    return None if limit is None else max(limit - s.active_seconds, 0.0)
+def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | None:
+    """Return the seconds until a deadline or the end of a wait can change the plan, at least 1; None if none can."""
+    attempt = Attempt.recorded(status, s.now)
+    if decision.kind in ("succeed", "fail") or attempt.verdict == SUSPENDED or not attempt.number:
+        return None
+    left = []
+    if (limit := s.job.spec.active_deadline_seconds) is not None:
+        left.append(limit - s.active_seconds)
+    if attempt.until is not None and decision.kind != "hold":
+        left.append(-seconds_since(attempt.until, s.now))
+    return max(min(left), MIN_REQUEUE_SECONDS) if left else None
 
 
 def _poll(s: JobState) -> tuple[str, str, int] | None:

@@ -30,6 +30,8 @@ class PodView:
     waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
+    deleted: someone deleted the pod before its trainer ended.
+    evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
     """
 
     name: str
@@ -39,6 +41,8 @@ class PodView:
     state: PodState
     deleting: bool
     stopped: bool
+    deleted: bool = False
+    evicted: bool = False
     node_name: str | None = None
     ip: str | None = None
     exit_code: int | None = None
@@ -97,14 +101,19 @@ def _view(pod: Mapping[str, Any]) -> PodView:
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
     message = "\n".join(part for part in (clean(status.get("message") or ""), text or _init_failure(status)) if part)
+    state = _state(meta, status, container, ended)
+    deleting = "deletionTimestamp" in meta
+    drained = _was_drained(meta, ended) if ended else state not in ("succeeded", "failed")
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
         attempt=_number(labels.get(names.LABEL_ATTEMPT)),
         node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
-        state=_state(meta, status, container, ended),
-        deleting="deletionTimestamp" in meta,
+        state=state,
+        deleting=deleting,
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
+        deleted=deleting and drained,
+        evicted=_was_evicted(status),
         node_name=(pod.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),

@@ -6,8 +6,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from ddpjob.api.wire import condition, is_true, seconds_between
+from ddpjob.api.wire import Json, seconds_between
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.attempt import SUSPENDED, Attempt
 from ddpjob.engine.desired import Job, is_comparable, spec_hash
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
@@ -15,7 +16,7 @@ from ddpjob.engine.pods import PodView, pod_view
 
 @dataclass(frozen=True)
 class JobState:
-    """All inputs of a plan. ``before`` is the recorded status."""
+    """All inputs of a plan. ``before`` is the recorded status; its conditions are never read, they are only output."""
 
     job: Job
     before: Mapping[str, Any]
@@ -27,57 +28,65 @@ class JobState:
     def pods(self) -> tuple[PodView, ...]:
         return tuple(pod_view(pod) for pod in self.observed.pods)
 
-    @property
-    def attempt(self) -> int:
-        """The recorded attempt; 0 before the first."""
-        return int(self.before.get("attempt") or 0)
+    @cached_property
+    def attempt(self) -> Attempt:
+        """The recorded attempt."""
+        return Attempt.recorded(self.before, self.now)
 
     @cached_property
     def current(self) -> dict[int, PodView]:
         """Pods of the recorded attempt by node_rank."""
-        return {pod.node_rank: pod for pod in self.pods if pod.attempt == self.attempt}
+        return {pod.node_rank: pod for pod in self.pods if pod.attempt == self.attempt.number}
 
     @cached_property
-    def succeeded_node_ranks(self) -> frozenset[int]:
+    def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
-        recorded = frozenset(self.before.get("succeededRanks") or ())
-        if self.suspended:
-            return recorded  # exit code 0 after the suspension answers the operator's own SIGTERM
+        recorded = frozenset(self.before.get("succeededNodes") or ())
+        if self.attempt.is_closed:
+            return recorded  # exit code 0 after the end of the attempt answers the operator's own SIGTERM
         return recorded | {node_rank for node_rank, pod in self.current.items() if pod.state == "succeeded"}
 
-    @property
+    @cached_property
     def newest_attempt(self) -> int:
         """Highest attempt of any pod of the job."""
         return max((pod.attempt for pod in self.pods), default=0)
 
-    @property
-    def gang_is_complete(self) -> bool:
+    @cached_property
+    def all_pods_exist(self) -> bool:
         """Whether each node of this attempt has a pod that is not being deleted, or has succeeded."""
         staying = {node_rank for node_rank, pod in self.current.items() if not pod.deleting}
-        return self.attempt > 0 and (staying | self.succeeded_node_ranks).issuperset(self.job.node_ranks)
+        return self.attempt.number > 0 and (staying | self.succeeded_nodes).issuperset(self.job.node_ranks)
 
-    @property
-    def gang_was_complete(self) -> bool:
-        """Whether the gang is recorded as complete: after that a missing pod is lost, not still to be created."""
-        return self.attempt > 0 and self.before.get("completeAttempt") == self.attempt
-
-    @property
-    def missing_node_ranks(self) -> list[int]:
+    @cached_property
+    def missing_nodes(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded."""
-        done = self.current.keys() | self.succeeded_node_ranks
+        done = self.current.keys() | self.succeeded_nodes
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
 
     @property
     def all_succeeded(self) -> bool:
-        return self.succeeded_node_ranks.issuperset(self.job.node_ranks)
+        return self.succeeded_nodes.issuperset(self.job.node_ranks)
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether no pod of this attempt can report a failure any more: it ended, is being deleted, or is gone."""
+        return all(pod.ended or pod.deleting for pod in self.current.values())
 
     @property
     def finished(self) -> bool:
-        return is_true(self.before, "Finished")
+        return "completionTime" in self.before
 
     @property
     def suspended(self) -> bool:
-        return is_true(self.before, "Suspended")
+        """Whether no pod runs because of a suspension."""
+        if self.attempt.number == 0:
+            return self.job.spec.suspend
+        return self.attempt.verdict == SUSPENDED
+
+    @property
+    def spec_edited(self) -> bool:
+        """Whether the spec changed since the last status."""
+        return self.before.get("observedGeneration") != self.job.generation
 
     @cached_property
     def spec_hash(self) -> str:
@@ -91,11 +100,14 @@ class JobState:
         return is_comparable(recorded) and recorded != self.spec_hash
 
     @property
+    def last_failure(self) -> Json | None:
+        failures = self.before.get("failures") or ()
+        return dict(failures[-1]) if failures else None
+
+    @property
     def active_seconds(self) -> float:
-        """Seconds that the job was active, without suspensions."""
-        before = float(self.before.get("activeSeconds") or 0)
-        if self.suspended or "startTime" not in self.before:
-            return before
-        resumed = condition(self.before, "Suspended").get("lastTransitionTime")
-        since = resumed if resumed and "activeSeconds" in self.before else self.before["startTime"]
-        return before + seconds_between(since, self.now)
+        """Seconds that the job was active: all attempts, without suspensions."""
+        earlier = float(self.before.get("activeSeconds") or 0)
+        if self.suspended or not self.attempt.number:
+            return earlier
+        return earlier + seconds_between(self.attempt.start_time, self.now)

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
-from ddpjob.api.wire import Json, timestamp
-from ddpjob.engine.conditions import build, conditions, invalid
-from ddpjob.engine.decision import Decision
+from ddpjob.api.status import MAX_MESSAGE
+from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, Attempt, whole_second_after
+from ddpjob.engine.conditions import all_run, build, conditions, invalid
+from ddpjob.engine.decision import Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.pods import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
@@ -24,20 +27,21 @@ def next_status(s: JobState, decision: Decision) -> Json:
         status["specHash"] = s.spec_hash
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountedTowardsLimit", 0)
-    status["attempt"] = new_attempt(s, decision)
-    status["succeededRanks"] = [] if begins else sorted(s.succeeded_node_ranks)
-    nodes = _count_nodes(s, begins)
+    status["attempt"] = next_number(s, decision)
+    status["succeededNodes"] = [] if begins else sorted(s.succeeded_nodes)
+    nodes = _count_nodes(s, decision)
     status["nodes"] = nodes
     status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
-    status["conditions"] = conditions(s, decision, nodes)
+    if status["attempt"]:
+        status["currentAttempt"] = _next_attempt(s, decision, nodes).wire()
+        status["world"] = _world(s, status["attempt"])
     status |= _times(s, decision)
     status |= _failures(s, decision)
-    if not begins and s.gang_is_complete:
-        status["completeAttempt"] = s.attempt
-    status |= _forget_speed(s) if begins else _training(s)
-    if status["attempt"]:
-        status["world"] = _world(s, status["attempt"])
-    status["state"] = _state(status["conditions"])
+    status |= _training(s)
+    if begins or decision.ends_attempt:
+        status |= _without_speed(status, ended=decision.kind)
+    status["conditions"] = conditions(s, decision, nodes)
+    status["state"] = _state(status["conditions"], is_settling=_settles(s, decision))
     return status
 
 
@@ -49,19 +53,48 @@ def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str],
     return status
 
 
-def new_attempt(s: JobState, decision: Decision) -> int:
+def next_number(s: JobState, decision: Decision) -> int:
     """Return the number of the current attempt after the decision."""
     if decision.begins_attempt:
-        # If a user deleted the status, pods may have a higher number; their names must not be used again.
-        return max(s.attempt, s.newest_attempt) + 1
-    return s.attempt
+        return number_of_next(s)
+    # Pods of a newer attempt than the recorded one are deleted; their names must not be used again.
+    return max(s.attempt.number, s.newest_attempt) if decision.ends_attempt else s.attempt.number
 
 
-def _count_nodes(s: JobState, begins: bool) -> dict[str, int]:
+def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> Attempt:
+    """Return the attempt after the decision: the only place where its phase changes."""
+    now, attempt = timestamp(s.now), s.attempt
+    if decision.begins_attempt:
+        return Attempt(number_of_next(s), CREATING, now, refusals=decision.refusals)
+    match decision.kind:
+        case "created":
+            return replace(attempt, phase=RUNNING, refusals=0, message="", since="", until=None)
+        case "settle":
+            until = whole_second_after(s.now, SETTLE_SECONDS)
+            return replace(attempt, phase=ENDING, message=decision.message, since=now, until=until)
+        case "close" | "suspend" | "succeed" | "fail":
+            return replace(
+                attempt,
+                number=next_number(s, decision),
+                phase=ENDING,
+                verdict=decision.reason,
+                message=shorten(decision.message, MAX_MESSAGE),
+                since=attempt.since or now,
+                until=decision.until,
+                refusals=decision.refusals,
+            )
+    if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
+        return replace(attempt, all_running_time=now)
+    return attempt
+
+
+def _count_nodes(s: JobState, decision: Decision) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    if not begins:
-        counts.update(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_node_ranks)
-        counts["succeeded"] = len(s.succeeded_node_ranks)
+    if not decision.begins_attempt:
+        counts.update(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_nodes)
+        counts["succeeded"] = len(s.succeeded_nodes)
+    if decision.ends_attempt or s.attempt.is_closed:
+        counts["running"] = counts["pending"] = 0  # they are deleted after this status is written
     return {"desired": len(s.job.node_ranks)} | {state: counts[state] for state in get_args(PodState)}
 
 
@@ -69,7 +102,7 @@ def _times(s: JobState, decision: Decision) -> Json:
     changes: Json = {}
     if decision.kind == "start" and "startTime" not in s.before:
         changes["startTime"] = timestamp(s.now)
-    if decision.kind in ("suspend", "succeed", "fail"):
+    if s.attempt.number and (decision.begins_attempt or decision.kind in ("suspend", "succeed", "fail")):
         changes["activeSeconds"] = int(s.active_seconds)
     if decision.kind in ("succeed", "fail"):
         changes["completionTime"] = timestamp(s.now)
@@ -80,7 +113,7 @@ def _failures(s: JobState, decision: Decision) -> Json:
     if decision.failure is None:
         return {}
     changes: Json = {"failures": [*(s.before.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
-    if decision.kind == "restart":
+    if decision.failure["action"] == "Restart":
         changes["restarts"] = int(s.before.get("restarts") or 0) + 1
         changes["restartsCountedTowardsLimit"] = int(s.before.get("restartsCountedTowardsLimit") or 0) + 1
     return changes
@@ -88,7 +121,7 @@ def _failures(s: JobState, decision: Decision) -> Json:
 
 def _training(s: JobState) -> Json:
     """Return progress and checkpoint from rank 0's last report, or from its termination message."""
-    report = _report_of_rank_zero(s)
+    report = None if s.attempt.is_closed else _report_of_rank_zero(s)
     if report is None:
         return {}
     changes: Json = {"progress": progress_status(report, s.before.get("progress") or {}, s.now)}
@@ -97,12 +130,13 @@ def _training(s: JobState) -> Json:
     return changes
 
 
-def _forget_speed(s: JobState) -> Json:
-    """Remove speed and resume point of the attempt that ended; its progress is shown until the next one reports."""
+def _without_speed(status: Json, *, ended: str) -> Json:
+    """Remove what no longer holds when an attempt ends; its progress is shown until the next one reports."""
     changes: Json = {}
-    if progress := s.before.get("progress"):
-        changes["progress"] = {k: v for k, v in progress.items() if k not in ("samplesPerSecond", "etaSeconds")}
-    if checkpoint := s.before.get("checkpoint"):
+    if progress := status.get("progress"):
+        gone = {"etaSeconds"} if ended == "succeed" else {"samplesPerSecond", "etaSeconds"}
+        changes["progress"] = {k: v for k, v in progress.items() if k not in gone}
+    if (checkpoint := status.get("checkpoint")) and ended in ("start", "restart"):
         changes["checkpoint"] = {k: v for k, v in checkpoint.items() if k != "resumedFromStep"}
     return changes
 
@@ -126,9 +160,13 @@ def _world(s: JobState, attempt: int) -> Json:
     return {"numNodes": nodes, "nprocPerNode": nproc, "worldSize": nodes * nproc, "masterAddress": address}
 
 
-def _state(conditions_: list[Json]) -> str:
+def _settles(s: JobState, decision: Decision) -> bool:
+    return decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
+
+
+def _state(conditions_: list[Json], *, is_settling: bool) -> str:
     holds = {condition["type"] for condition in conditions_ if condition["status"] == "True"}
     for state in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
         if state in holds:
             return state
-    return "Pending"
+    return "Ending" if is_settling else "Pending"

@@ -221,7 +221,7 @@ STATUSES: dict[str, list[Any]] = {
         {"conditions": [_CONDITION, _CONDITION]},
         {"conditions": [{"type": "Running"}]},
         {"conditions": []},
-        {"succeededRanks": [0, 1], "nodes": None},
+        {"succeededNodes": [0, 1], "nodes": None},
         {"state": None},
         {"state": "Nowhere"},
         {"attempt": "1"},

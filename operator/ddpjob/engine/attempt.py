@@ -1,0 +1,112 @@
+"""The recorded attempt: its number, its phase and how it ends.
+
+    Creating ──▶ Running ──▶ Ending ──▶ the next attempt, or the end of the job
+
+Creating: pods are created. Running: all pods existed, so a missing pod is lost. Ending: a pod failed, or the attempt is
+to stop. As long as an ending has no verdict, the operator waits for the cause of the failure and deletes nothing. An
+ending with a verdict is *closed*: its pods are deleted, and it waits for the next attempt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.api.wire import Json, timestamp
+
+CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
+SUSPENDED = "Suspended"
+"""Verdict of an attempt that a suspension ended."""
+
+SETTLE_SECONDS = 3
+"""How long an ending waits for the cause. Peers of a failed rank fail within milliseconds; reports take seconds."""
+
+FIRST_RETRY_SECONDS = 1
+MAX_RETRY_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """``status.currentAttempt``.
+
+    number: from 1; 0 before the first attempt.
+    refusals: consecutive attempts, with this one, that were abandoned before all their pods existed.
+    verdict, message: why the attempt ended; verdict is None as long as it has not ended or the cause is not known.
+    until: when the wait for the cause ends, or after the verdict, when the next attempt starts.
+    """
+
+    number: int = 0
+    phase: str = CREATING
+    start_time: str = ""
+    all_running_time: str | None = None
+    refusals: int = 0
+    verdict: str | None = None
+    message: str = ""
+    since: str = ""
+    until: str | None = None
+
+    @classmethod
+    def recorded(cls, status: Mapping[str, Any], now: datetime) -> "Attempt":
+        """Return the attempt in a status.
+
+        A status without ``currentAttempt``, written by an earlier release, has only a number. The phase is then
+        Creating, which becomes Running at once if all pods exist.
+        """
+        number = int(status.get("attempt") or 0)
+        body = status.get("currentAttempt") or {}
+        if not number or body.get("number") != number:
+            started = None if "activeSeconds" in status else status.get("startTime")
+            return cls(number=number, start_time=started or timestamp(now))
+        ending = body.get("ending") or {}
+        return cls(
+            number=number,
+            phase=str(body.get("phase") or CREATING),
+            start_time=str(body.get("startTime") or timestamp(now)),
+            all_running_time=body.get("allRunningTime"),
+            refusals=int(body.get("refusals") or 0),
+            verdict=ending.get("verdict"),
+            message=str(ending.get("message") or ""),
+            since=str(ending.get("since") or ""),
+            until=ending.get("until"),
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the attempt ended with a verdict, or none has started yet."""
+        return self.number == 0 or self.verdict is not None
+
+    @property
+    def is_creating(self) -> bool:
+        return self.number > 0 and self.phase == CREATING
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the attempt ends, and its cause is not known yet."""
+        return self.number > 0 and self.phase == ENDING and self.verdict is None
+
+    def waits(self, now: datetime) -> bool:
+        """Return whether ``until`` is in the future."""
+        return self.until is not None and now < datetime.fromisoformat(self.until)
+
+    def wire(self) -> Json:
+        """Return the value of ``status.currentAttempt``."""
+        ending = {"verdict": self.verdict, "message": self.message, "since": self.since, "until": self.until}
+        body = {
+            "number": self.number,
+            "phase": self.phase,
+            "startTime": self.start_time,
+            "allRunningTime": self.all_running_time,
+            "refusals": self.refusals,
+            "ending": {key: value for key, value in ending.items() if value} if self.phase == ENDING else None,
+        }
+        return {key: value for key, value in body.items() if value}
+
+
+def retry_time(refusals: int, now: datetime) -> str:
+    """Return when to create pods again after this many refusals in a row: after 1, 2, 4, … 600 s."""
+    return whole_second_after(now, min(FIRST_RETRY_SECONDS * 2 ** min(refusals - 1, 20), MAX_RETRY_SECONDS))
+
+
+def whole_second_after(now: datetime, seconds: float) -> str:
+    """Return the first whole second that is at least ``seconds`` after ``now``."""
+    return timestamp(now + timedelta(seconds=seconds, microseconds=999_999))

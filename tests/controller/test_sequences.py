@@ -1,0 +1,230 @@
+"""The controller in simulated time: refused and lost requests, and what they cost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.names import Resource
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import Forbidden
+from ddpjob.controller.controller import Controller
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import ProgressPoller
+from tests.builders import SETTINGS, failed, running
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
+from tests.controller.faketime import run
+
+START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def now() -> datetime:
+    return START + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class Bench:
+    """A controller on the in-memory cluster; ``rule`` returns the fault of a call."""
+
+    def __init__(self) -> None:
+        self.rule: Callable[[Call], Fault | None] = lambda call: None
+        self.calls: list[Call] = []
+        self.cluster = FaultyCluster(self._hook, clock=now)
+        self.server = self.cluster.server
+        self.metrics = Metrics()
+
+    def _hook(self, call: Call) -> Fault | None:
+        self.calls.append(call)
+        return self.rule(call)
+
+    async def begin(self) -> None:
+        self.controller = Controller(
+            self.cluster,
+            SETTINGS,
+            lambda on_news: ProgressPoller(1e9, on_news),
+            metrics=self.metrics,
+            sweep_seconds=1e6,
+            clock=asyncio.get_running_loop().time,
+            now=now,
+        )
+        self._task = asyncio.create_task(self.controller.serve(self.cluster.watch))
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def submit(self, name: str = "mnist", **spec: Any) -> Json:
+        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": name, "namespace": "default"}}
+        spec = {"image": "trainer:1", "numNodes": 2} | spec
+        created: Json = self.server.create(names.DDPJOBS, "default", job | {"spec": spec})
+        return created
+
+    def status(self) -> Json:
+        job = self.cluster.store.get(names.DDPJOBS, "default", "mnist")
+        return dict((job or {}).get("status") or {})
+
+    def pods(self, attempt: int) -> list[Json]:
+        pods = [p for p in self.cluster.store.all(names.PODS) if "deletionTimestamp" not in p["metadata"]]
+        return [p for p in pods if p["metadata"]["labels"][names.LABEL_ATTEMPT] == str(attempt)]
+
+    def report(self, pod: Json, status: Json) -> None:
+        self.server.patch_status(names.PODS, "default", pod["metadata"]["name"], {"status": status})
+
+    async def run_all(self, attempt: int = 1) -> None:
+        for pod in self.pods(attempt):
+            self.server.bind("default", pod["metadata"]["name"], "worker-1")
+            self.report(pod, running(podIP="192.0.2.1"))
+        await asyncio.sleep(2)
+        assert self.status()["state"] == "Running"
+
+    def sent(self, verb: str, resource: Resource) -> int:
+        return sum(call.verb == verb and call.resource is resource for call in self.calls)
+
+    def history(self) -> list[Any]:
+        return list(self.cluster.store.changes_after(0))
+
+    def events(self) -> list[str]:
+        return [event["reason"] for event in self.cluster.store.all(names.EVENTS)]
+
+    def reconciles(self) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_seconds_count"))
+
+
+def on_bench(test: Callable[[Bench], Awaitable[None]]) -> None:
+    """Run ``test`` in simulated time."""
+
+    async def whole() -> None:
+        bench = Bench()
+        await bench.begin()
+        try:
+            await test(bench)
+        finally:
+            await bench.end()
+
+    run(whole())
+
+
+@contextmanager
+def refused(bench: Bench, verb: str, resource: Resource, message: str) -> Iterator[None]:
+    bench.rule = lambda call: (
+        Fault(before=Forbidden(message, code=403)) if (call.verb, call.resource) == (verb, resource) else None
+    )
+    yield
+    bench.rule = lambda call: None
+
+
+def test_refused_delete_is_shown_and_does_not_stop_the_next_attempt() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        with refused(bench, "delete", names.PODS, "pods is forbidden: denied by policy"):
+            bench.report(bench.pods(1)[1], failed(1))
+            await asyncio.sleep(3)
+            assert len(bench.pods(2)) == 2
+            (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
+            assert (stalled["status"], stalled["reason"]) == ("True", "DeleteRefused")
+            assert "denied by policy" in stalled["message"] and "-1-0" in stalled["message"]
+        await asyncio.sleep(1000)
+        assert [p["metadata"]["name"][-4:] for p in bench.pods(1)] == ["-1-1"], "the ended pod is kept"
+        (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
+        assert stalled["status"] == "False"
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_lost_reply_of_a_status_write_loses_no_event(number: int) -> None:
+    async def test(bench: Bench) -> None:
+        lost = 0
+
+        def rule(call: Call) -> Fault | None:
+            nonlocal lost
+            if call.verb != "patch_status" or call.resource is not names.DDPJOBS:
+                return None
+            lost += 1
+            return lost_answer(call.verb) if lost == number else None
+
+        bench.rule = rule
+        bench.submit(restartPolicy={"maxRestarts": 1})
+        await asyncio.sleep(5)
+        await bench.run_all()
+        bench.report(bench.pods(1)[1], failed(1))
+        await asyncio.sleep(5)
+        await bench.run_all(2)
+        bench.report(bench.pods(2)[1], failed(1))
+        await asyncio.sleep(10)
+        assert lost >= number
+        assert sorted(bench.events()) == ["Failed", "Restarting", "Running", "Running", "Started"]
+
+    on_bench(test)
+
+
+def test_name_conflict_of_a_gang_costs_few_pods() -> None:
+    """Another owner has the name of the Service. Seen: 259 pods were created and deleted in ten minutes."""
+
+    async def test(bench: Bench) -> None:
+        held = bench.submit(numNodes=8, suspend=True)
+        service = {"metadata": {"name": names.service_name("mnist", held["metadata"]["uid"])}, "apiVersion": "v1"}
+        body = service | {"kind": "Service", "spec": {"clusterIP": "None", "selector": {"of": "another"}}}
+        bench.server.create(names.SERVICES, "default", body)
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"suspend": False}})
+        await asyncio.sleep(600)
+        assert bench.sent("create", names.PODS) <= 16
+        assert bench.sent("create", names.SERVICES) <= 11, "1, 2, 4, ... 600 s"
+        assert not bench.pods(bench.status()["attempt"])
+        assert bench.status()["restarts"] == 0
+        bench.server.delete(names.SERVICES, "default", body["metadata"]["name"])
+        await asyncio.sleep(620)
+        assert len(bench.pods(bench.status()["attempt"])) == 8
+
+    on_bench(test)
+
+
+def test_quota_costs_few_pods() -> None:
+    """A quota of 3 pods for 8 nodes. Seen: 75 pods in ten minutes."""
+
+    async def test(bench: Bench) -> None:
+        def quota(call: Call) -> Fault | None:
+            if (
+                call.verb == "create"
+                and call.resource is names.PODS
+                and len([*bench.cluster.store.all(names.PODS)]) >= 3
+            ):
+                return Fault(before=Forbidden("exceeded quota: small", code=403))
+            return None
+
+        bench.rule = quota
+        bench.submit(numNodes=8)
+        await asyncio.sleep(600)
+        made = sum(change.type == "ADDED" and change.resource is names.PODS for change in bench.history())
+        assert made <= 33
+        assert bench.status()["state"] == "Pending"
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("state", ["Pending", "Running", "Suspended", "Failed"])
+def test_no_reconcile_at_rest(state: str) -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit(activeDeadlineSeconds=10_000_000, restartPolicy={"maxRestarts": 0})
+        await asyncio.sleep(1)
+        match state:
+            case "Running":
+                await bench.run_all()
+            case "Suspended":
+                spec = {"suspend": True, "activeDeadlineSeconds": 1}
+                bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": spec})
+            case "Failed":
+                await bench.run_all()
+                bench.report(bench.pods(1)[0], failed(1))
+        await asyncio.sleep(30)
+        before = bench.reconciles()
+        await asyncio.sleep(3600)
+        assert bench.reconciles() == before
+
+    on_bench(test)

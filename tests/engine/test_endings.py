@@ -1,0 +1,348 @@
+"""How an attempt ends: the cause does not depend on the order of the reports, and every phase survives a crash."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.engine.actions import NAME_TERMINATING, Problem
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
+
+Status = dict[str, Any]
+PEER = failed(77, cause="peer", rank=0, message="connection closed by peer")
+LATER = NOW + timedelta(seconds=2)
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+# Per fault: what the culprit's pod reports, what the other pods report, and the reason to record.
+FAULTS: dict[str, tuple[Status, Status, str]] = {
+    "exception": (failed(1, kind="ValueError", rank=5, message="bad"), PEER, "ValueError"),
+    "hang": (failed(76, kind="Hang", message="no step for 60 s"), PEER, "Hang"),
+    "out of memory": (ended(137, reason="OOMKilled"), PEER, "OOMKilled"),
+    "out of memory, with report": (ended(137, reason="OOMKilled", message="{}"), PEER, "OOMKilled"),
+    "killed": (ended(137), PEER, "SIGKILL"),
+    "crashed": (ended(139), PEER, "SIGSEGV"),
+    "not found": (ended(127, reason="StartError"), PEER, "StartError"),
+    "evicted": (EVICTED, PEER, "Evicted"),
+    "torchrun": (ended(1, at=NOW), ended(1, at=LATER), "Error"),
+    "aborted peers": (ended(1, at=LATER), ended(134, at=LATER + timedelta(seconds=1)), "Error"),
+}  # fmt: skip
+
+
+def orders(nodes: int) -> Iterable[tuple[int, ...]]:
+    """Return all orders of up to four reports, and 40 random ones of more."""
+    if nodes <= 4:
+        return itertools.permutations(range(nodes))
+    dice = random.Random(nodes)
+    return [tuple(dice.sample(range(nodes), nodes)) for _ in range(40)]
+
+
+def outcome(world: World, culprit: str) -> dict[str, Any]:
+    """Return what must not depend on the order, after the pods have reported."""
+    world.settle()
+    world.forward(4)
+    world.settle()
+    (failure,) = world.status["failures"]
+    told = {key: failure.get(key) for key in ("attempt", "nodeRank", "pod", "reason", "exitCode", "message", "rank")}
+    counts = {key: world.status[key] for key in ("attempt", "restarts", "restartsCountedTowardsLimit", "state")}
+    return told | counts | {"logs kept": culprit in world.pods}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 9])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_blame_does_not_depend_on_the_order_of_the_reports(fault: str, nodes: int) -> None:
+    own, peers, reason = FAULTS[fault]
+    culprit = nodes - 1
+    outcomes = []
+    for order in orders(nodes):
+        world = a_running_world(a_job(numNodes=nodes))
+        name = world.pod(culprit)["metadata"]["name"]
+        for node_rank in order:
+            if world.status["attempt"] == 1:
+                world.set_pod(node_rank, own if node_rank == culprit else peers) if name in world.pods else None
+                world.settle()
+        outcomes.append(outcome(world, name))
+    assert all(found == outcomes[0] for found in outcomes)
+    assert (outcomes[0]["nodeRank"], outcomes[0]["reason"]) == (culprit, reason)
+    assert outcomes[0]["logs kept"] and outcomes[0]["attempt"] == 2
+
+
+def delete(world: World) -> None:
+    world.pod(1)["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+
+
+def lose(world: World) -> None:
+    del world.pods[world.pod(1)["metadata"]["name"]]
+
+
+@pytest.mark.parametrize(("happen", "reason"), [(delete, "PodDeleted"), (lose, "PodLost")])
+def test_blame_for_a_pod_taken_away_does_not_depend_on_the_order(happen: Callable[[World], None], reason: str) -> None:
+    for first in (True, False):
+        world = a_running_world(a_job())
+        if first:
+            happen(world)
+        else:
+            world.set_pod(0, PEER)
+            world.settle()
+            happen(world)
+        world.settle()
+        if "mnist-0a1b2-1-0" in world.pods and world.status["attempt"] == 1:
+            world.set_pod(0, PEER)
+        world.settle()
+        (failure,) = world.status["failures"]
+        assert (failure["nodeRank"], failure["reason"]) == (1, reason)
+
+
+def test_drained_pod_that_obeyed_sigterm_is_reported_as_deleted() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(1, failed(75, at=NOW + timedelta(seconds=1), message="stopped"))
+    delete(world)
+    world.settle()
+    assert world.status["failures"][0]["reason"] == "PodDeleted"
+
+
+def test_lost_peer_waits_for_the_cause_and_deletes_nothing() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, PEER)
+    made = world.reconcile()
+    assert made.urgent and not made.deletes and not made.creates
+    assert made.requeue_after == pytest.approx(3)
+    current = world.status["currentAttempt"]
+    text = "attempt 1 failed: node_rank 0 (mnist-0a1b2-1-0) ended; waiting for the other nodes to find the cause"
+    times = {"since": "2026-03-01T12:00:00Z", "until": "2026-03-01T12:00:03Z"}
+    assert (current["phase"], current["ending"]) == ("Ending", {"message": text} | times)
+    assert world.status["state"] == "Ending" and "failures" not in world.status
+    assert is_idle(world.reconcile())
+    world.forward(3)
+    made = world.reconcile()
+    assert world.status["failures"][0]["nodeRank"] == 0, "no other pod reported"
+    assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-1"] and world.status["attempt"] == 2
+
+
+def test_wait_for_the_cause_ends_when_every_pod_has_ended() -> None:
+    world = a_running_world(a_job())
+    for node_rank in (0, 1):
+        world.set_pod(node_rank, PEER)
+        world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_suspension_ends_the_wait_for_a_cause_without_a_restart() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, PEER)
+    world.settle()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.status["state"] == "Suspended" and world.status["restarts"] == 0
+    assert world.status["currentAttempt"]["ending"]["verdict"] == "Suspended"
+
+
+def test_failure_that_no_pod_shows_any_more_lets_the_attempt_run_on() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, PEER)
+    world.settle()
+    world.set_pod(0, running())
+    world.settle()
+    world.forward(3)
+    world.settle()
+    assert world.status["state"] == "Running" and world.status["restarts"] == 0
+    assert world.status["currentAttempt"]["phase"] == "Running"
+
+
+def test_complete_attempt_is_recorded_at_once() -> None:
+    world = World(a_job())
+    world.reconcile()
+    made = world.reconcile()
+    assert made.urgent and made.status is not None
+    assert made.status["currentAttempt"]["phase"] == "Running"
+
+
+def test_time_at_which_all_nodes_ran_is_recorded_once() -> None:
+    world = World(a_job())
+    world.settle()
+    assert "allRunningTime" not in world.status["currentAttempt"]
+    world.forward(7)
+    world.run_all()
+    world.settle()
+    assert world.status["currentAttempt"]["allRunningTime"] == "2026-03-01T12:00:07Z"
+    world.forward(7)
+    world.set_pod(1, ended(0))
+    world.settle()
+    assert world.status["currentAttempt"]["allRunningTime"] == "2026-03-01T12:00:07Z"
+
+
+@pytest.mark.parametrize("writes", [4, None], ids=["all created, not recorded", "recorded"])
+def test_lost_pod_is_never_created_again_beside_a_peer_that_trains(writes: int | None) -> None:
+    """The operator dies after it created all pods. A node is lost meanwhile, and another pod has started."""
+    world = World(a_job())
+    world.reconcile(crash_after=writes)
+    if writes is None:
+        world.settle()
+        world.round = None
+    world.set_pod(0, running())
+    lose(world)
+    world.settle()
+    world.forward(4)
+    world.settle()
+    assert world.status["attempt"] == 2
+    assert world.pod(0) and world.pod(1) and "mnist-0a1b2-1-1" not in world.pods
+    assert all(
+        "-2-" in c.name for made in world.plans[1:] for phase in made.creates for c in phase if "-" in c.name[12:]
+    )
+
+
+def test_own_unfinished_round_is_completed_even_if_a_pod_has_started() -> None:
+    world = World(a_job(numNodes=4))
+    world.reconcile(crash_after=4)
+    world.round = 1, "begun"
+    world.set_pod(0, running())
+    world.settle()
+    assert world.status["attempt"] == 1 and len(world.pods) == 4
+
+
+def test_name_of_a_terminating_pod_is_not_waited_for() -> None:
+    world = World(a_job())
+    world.reconcile(crash_after=3)
+    world.problems = (Problem(NAME_TERMINATING, names.PODS, "mnist-0a1b2-1-1", "Pod mnist-0a1b2-1-1 is being deleted"),)
+    made = world.reconcile()
+    assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-0"], "no part of a gang stays"
+    assert "mnist-0a1b2-1-1 is being deleted" in world.condition("Running")["message"]
+    world.problems = ()
+    world.settle()
+    assert (world.status["attempt"], world.status["restarts"]) == (2, 0)
+    assert world.attempts() == ["2"]
+
+
+def test_refusals_are_retried_with_growing_delay_up_to_ten_minutes() -> None:
+    world = World(a_job())
+    world.reconcile(crash_after=1)
+    delays = []
+    for _ in range(14):
+        world.problems = (Problem("CreateRefused", names.PODS, "x", "exceeded quota"),)
+        world.reconcile()
+        world.problems = ()
+        wait = world.reconcile().requeue_after
+        assert wait is not None
+        delays.append(round(wait))
+        world.forward(wait)
+        assert world.reconcile(crash_after=1).creates
+    assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600, 600]
+    assert world.status["restarts"] == 0
+    world.settle()
+    assert "refusals" not in world.status["currentAttempt"], "all pods exist"
+
+
+def test_edit_of_the_spec_ends_the_wait_after_a_refusal() -> None:
+    world = World(a_job())
+    world.reconcile(crash_after=1)
+    for _ in range(9):
+        world.problems = (Problem("CreateRefused", names.PODS, "x", "exceeded quota"),)
+        world.reconcile()
+        world.problems = ()
+        world.forward(world.reconcile().requeue_after or 0)
+        world.reconcile(crash_after=1)
+    world.problems = (Problem("CreateRefused", names.PODS, "x", "exceeded quota"),)
+    world.reconcile()
+    world.problems = ()
+    assert not world.reconcile().creates
+    world.job["metadata"]["generation"] = 2
+    world.job["spec"]["restartPolicy"] = {"maxRestarts": 4}
+    assert world.reconcile().creates
+    assert "refusals" not in world.status["currentAttempt"]
+
+
+def test_status_after_a_deadline_shows_no_running_node_and_no_remaining_time() -> None:
+    world = a_running_world(a_job(activeDeadlineSeconds=60))
+    world.progress = ({"step": 3, "totalSteps": 9, "etaSeconds": 500, "samplesPerSecond": 9.0}, "mnist-0a1b2-1-0")
+    world.forward(61)
+    world.settle()
+    status = world.status
+    assert (status["state"], status["nodesReady"], status["nodes"]["running"]) == ("Failed", "0/2", 0)
+    assert status["progress"]["step"] == 3 and "etaSeconds" not in status["progress"]
+    assert status["currentAttempt"]["ending"]["verdict"] == "DeadlineExceeded"
+
+
+def test_lowered_deadline_of_a_suspended_job_causes_no_reconcile() -> None:
+    world = a_running_world(a_job())
+    world.forward(100)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"]["activeDeadlineSeconds"] = 5
+    world.settle()
+    made = world.reconcile()
+    assert is_idle(made) and made.requeue_after is None
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.condition("Failed")["reason"] == "DeadlineExceeded"
+
+
+def test_no_plan_asks_to_be_repeated_within_a_second() -> None:
+    world = a_running_world(a_job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=10))
+    world.forward(59.99)
+    assert world.reconcile().requeue_after == 1
+    world.forward(1)
+    world.settle()
+    world.forward(8.5)
+    assert world.reconcile().requeue_after == 1
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Succeeded", "Failed", "Running"])
+def test_conditions_are_output_only(state: str) -> None:
+    """A user or another program removes the conditions: no decision changes."""
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    match state:
+        case "Suspended":
+            world.job["spec"]["suspend"] = True
+        case "Succeeded":
+            world.run_all()
+            for node_rank in (0, 1):
+                world.set_pod(node_rank, ended(0))
+        case "Failed":
+            world.set_pod(0, failed(1))
+    world.settle()
+    before = world.status
+    world.job["status"] = {key: value for key, value in before.items() if key != "conditions"}
+    world.forward(50)
+    made = world.reconcile()
+    assert not made.deletes and not made.creates
+    world.settle()
+    assert {k: v for k, v in world.status.items() if k != "conditions"} == {
+        k: v for k, v in before.items() if k != "conditions"
+    }
+
+
+def test_active_seconds_add_up_over_attempts_and_suspensions() -> None:
+    world = a_running_world(a_job())
+    world.forward(10)
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert world.status["activeSeconds"] == 10
+    world.run_all()
+    world.settle()
+    world.forward(20)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.forward(1000)
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["activeSeconds"] == 30
+    world.run_all()
+    world.settle()
+    world.forward(5)
+    for node_rank in (0, 1):
+        world.set_pod(node_rank, ended(0))
+    world.settle()
+    assert world.status["activeSeconds"] == 35
+
+
+def test_status_of_an_earlier_release_is_taken_over_without_touching_a_pod() -> None:
+    world = a_running_world(a_job())
+    status = world.status
+    del status["currentAttempt"]
+    world.job["status"] = status | {"attempt": 1}
+    made = world.reconcile()
+    assert not made.deletes and not made.creates and not made.events
+    world.settle()
+    assert world.status["currentAttempt"]["phase"] == "Running" and world.status["state"] == "Running"
