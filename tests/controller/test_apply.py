@@ -16,7 +16,6 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import Create, Delete, Note, Plan
 from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
@@ -157,7 +156,6 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
     sweeper = Sweeper(
         cluster=bench.cluster,
         cache=bench.cache,
-        queue=WorkQueue(),
         scopes=[bench.jobs.namespace],
         interval=60,
         metrics=Metrics(),

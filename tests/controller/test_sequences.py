@@ -46,7 +46,7 @@ class Bench:
             SETTINGS,
             lambda on_news: ProgressPoller(1e9, on_news),
             metrics=self.metrics,
-            sweep_seconds=1e6,
+            sweep_seconds=60.0,
             clock=asyncio.get_running_loop().time,
             now=now,
         )

@@ -14,7 +14,6 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
 from ddpjob.controller.watches import _kopf_settings
-from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
@@ -33,7 +32,7 @@ async def cluster() -> AsyncIterator[MemoryCluster]:
 
 
 async def swept(cluster: MemoryCluster, cache: Cache) -> Cache:
-    sweeper = Sweeper(cluster=cluster, cache=cache, queue=WorkQueue(), scopes=[None], interval=60, metrics=Metrics())
+    sweeper = Sweeper(cluster=cluster, cache=cache, scopes=[None], interval=60, metrics=Metrics())
     await sweeper.sweep()
     return cache
 

@@ -59,6 +59,23 @@ def test_after_a_kill_a_new_attempt_resumes_with_the_same_losses(
     assert operator.refused_requests() == []
 
 
+def test_rank_out_of_memory_is_blamed_and_its_log_is_kept(namespace: JobNamespace, operator: Installation) -> None:
+    """The peers of the killed rank end within milliseconds, and their pods may be reported first."""
+    job = mnist_job(NAME, "--chaos", "oom:2:7", claim=CLAIM)
+    job["spec"]["resources"]["limits"]["memory"] = "2Gi"
+    job["spec"]["resources"]["requests"]["memory"] = "512Mi"
+    job["spec"]["restartPolicy"] = {"maxRestarts": 0}
+    namespace.kubectl.apply(claim_of(namespace), job)
+    status = namespace.until_finished(NAME)
+    assert (status["state"], status["attempt"], status["nodes"]["running"]) == ("Failed", 1, 0)
+    (failure,) = status["failures"]
+    assert (failure["nodeRank"], failure["reason"]) == (1, "OOMKilled")
+    assert "memory" in failure["hint"]
+    assert failure["pod"] in uids(namespace.pods())
+    assert "step" in namespace.kubectl("logs", failure["pod"])
+    assert operator.refused_requests() == []
+
+
 def test_killing_the_operator_touches_no_pod_and_status_continues(
     namespace: JobNamespace, operator: Installation
 ) -> None:

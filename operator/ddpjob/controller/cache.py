@@ -57,10 +57,6 @@ class Cache:
         """Return the cached job, or None."""
         return self._objects[names.DDPJOBS].get(key)
 
-    def job_keys(self) -> tuple[Key, ...]:
-        """Return the keys of all cached jobs."""
-        return tuple(Key(*place) for place in self._objects[names.DDPJOBS])
-
     def pods(self, uid: str) -> list[Json]:
         """Return the pods that have the label of the job with this uid."""
         return list(self._pods_of.get(uid, {}).values())

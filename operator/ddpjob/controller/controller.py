@@ -58,7 +58,6 @@ class Controller:
         self.sweeper = Sweeper(
             cluster=cluster,
             cache=self.cache,
-            queue=self.queue,
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,

@@ -14,7 +14,6 @@ from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
 from ddpjob.controller.cache import Cache, Listing, is_labelled
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ class Sweeper:
 
     cluster: Cluster
     cache: Cache
-    queue: WorkQueue
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
@@ -77,7 +75,7 @@ class Sweeper:
                 logger.info("the sweep found %d changed object(s) that watch events missed", changed)
 
     async def sweep(self) -> int:
-        """List all objects and queue every job; return the number of changed objects."""
+        """List all objects, which queues the jobs of the changed ones; return their number."""
         changed = 0
         for resource, selector in KINDS:
             changes = 0
@@ -88,8 +86,6 @@ class Sweeper:
             changed += changes
         for resource in (names.SERVICES, names.CLAIMS):
             await self._verify_unlabelled(resource)
-        for key in self.cache.job_keys():
-            self.queue.add(key)
         return changed
 
     async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:

@@ -11,6 +11,8 @@ from ddpjob.api.wire import Json, clean, shorten
 from ddpjob.engine.pods import PodView
 
 _MAX_MESSAGE = 2000
+OOM_KILLED = "OOMKilled"
+"""Reason that the kubelet gives for a container that exceeded its memory limit."""
 
 Evidence = Literal["own", "unknown", "peer"]
 """Whose failure a pod shows: its own, perhaps its own, or that of a peer which it lost."""
@@ -33,7 +35,7 @@ def evidence(pod: PodView) -> Evidence:
     from outside the training, so they are the pod's own.
     """
     cause = (pod.report or {}).get("cause")
-    if pod.deleted or pod.evicted or pod.reason == "OOMKilled":
+    if pod.deleted or pod.evicted or pod.reason == OOM_KILLED:
         return "own"
     if cause in ("own", "peer"):
         return "own" if cause == "own" else "peer"
@@ -82,7 +84,7 @@ def _cause(pod: PodView) -> Json:
 
 
 _HINTS = {
-    "OOMKilled": "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
+    OOM_KILLED: "increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
 }
 
 
@@ -96,14 +98,15 @@ def _reason_and_message(pod: PodView) -> tuple[str, str]:
     report = pod.report or {}
     if pod.deleted:
         return "PodDeleted", f"{pod.where} was deleted or drained while it trained"
-    if pod.reason == "OOMKilled":
-        return "OOMKilled", f"{pod.where} was killed because it exceeded its memory limit{_log_tail(pod)}"
     if text := report.get("message"):
         kind = _text(report, "kind")  # absent in schema 1
         exception = clean(report.get("exception") or kind or "Error")
         details = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
         place = "".join(f", {key} {value}" for key, value in details.items())
-        return _camel_case(kind or exception), f"{pod.where}{place}: {exception}: {clean(text)}"
+        reason = pod.reason if pod.reason == OOM_KILLED else kind or exception
+        return _camel_case(reason), f"{pod.where}{place}: {exception}: {clean(text)}"
+    if pod.reason == OOM_KILLED:
+        return OOM_KILLED, f"{pod.where} was killed because it exceeded its memory limit{_log_tail(pod)}"
     if (number := _signal(pod)) is not None:
         why = f" ({pod.reason})" if pod.reason not in ("", "Error") else ""
         reason = pod.reason if pod.reason not in ("", "Error") else _signal_name(number)

@@ -293,6 +293,7 @@ class Supervisor:
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
         if report.get("signal") == signal.SIGKILL and oom_killed:
             report |= {
+                "kind": "OOMKilled",
                 "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
                 "hint": None,
                 "next": "raise the memory limit, or lower --batch-size or the ranks per node",
