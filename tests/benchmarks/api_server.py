@@ -253,6 +253,7 @@ def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:
     for create in desired_pods(job, 1, EngineSettings()):
         pod = copy.deepcopy(create.body)
         # Otherwise the operator would watch these pods too, and its work would slow the floor.
-        pod["metadata"]["labels"][names.LABEL_MANAGED_BY] = "ddpjob-benchmark"
+        labels = pod["metadata"]["labels"]
+        labels[f"{names.GROUP}/run-uid"] = labels.pop(names.LABEL_JOB_UID)
         bodies.append(json.dumps(pod).encode())
     return bodies
