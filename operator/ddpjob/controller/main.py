@@ -5,6 +5,7 @@ kopf's watches ─▶ cache ─▶ work queue ─▶ reconcile ─▶ API server
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -159,6 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     logs.configure(settings.log_level, settings.log_format)
+    # Full garbage collections block the event loop; without the modules' 90,000 objects they are several times faster.
+    gc.collect()
+    gc.freeze()
     try:
         asyncio.run(serve(settings))
     except (ConfigurationError, OSError) as error:

@@ -180,6 +180,9 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.networking.request_timeout = 10
     s.networking.error_backoffs = (0.5, 1, 2, 4)
     s.queueing.worker_limit = None
+    # A waiting worker of kopf keeps the whole pod of its last event: 20 KB for each pod that changed within this time,
+    # which Python's garbage collector also visits while it blocks the event loop.
+    s.queueing.idle_timeout = 0.1
     # Otherwise kopf kills the whole process ten minutes after a restart of its tasks.
     s.process.ultimate_exiting_timeout = None
     return s
