@@ -111,8 +111,8 @@ def _creates(s: JobState, decision: Decision) -> tuple[tuple[Create, ...], ...]:
     # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
     # it together with an earlier job of this name.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
-    pods = desired_pods(s.job, number, s.settings) if node_ranks else ()
-    phases = ((claim,) if claim is not None else (), (*service, *(pods[node_rank] for node_rank in node_ranks)))
+    pods = desired_pods(s.job, number, s.settings, node_ranks) if node_ranks else ()
+    phases = ((claim,) if claim is not None else (), (*service, *pods))
     return tuple(phase for phase in phases if phase)
 
 
