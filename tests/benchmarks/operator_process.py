@@ -53,6 +53,20 @@ class OperatorProcess:
         """Wait until /readyz reports that the watches are open."""
         eventually("the operator is ready", self._is_ready, timeout=READY_SECONDS)
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the process has used, in user and system mode."""
+        fields = self._proc("stat").rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_mib(self) -> float:
+        """Return the largest resident memory of the process so far."""
+        line = next(line for line in self._proc("status").splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+
+    def _proc(self, name: str) -> str:
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/{name}").read_text()
+
     def _is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:

@@ -1,0 +1,255 @@
+"""Measure what large jobs and many jobs cost the operator, on a real kube-apiserver and etcd.
+
+    python -m tests.benchmarks.scale            # table on standard output
+    python -m tests.benchmarks.scale --write    # and into docs/benchmarks.md
+
+Cases: one job of 1,000 nodes, one of 4,096, and 1,000 jobs of one node. Each case has a control plane and an operator
+of its own. ``kubelets`` binds the pods and reports them as running; no container runs.
+
+The times begin with the first POST of a job and end when all pods exist, and when the status of every job says that all
+of its nodes run. Processor time and requests are those of the operator in this time, peak memory is that of its
+process. The worst lag is the longest delay of a heartbeat of the operator's event loop, which beats once a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from tests.benchmarks.api_server import job_of
+from tests.benchmarks.kubelets import Kubelets
+from tests.benchmarks.operator_process import OperatorProcess
+from tests.benchmarks.report import describe_machine, write_section
+from tests.controlplane import ControlPlane, control_plane
+from tests.kind import prepare
+
+CASES = ((1, 1000), (1, 4096), (1000, 1))
+NAMESPACE = "default"
+SECONDS = 900.0
+SAMPLE_SECONDS = 0.5
+POSTS = 16
+AIM_CPU_SECONDS, AIM_LAG_SECONDS = 3.0, 0.05
+"""For one job of 1,000 nodes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measurement of one case."""
+
+    jobs: int
+    nodes: int
+    pods_s: float
+    """Seconds until all pods exist."""
+    running_s: float
+    """Seconds until every job's status says that all nodes run."""
+    cpu_s: float
+    peak_mib: float
+    worst_lag_ms: float
+    reconciles: float
+    requests_per_job: float
+
+    @property
+    def holds(self) -> bool:
+        if (self.jobs, self.nodes) != (1, 1000):
+            return True
+        return self.cpu_s <= AIM_CPU_SECONDS and self.worst_lag_ms <= 1000 * AIM_LAG_SECONDS
+
+
+class Case:
+    """Runs one case; the watches record what has happened."""
+
+    def __init__(self, session: aiohttp.ClientSession, server: str, jobs: int, nodes: int) -> None:
+        self._session = session
+        self._server = server
+        self._jobs = jobs
+        self._nodes = nodes
+        self._kubelets = Kubelets(session, server)
+        self._begin = 0.0
+        self._pods: set[str] = set()
+        self._running: set[str] = set()
+        self._pods_s = 0.0
+        self._running_s = 0.0
+        self._worst_lag = 0.0
+        self._done = asyncio.Event()
+
+    async def run(self, operator: OperatorProcess) -> Row:
+        """POST the jobs, wait until all run, and return the measurement."""
+        # The API server delays the first write to a new CRD by two seconds, which no user's job experiences.
+        await self._post(job_of("first", 1), "?dryRun=All")
+        watches = [asyncio.create_task(self._watch(kind)) for kind in (names.PODS, names.DDPJOBS)]
+        before, cpu = await self._metrics(operator), operator.cpu_seconds()
+        lag = asyncio.create_task(self._sample_lag(operator))
+        try:
+            self._begin = time.perf_counter()
+            await self._post_jobs()
+            await self._wait(watches)
+            await asyncio.sleep(2 * SAMPLE_SECONDS)  # the heartbeat of this second
+            after, used = await self._metrics(operator), operator.cpu_seconds() - cpu
+        finally:
+            for task in (*watches, lag):
+                task.cancel()
+            await asyncio.gather(*watches, lag, return_exceptions=True)
+            await self._kubelets.close()
+        return Row(
+            jobs=self._jobs,
+            nodes=self._nodes,
+            pods_s=round(self._pods_s, 1),
+            running_s=round(self._running_s, 1),
+            cpu_s=round(used, 1),
+            peak_mib=round(operator.peak_mib(), 0),
+            worst_lag_ms=round(1000 * self._worst_lag, 0),
+            reconciles=_sum(after, "ddpjob_reconcile_duration_seconds_count")
+            - _sum(before, "ddpjob_reconcile_duration_seconds_count"),
+            requests_per_job=round((_requests(after) - _requests(before)) / self._jobs, 1),
+        )
+
+    async def _post_jobs(self) -> None:
+        slots = asyncio.Semaphore(POSTS)
+
+        async def post(number: int) -> None:
+            async with slots:
+                await self._post(job_of(f"scale-{number}", self._nodes))
+
+        await asyncio.gather(*(post(number) for number in range(self._jobs)))
+
+    async def _wait(self, watches: list[asyncio.Task[None]]) -> None:
+        done = asyncio.create_task(self._done.wait())
+        until = time.monotonic() + SECONDS
+        while not done.done():
+            await asyncio.wait({done, *watches}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            self._kubelets.check()
+            for watch in watches:
+                if watch.done():
+                    watch.result()
+            if time.monotonic() > until:
+                raise RuntimeError(f"{len(self._pods)} pods, {len(self._running)} jobs run after {SECONDS:g} s")
+
+    async def _watch(self, resource: names.Resource) -> None:
+        """Take all events; go on where the watch ended if the server closes it, as it does with slow clients."""
+        version = ""
+        while True:
+            since = f"&resourceVersion={version}" if version else ""
+            url = f"{self._server}/{resource.path(NAMESPACE)}?watch=1&timeoutSeconds=3600{since}"
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                answer.raise_for_status()
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch on {resource.plural} failed: {event['object']}")
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    self._take(resource, event)
+
+    def _take(self, resource: names.Resource, event: Json) -> None:
+        obj, name = event["object"], event["object"]["metadata"]["name"]
+        now = time.perf_counter() - self._begin
+        if resource is names.PODS and event["type"] == "ADDED":
+            self._pods.add(name)
+            self._kubelets.take(obj)
+            if len(self._pods) == self._jobs * self._nodes:
+                self._pods_s = now
+        elif resource is names.DDPJOBS and obj.get("status", {}).get("nodesReady") == f"{self._nodes}/{self._nodes}":
+            self._running.add(name)
+            if len(self._running) == self._jobs:
+                self._running_s = now
+                self._done.set()
+
+    async def _sample_lag(self, operator: OperatorProcess) -> None:
+        while True:
+            lag = _sum(await self._metrics(operator), "ddpjob_event_loop_lag_seconds")
+            self._worst_lag = max(self._worst_lag, lag)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _metrics(self, operator: OperatorProcess) -> str:
+        async with self._session.get(f"http://127.0.0.1:{operator.port}/metrics") as answer:
+            return await answer.text()
+
+    async def _post(self, job: Json, options: str = "") -> None:
+        url = f"{self._server}/{names.DDPJOBS.path(NAMESPACE)}{options}"
+        async with self._session.post(url, json=job) as response:
+            if response.status >= 300:
+                raise RuntimeError(f"{response.status} {await response.text()}")
+
+
+def _sum(metrics: str, name: str) -> float:
+    """Return the sum of all series of a metric in the Prometheus text format."""
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _requests(metrics: str) -> float:
+    return _sum(metrics, "ddpjob_api_request_duration_seconds_count")
+
+
+@contextlib.asynccontextmanager
+async def _session(plane: ControlPlane) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=str(plane.ca_file)))
+    headers = {"Authorization": f"Bearer {plane.admin_token}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=2**22) as session:
+        yield session
+
+
+async def measure(jobs: int, nodes: int) -> Row:
+    """Run one case with a new control plane and a new operator."""
+    with control_plane() as plane, OperatorProcess(plane.kubeconfig()) as operator:
+        operator.wait_until_ready()
+        async with _session(plane) as session:
+            return await Case(session, plane.server, jobs, nodes).run(operator)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the result as a Markdown table."""
+    lines = [
+        "| jobs | nodes each | all pods exist | all run, in status | CPU time | peak memory | worst lag | reconciles | "
+        "requests per job |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['jobs']:,} | {row['nodes']:,} | {row['pods_s']} s | {row['running_s']} s | **{row['cpu_s']} s** | "
+            f"{row['peak_mib']:.0f} MiB | {row['worst_lag_ms']:.0f} ms | {row['reconciles']:,.0f} | "
+            f"{row['requests_per_job']:,.1f} |"
+        )
+    return "\n".join([*lines, "", f"Measured on {result['machine']}."])
+
+
+def main() -> int:
+    """Measure and print. The exit code is 0 if the aims for one job of 1,000 nodes are met, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scale", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    cases = [f"{jobs}x{nodes}" for jobs, nodes in CASES]
+    parser.add_argument("--cases", nargs="+", default=cases, metavar="JOBSxNODES")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
+    options = parser.parse_args()
+    prepare.ensure("etcd", "kube-apiserver")
+    machine = describe_machine()
+    rows = []
+    for case in options.cases:
+        jobs, _, nodes = case.partition("x")
+        rows.append(asyncio.run(measure(int(jobs), int(nodes))))
+        print(f"{case}: {rows[-1]}", file=sys.stderr, flush=True)
+    result = {
+        "benchmark": "scale",
+        "machine": machine,
+        "rows": [asdict(row) | {"holds": row.holds} for row in rows],
+    }
+    print(json.dumps(result, indent=2) if options.json else table(result))
+    if options.write:
+        write_section("scale", table(result))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
