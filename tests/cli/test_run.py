@@ -48,6 +48,15 @@ def test_json_is_one_object_per_line_and_ends_with_the_result(ddpjob: Program) -
     assert any(o["type"] == "output" and o["line"] == "a\x1b[31mb" for o in done.objects)
 
 
+def test_command_that_starts_one_of_several_processes_is_warned_about(ddpjob: Program) -> None:
+    job = ddpjob.write(shell_job("alone", "", command=["true"]))
+    done = ddpjob("run", job, "--nproc", "2")
+    assert done.code == 0, done
+    assert "nprocPerNode is 2, but the command true is not a known launcher" in done.out + done.err
+    done = ddpjob("run", job, "--nproc", "1", "--fresh")
+    assert "launcher" not in done.out + done.err
+
+
 def test_json_reports_a_refusal(ddpjob: Program) -> None:
     done = ddpjob("run", "nothing.yaml", "-o", "json")
     done.is_refused()

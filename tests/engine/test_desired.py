@@ -8,6 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
+from ddpjob.local.references import expand
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, UID, a_job
 
@@ -73,8 +74,39 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
     }
 
 
-def test_rank_and_world_size_are_left_to_torchrun() -> None:
-    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(env_of(pod_of()))
+PROCESS_ENV = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+
+
+def expanded(pod: dict[str, Any]) -> dict[str, str]:
+    """Return the variables as the kubelet computes them, in order."""
+    values: dict[str, str] = {}
+    for variable in pod["spec"]["containers"][0]["env"]:
+        values[variable["name"]] = expand(variable["value"], values)
+    return values
+
+
+def test_with_several_processes_rank_and_world_size_are_left_to_the_launcher() -> None:
+    assert not PROCESS_ENV & set(env_of(pod_of(nprocPerNode=2)))
+
+
+@pytest.mark.parametrize("spec", [{}, {"nprocPerNode": 1}, {"resources": {"limits": {"nvidia.com/gpu": 1}}}])
+def test_with_one_process_per_node_the_rank_is_that_of_the_node(spec: dict[str, Any]) -> None:
+    for node_rank in range(3):
+        values = expanded(pod_of(node_rank, numNodes=3, **spec))
+        assert {name: values[name] for name in PROCESS_ENV} == {
+            "RANK": str(node_rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+
+
+@pytest.mark.parametrize("in_template", [False, True])
+def test_rank_of_the_users_environment_overrides_the_operators(in_template: bool) -> None:
+    env = [{"name": "RANK", "value": "7$(NODE_RANK)"}, {"name": "PLACE", "value": "$(RANK)/$(WORLD_SIZE)"}]
+    spec = {"template": {"spec": {"containers": [{"name": "trainer", "env": env}]}}} if in_template else {"env": env}
+    values = expanded(pod_of(1, **spec))
+    assert (values["RANK"], values["WORLD_SIZE"], values["PLACE"]) == ("71", "2", "71/2")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ async def test_pods_share_one_rendezvous_port_and_have_own_progress_ports(place:
     assert len({port, mine, other} - fixed) == 3
 
 
+async def test_program_without_a_launcher_finds_its_rank(place: Place) -> None:
+    script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE"
+    run = await place.finish(a_local_job(script))
+    assert [run.log(1, node_rank) for node_rank in (0, 1)] == ["0 of 2, 0 of 1\n", "1 of 2, 0 of 1\n"]
+    run = await place.finish(a_local_job(script, name="two", nprocPerNode=2))
+    assert run.log(1, 1) == "of , of\n"
+
+
 async def test_first_lines_name_what_is_not_enforced_and_unset_volumes(place: Place) -> None:
     job = a_local_job("true", data={"claimName": "pictures"})
     run = await place.finish(job)

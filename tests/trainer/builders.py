@@ -32,7 +32,8 @@ def command(world_size: int, idx: Path, checkpoints: Path, *more: object) -> lis
 
 def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: object) -> dict[str, object]:
     """Return the environment that the operator sets for a node."""
-    return {
+    one = {"RANK": rank, "WORLD_SIZE": nnodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1} if nproc == 1 else {}
+    return one | {
         "NNODES": nnodes, "NODE_RANK": rank, "NPROC_PER_NODE": nproc, "MASTER_ADDR": "localhost", "MASTER_PORT": port,
         "PET_RDZV_CONF": "timeout=60", "DDPJOB_UID": "u", "DDPJOB_ATTEMPT": 0, **more,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from ddptrain.distributed.topology import (
     from_node_environment,
     from_rank_environment,
     needs_launch,
+    without_operator_rank,
 )
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
@@ -43,6 +44,33 @@ def test_ranks_are_numbered_node_by_node() -> None:
 )
 def test_a_node_with_several_unstarted_ranks_needs_a_launch(env: dict[str, str], launch: bool) -> None:
     assert needs_launch(env) is launch
+
+
+IN_A_POD = {
+    "DDPJOB_UID": "u", "NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "1", "MASTER_ADDR": "m",
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+}  # fmt: skip
+
+
+def test_rank_that_the_operator_set_is_launched() -> None:
+    env = without_operator_rank(IN_A_POD)
+    assert needs_launch(env) and not needs_launch(IN_A_POD)
+    assert from_node_environment(env).node_rank == 1
+    assert from_flags(env) == from_flags({})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"TORCHELASTIC_RUN_ID": "none"},  # torchrun started this process
+        {"RANK": "3", "WORLD_SIZE": "4", "NPROC_PER_NODE": "2"},
+        {"RANK": "0"},  # the user's own
+        {"DDPJOB_UID": None},
+    ],
+)
+def test_rank_of_another_launcher_or_of_the_user_stays(change: dict[str, str | None]) -> None:
+    env = {name: value for name, value in (IN_A_POD | change).items() if value is not None}
+    assert without_operator_rank(env) == env and not needs_launch(env)
 
 
 def test_torchrun_variables_set_the_rank() -> None:

@@ -144,11 +144,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from ddptrain.distributed import topology
 
     rank = {name: getattr(arguments, name) for name in ("init", "rank", "world_size", "local_rank")}
-    if not any(rank.values()) and topology.needs_launch(os.environ):
+    environment = topology.without_operator_rank(os.environ)
+    if not any(rank.values()) and topology.needs_launch(environment):
         return _launch(arguments)
     ignore_write_errors()
     stop, config = StopFlag.installed(), _training_config(arguments)
-    ranks = topology.from_flags(os.environ, **rank)
+    ranks = topology.from_flags(environment, **rank)
     if config.log_format == "json":
         log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
@@ -169,7 +170,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
     from ddptrain.distributed import topology
 
-    if "RANK" not in os.environ:
+    if "RANK" not in topology.without_operator_rank(os.environ):
         report = _run_launcher(arguments, "preflight")
         if report.get("node") == 0:
             show(report)

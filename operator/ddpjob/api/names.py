@@ -55,7 +55,7 @@ TRAINER_CONTAINER: Final = "trainer"
 
 PROGRESS_PORT: Final = 29501  # the default of rendezvous.progressPort
 
-# Variables that torchrun and the trainer read. torchrun itself sets RANK and WORLD_SIZE.
+# Variables that torchrun and the trainer read.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_NNODES: Final = "NNODES"
@@ -67,6 +67,13 @@ ENV_ATTEMPT: Final = "DDPJOB_ATTEMPT"
 ENV_CHECKPOINT_DIR: Final = "DDPJOB_CHECKPOINT_DIR"
 ENV_DATA_DIR: Final = "DDPJOB_DATA_DIR"
 ENV_PROGRESS_PORT: Final = "DDPJOB_PROGRESS_PORT"
+
+# Variables of one process, which a launcher sets for each that it starts. With one process per node the operator sets
+# them, too, for a program that no launcher starts. Not in OWNED_ENV: a user's own value has been needed until now.
+ENV_RANK: Final = "RANK"
+ENV_WORLD_SIZE: Final = "WORLD_SIZE"
+ENV_LOCAL_RANK: Final = "LOCAL_RANK"
+ENV_LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
 
 _RENDEZVOUS_ENV: Final = (ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK, ENV_NPROC_PER_NODE)
 # Environment keys that a user must not set: the operator sets them on every trainer container.

@@ -24,6 +24,7 @@ from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
 from ddpjob.cli.options import Request, state_folder
 from ddpjob.cli.text import did_you_mean
+from ddpjob.engine.launcher import launch_warning
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.errors import LocalError
 from ddpjob.local.resources import gpu_limit, visible_gpus
@@ -68,7 +69,9 @@ def prepare(request: Request) -> Prepared:
     if request.data_dir is not None:
         admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    return Prepared(file, admitted, paths, notes, warnings=_missing_gpus(admitted))
+    warning = launch_warning(admitted.job)
+    warnings = [*_missing_gpus(admitted), *([warning] if warning else [])]
+    return Prepared(file, admitted, paths, notes, warnings)
 
 
 def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:

@@ -203,6 +203,21 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
     return [{"name": name, "value": str(value)} for name, value in values.items()]
 
 
+def process_environment(job: Job) -> dict[str, str]:
+    """Return the variables of the only process of a node; empty with several processes, which a launcher must start.
+
+    torchrun overwrites them for the processes that it starts, and the user's ``env`` overrides them.
+    """
+    if job.nproc_per_node > 1:
+        return {}
+    return {
+        names.ENV_RANK: f"$({names.ENV_NODE_RANK})",  # the kubelet inserts the value
+        names.ENV_WORLD_SIZE: str(len(job.node_ranks)),
+        names.ENV_LOCAL_RANK: "0",
+        names.ENV_LOCAL_WORLD_SIZE: "1",
+    }
+
+
 def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
     spec = job.spec
     wire = job.wire
@@ -213,6 +228,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         profile=security.profile,
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
+        process_env=process_environment(job),
     )
     owned = trainer_environment(job, attempt, settings)
     overlay = render(

@@ -7,6 +7,7 @@ from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.conditions import obstacles
 from ddpjob.engine.decision import Decision
+from ddpjob.engine.launcher import launch_warning
 from ddpjob.engine.state import JobState
 
 _MAX_NOTE = 1000
@@ -17,6 +18,8 @@ def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterato
     match decision.kind:
         case "start" if decision.refusals == 0:
             yield Note("Normal", decision.reason, decision.message)
+            if warning := launch_warning(s.job):
+                yield Note("Warning", "NoLauncher", warning)
         case "restart":
             yield Note("Warning", "Restarting", shorten(decision.message, _MAX_NOTE))
         case "fail":

@@ -85,7 +85,7 @@ def test_a_killed_rank_is_named_although_a_stopped_one_delays_its_node(
 def test_a_missing_rank_is_named_after_the_rendezvous_timeout(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
     env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=3")
-    patient = env | {"NODE_RANK": 1, "PET_RDZV_CONF": "timeout=60"}
+    patient = node(1, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=60")
     one = ddptrain.start("train", *SMALL, "--data-dir", idx, env=patient)
     wait_until(one.ranks, "rank 1 to be started, so that only rank 2 is missing in time")
     zero = ddptrain.start("train", *SMALL, "--data-dir", idx, env=env)
@@ -105,9 +105,9 @@ def test_a_missing_master_is_named(ddptrain: ForkServer, idx: Path) -> None:
 
 def test_two_nodes_that_claim_one_rank_are_refused(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
-    env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=20")
-    ddptrain.start("train", *SMALL, "--data-dir", idx, env=env)
-    claimants = [ddptrain.start("train", *SMALL, "--data-dir", idx, env=env | {"NODE_RANK": 1}) for _ in range(2)]
+    zero, one = (node(rank, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=20") for rank in (0, 1))
+    ddptrain.start("train", *SMALL, "--data-dir", idx, env=zero)
+    claimants = [ddptrain.start("train", *SMALL, "--data-dir", idx, env=one) for _ in range(2)]
     first = wait_until(
         lambda: next((claimant for claimant in claimants if claimant.ended), None), "one of the two to be refused"
     )

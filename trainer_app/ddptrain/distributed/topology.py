@@ -23,6 +23,7 @@ MAX_NODES = 4096
 MAX_RANKS = MAX_NODES * 64
 _USUAL_EPHEMERAL_START = 32768
 _PORT_TRIES = 1000
+_OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,19 @@ class Ranks:
     def of_local_rank(self, local_rank: int) -> Ranks:
         """Return the place of this node's process ``local_rank``."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
+
+
+def without_operator_rank(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment without the rank that the operator set for a program that no launcher starts.
+
+    With one process per node the operator sets RANK, WORLD_SIZE and their local forms in the pod. This program launches
+    its rank itself, which adds the monitoring of the launcher. A rank from torchrun stays.
+    """
+    is_of_pod = "DDPJOB_UID" in env and "TORCHELASTIC_RUN_ID" not in env and env.get("NPROC_PER_NODE") == "1"
+    place = (env.get("RANK"), env.get("WORLD_SIZE"))
+    if not is_of_pod or place != (env.get("NODE_RANK"), env.get("NNODES")):
+        return env
+    return {name: value for name, value in env.items() if name not in _OF_ONE_PROCESS}
 
 
 def needs_launch(env: Mapping[str, str]) -> bool:

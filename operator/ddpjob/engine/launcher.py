@@ -1,0 +1,91 @@
+"""Programs that start the processes of a node, and the warning about a command that is none of them.
+
+With one process per node the operator sets RANK and WORLD_SIZE, so every program joins the group. With more, something
+must start the processes of the node and give each its rank; a program that nobody launches trains alone on each node.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from ddpjob.api import names
+from ddpjob.api.wire import shorten
+from ddpjob.engine.desired import Job
+
+LAUNCHERS = frozenset(
+    {"torchrun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
+)
+"""Programs that start several processes."""
+LAUNCHER_MODULES = frozenset(
+    {
+        *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner"),
+        *("ddptrain", "lightning.fabric", "lightning_fabric.cli", "colossalai.cli"),
+    }
+)
+"""The same as modules of ``python -m``."""
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "make"})
+"""Programs that run a script, which may call a launcher: nobody can tell from the command."""
+WRAPPERS = frozenset(
+    {
+        *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
+        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi", "run"),
+    }
+)
+"""Programs that start the program that follows their options."""
+_MAX_COMMAND = 200
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_PYTHON_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
+
+
+def launch_warning(job: Job) -> str | None:
+    """Return why the job's command may start fewer processes than ``nprocPerNode``; None if nothing speaks for it.
+
+    The entrypoint of an image, a shell script and a command that contains ``$(VAR)`` cannot be judged.
+    """
+    words = trainer_command(job)
+    if job.nproc_per_node == 1 or not words or any("$(" in word for word in words) or not _is_unlaunched(iter(words)):
+        return None
+    command = shorten(" ".join(words[:3]), _MAX_COMMAND)
+    return (
+        f"nprocPerNode is {job.nproc_per_node}, but the command {command} is not a known launcher, so it may start one "
+        "process per node, which trains alone: use torchrun (command: [torchrun, train.py]), "
+        "python -m torch.distributed.run, accelerate launch, deepspeed or ddptrain, or set nprocPerNode: 1"
+    )
+
+
+def trainer_command(job: Job) -> list[str]:
+    """Return the trainer's command with its arguments; empty if the image's entrypoint runs."""
+    spec = job.spec
+    pod = spec.template.spec if spec.template else None
+    trainer = next((c for c in (pod and pod.containers) or () if c.name == names.TRAINER_CONTAINER), None)
+    command = spec.command if spec.command is not None else (trainer and trainer.command)
+    args = spec.args if spec.args is not None else (trainer and trainer.args)
+    return [*command, *(args or ())] if command else []
+
+
+def _is_unlaunched(words: Iterator[str]) -> bool:
+    """Return whether the first program of a command is neither a launcher nor something that cannot be judged."""
+    for word in words:
+        program = PurePosixPath(word).name
+        if program in LAUNCHERS or program in SHELLS or program.endswith(".sh"):
+            return False
+        if _PYTHON.fullmatch(program):
+            return _is_plain_python(words)
+        if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
+            return True
+    return False
+
+
+def _is_plain_python(words: Iterator[str]) -> bool:
+    """Return whether Python runs a script or module that is no launcher; ``words``: what follows the interpreter."""
+    for word in words:
+        if word == "-m":
+            return next(words, "") not in LAUNCHER_MODULES
+        if word == "-c":
+            return False
+        if word in _PYTHON_OPTIONS_WITH_A_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return PurePosixPath(word).name not in LAUNCHERS
+    return False
