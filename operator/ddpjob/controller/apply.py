@@ -6,7 +6,7 @@ job owns it, and otherwise left alone. Every response updates the cache at once,
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from ddpjob.cluster.base import (
 )
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
-from ddpjob.engine.actions import NAME_TERMINATING, Create, Delete, Plan, Problem
+from ddpjob.engine.actions import NAME_TERMINATING, Create, Delete, Note, Plan, Problem
+from ddpjob.engine.claims import adoption, claim_conflict
 from ddpjob.engine.observe import owner_uid
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,10 @@ class _NamespaceGoneError(Exception):
 class Executor:
     """Carries out plans of all jobs, with at most ``concurrency`` requests at a time, shared fairly (``Slots``)."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, concurrency: int) -> None:
+    def __init__(
+        self, cluster: Cluster, cache: Cache, concurrency: int, announce: Callable[[Json, Note], None] = lambda *_: None
+    ) -> None:
+        self._announce = announce
         self._cluster = cluster
         self._cache = cache
         self._slots = Slots(concurrency)
@@ -145,13 +149,17 @@ class Executor:
             text = f"{create.resource.kind} {create.name} is being deleted"
             problems.append(Problem(NAME_TERMINATING, create.resource, create.name, text))
             return
-        if ours or create.shared:
-            self._cache.put(create.resource, found)
-            return
-        message = (
+        message: str | None = (
             f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
             f"delete or rename it, or give the DDPJob another name"
         )
+        if create.shared:
+            message = claim_conflict(found, create.body, meta["name"])
+        if ours or message is None:
+            self._cache.put(create.resource, found)
+            if create.shared and not ours and (note := adoption(found, job)):
+                self._announce(job, note)
+            return
         problems.append(Problem("NameConflict", create.resource, create.name, message))
 
 

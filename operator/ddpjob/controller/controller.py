@@ -66,7 +66,7 @@ class Controller:
             cluster=cluster,
             cache=self.cache,
             queue=self.queue,
-            executor=Executor(cluster, self.cache, concurrent_requests),
+            executor=Executor(cluster, self.cache, concurrent_requests, self.events.send),
             poller=self.poller,
             events=self.events,
             metrics=metrics,

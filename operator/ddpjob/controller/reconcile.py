@@ -23,6 +23,7 @@ from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 
@@ -164,10 +165,11 @@ class Reconciler:
         logs.set_attempt(attempt)
         answer = self.poller.answer(key)
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
+        claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
             owned_pods(job, self.cache.pods(meta["uid"]) if live is None else live),
             service=service,
-            claim=self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name)),
+            claim=claim if is_claim_of(claim, key.name) else None,
             problems=memory.problems,
             round="complete" if memory.created == attempt else "begun" if memory.begun == attempt else "unknown",
             progress=answer.progress if answer else None,
