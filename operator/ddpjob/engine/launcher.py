@@ -50,7 +50,8 @@ def launch_warning(job: Job) -> str | None:
     return (
         f"nprocPerNode is {job.nproc_per_node}, but the command {command} is not a known launcher, so it may start one "
         "process per node, which trains alone: use torchrun (command: [torchrun, train.py]), "
-        "python -m torch.distributed.run, accelerate launch, deepspeed or ddptrain, or set nprocPerNode: 1"
+        "python -m torch.distributed.run, accelerate launch, deepspeed or ddptrain, or set nprocPerNode: 1; "
+        "a program that starts its processes itself, as Lightning does, needs none"
     )
 
 
