@@ -24,6 +24,7 @@ class Fault:
     status: the status of the answer; the request is not forwarded. 0 closes the connection instead.
     after_commit: forward the request first, and replace only its answer.
     hold: seconds to wait first.
+    forward: then forward the request and its answer unchanged; with ``hold``, the fault is only slow.
     """
 
     status: int = 0
@@ -31,6 +32,7 @@ class Fault:
     body: str = ""
     after_commit: bool = False
     hold: float = 0.0
+    forward: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class FaultProxy:
         if fault is None:
             return await self._forward(request)
         await asyncio.sleep(fault.hold)
+        if fault.forward:
+            return await self._forward(request)
         if fault.after_commit:
             async with self._upstream(request, await request.read()) as answer:
                 await answer.read()

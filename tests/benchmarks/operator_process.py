@@ -49,9 +49,16 @@ class OperatorProcess:
             print(tail(self._log), file=sys.stderr)
         self._folder.cleanup()
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = READY_SECONDS) -> None:
         """Wait until /readyz reports that the watches are open."""
-        eventually("the operator is ready", self._is_ready, timeout=READY_SECONDS)
+        eventually("the operator is ready", self._is_ready, timeout=seconds)
+
+    def memory(self) -> tuple[int, int]:
+        """Return the resident memory of the process in bytes, now and at most."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        sizes = dict(line.split(":", 1) for line in lines)
+        return tuple(1024 * int(sizes[key].split()[0]) for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
     def cpu_seconds(self) -> float:
         """Return the processor time that the process has used, in user and system mode."""

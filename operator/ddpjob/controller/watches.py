@@ -21,6 +21,7 @@ import kopf
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob.cluster.kubernetes import PAGE_SIZE
 from ddpjob.controller.cache import WATCHED, Cache
 from ddpjob.controller.health import Verdict
 
@@ -179,6 +180,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.watching.inactivity_timeout = 70
     s.networking.request_timeout = 10
     s.networking.error_backoffs = (0.5, 1, 2, 4)
+    s.watching.chunk_size = PAGE_SIZE
     s.queueing.worker_limit = None
     # A waiting worker of kopf keeps the whole pod of its last event: 20 KB for each pod that changed within this time,
     # which Python's garbage collector also visits while it blocks the event loop.
