@@ -1,5 +1,7 @@
 """Every spec that the CRD accepts gives pods or the state Invalid with a reason: planning never raises."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +114,35 @@ def test_what_cel_cannot_refuse_is_invalid_with_the_reason(bad: Bad) -> None:
     world.settle()
     assert world.status["state"] == "Invalid" and not world.pods
     assert bad.says in world.condition("Stalled")["message"]
+
+
+DEEPEST = """
+import json, threading
+from ddpjob.controller.main import allow_deep_objects
+from ddpjob.engine.observe import Observed
+from ddpjob.engine.plan import plan
+from tests.builders import NOW, SETTINGS, a_job
+
+allow_deep_objects()
+text = json.dumps(a_job(template={"spec": {"affinity": {}}})).replace('"affinity": {}', '"affinity": ' + NESTED)
+
+def read():
+    made = plan(json.loads(text), Observed(), NOW, SETTINGS)
+    print(made.status["state"], made.events[0].message)
+
+read()
+thread = threading.Thread(target=read)
+thread.start()
+thread.join()
+"""
+
+
+def test_deepest_object_that_an_api_server_stores_is_invalid_too() -> None:
+    nested = "'{\"a\":' * 9990 + '1' + '}' * 9990"
+    program = DEEPEST.replace("NESTED", nested)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["Invalid spec: nested deeper than 100 levels"] * 2
 
 
 def test_depth_up_to_the_limit_is_accepted() -> None:

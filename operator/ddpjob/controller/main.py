@@ -25,6 +25,8 @@ from ddpjob.engine.actions import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+RECURSION_LIMIT = 50_000  # Python recurses up to three times per level
+
 
 class Operator:
     """A controller with its connection, watches and health server; ``run`` returns after a stop signal."""
@@ -152,6 +154,14 @@ async def serve(settings: Settings) -> None:
     await Operator(settings, connection).run()
 
 
+def allow_deep_objects() -> None:
+    """Let Python read every object that an API server stores; with its own limit, one job would end every listing.
+
+    The Go JSON decoder of the API server accepts 10,000 levels. A spec with more than 100 then becomes Invalid.
+    """
+    sys.setrecursionlimit(RECURSION_LIMIT)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point ``ddpjob-operator``. Exit codes: 0 after a stop signal, 1 on failure, 2 on wrong settings."""
     try:
@@ -159,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
+    allow_deep_objects()
     logs.configure(settings.log_level, settings.log_format)
     # Full garbage collections block the event loop; without the modules' 90,000 objects they are several times faster.
     gc.collect()
