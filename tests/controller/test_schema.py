@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -51,9 +50,9 @@ class OtherCrd:
         self.refused += 1
         return Fault(before=unknown_field())
 
-    def create(self, **spec: Any) -> None:
-        job = a_job(**spec)
-        job["metadata"] = {"name": JOB.name}
+    def create(self, name: str = JOB.name) -> None:
+        job = a_job()
+        job["metadata"] = {"name": name}
         self.cluster.server.create(names.DDPJOBS, JOB.namespace, job)
 
     def report(self, rank: int, status: Json) -> None:
@@ -115,6 +114,21 @@ async def test_restart_that_cannot_be_recorded_touches_no_pod(other: OtherCrd) -
         assert other.status() == status
         other.refuses = False
         await eventually_async("the next attempt", lambda: other.status().get("attempt") == 2)
+
+
+async def test_pods_are_not_created_beside_a_record_after_a_refusal(other: OtherCrd) -> None:
+    async with other.operated():
+        other.create()
+        await eventually_async("it is recorded", lambda: other.status().get("attempt") == 1)
+        other.refuses = True
+        other.report(0, running())
+        await other.until_refused(1)
+        before = len(other.pods())
+        other.create("second")
+        await other.until_refused(5)
+        assert len(other.pods()) == before
+        other.refuses = False
+        await eventually_async("the second job starts", lambda: len(other.pods()) == before + 2)
 
 
 async def test_refused_status_is_reported_until_it_is_written(

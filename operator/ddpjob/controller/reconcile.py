@@ -232,6 +232,7 @@ class Reconciler:
         fields = refused_fields(error)
         if not fields:
             return error
+        self._has_recorded = False  # from here on no pod is created beside its record, see ``_begin``
         if note := self.schema.note(key, fields):
             self.events.send(job, note)
         return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
