@@ -159,6 +159,10 @@ class World:
             self.claim = body
         else:
             assert name not in self.pods, f"{name} exists already"
+            of = body["metadata"]["labels"][names.LABEL_ATTEMPT]
+            peers = [p for p in self.pods.values() if p["metadata"]["labels"][names.LABEL_ATTEMPT] == of]
+            over = [p["metadata"]["name"] for p in peers if p["status"]["phase"] in ("Succeeded", "Failed")]
+            assert not over, f"{name} is created after {over} of its attempt ended"
             meta = body["metadata"] | {"uid": f"uid-of-{name}"}
             self.pods[name] = body | {"metadata": meta, "status": {"phase": "Pending"}}
 

@@ -5,6 +5,7 @@ the seed: the same seed gives the same lifecycle.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -19,12 +20,12 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import TooManyRequests, Unavailable
+from ddpjob.cluster.base import NotFound, TooManyRequests, Unavailable
 from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import Answer
-from tests.builders import SETTINGS, ended, running
+from tests.builders import SETTINGS, ended, failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.faketime import run
 
@@ -38,7 +39,7 @@ REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
 TROUBLES = ("refused", "busy", "lost", "killed before", "killed after")
 MAX_ATTEMPTS = 60
-FATES = ("succeed", "succeed", "succeed", "succeed", "1", "137", "vanish", "evicted", "suspend")
+FATES = ("succeed", "succeed", "succeed", "succeed", "1", "137", "vanish", "evicted", "suspend", "out of memory")
 
 
 def now() -> datetime:
@@ -122,6 +123,8 @@ class Life:
         self._fates = iter(fates)
         self._spec = spec or self._random_spec()
         self._fresh_patches = 0
+        self._victims: list[str] = []
+        self._metrics = Metrics()
         self._is_dead = True
         self._task: asyncio.Task[None]
         self._reports: Reports
@@ -186,7 +189,7 @@ class Life:
             self.cluster,
             SETTINGS,
             self._make_reports,  # type: ignore[arg-type]
-            metrics=Metrics(),
+            metrics=self._metrics,
             concurrent_requests=16,
             sweep_seconds=600.0,
             clock=asyncio.get_running_loop().time,
@@ -239,11 +242,23 @@ class Life:
                 self.server.patch(names.DDPJOBS, *KEY, {"spec": {"suspend": False}})
             case "vanish":
                 self.server.delete(names.PODS, KEY.namespace, victim["metadata"]["name"], grace_seconds=0)
+            case "out of memory":
+                await self._run_out_of_memory(pods, victim)
             case "evicted":
                 self._report(victim, {"phase": "Failed", "reason": "Evicted", "message": "node pressure"})
             case code:
                 self._report(victim, ended(int(code), at=now()))
         await self._until("the next attempt", lambda: self._is_finished() or self._status().get("attempt", 0) > attempt)
+
+    async def _run_out_of_memory(self, pods: list[Json], victim: Json) -> None:
+        """One pod is killed, the others lose a peer; their ends are reported in any order."""
+        for pod in pods:
+            killed = ended(137, reason="OOMKilled", at=now())
+            status = killed if pod is victim else failed(77, cause="peer", at=now())
+            with contextlib.suppress(NotFound):
+                self._report(pod, status)
+            await asyncio.sleep(self.random.choice([0.0, 0.3]))
+        self._victims.append(victim["metadata"]["name"])
 
     def _report(self, pod: Json, status: Json) -> None:
         self.server.patch_status(names.PODS, KEY.namespace, pod["metadata"]["name"], {"status": status})
@@ -272,10 +287,16 @@ class Life:
         quiet_at = asyncio.get_running_loop().time() + QUIET_SECONDS
         await self._until("a time of quiet", lambda: asyncio.get_running_loop().time() > quiet_at)
         version, rested_at = self.cluster.store.version, asyncio.get_running_loop().time() + REST_SECONDS
+        reconciles = self._reconciles()
         await self._until("the end of the rest", lambda: asyncio.get_running_loop().time() > rested_at)
         assert self.cluster.store.version == version, (
             f"written at rest: {self.writes()[version - self.cluster.store.version :]}"
         )
+        assert self._reconciles() == reconciles, "reconciled at rest"
+
+    def _reconciles(self) -> float:
+        lines = self._metrics.render().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_seconds_count"))
 
     def _check_the_end(self) -> None:
         """Check the invariants of the whole history."""
@@ -295,8 +316,14 @@ class Life:
                 made.add(name)
                 of = int(change.obj["metadata"]["labels"][names.LABEL_ATTEMPT])
                 assert of == attempt, f"{name} was made while attempt {attempt} was recorded"
+        blamed = {failure.get("pod") for failure in self._all_failures()}
+        assert blamed.issuperset(self._victims), f"{self._victims} ran out of memory, blamed: {blamed}"
         if self._trouble is None:
             self._check_no_useless_write()
+
+    def _all_failures(self) -> list[Json]:
+        changes = [change.obj for change in self.cluster.store.changes_after(0) if change.resource is names.DDPJOBS]
+        return [failure for job in changes for failure in (job.get("status") or {}).get("failures", ())]
 
     def _check_no_useless_write(self) -> None:
         """Check that every status patch changed the status."""
