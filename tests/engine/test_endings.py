@@ -202,6 +202,17 @@ def test_own_unfinished_round_is_completed_even_if_a_pod_has_started() -> None:
     assert world.status["attempt"] == 1 and len(world.pods) == 4
 
 
+def test_missing_service_of_a_started_attempt_is_created() -> None:
+    """The operator died after it created the pods, and before the Service."""
+    world = World(a_job())
+    world.reconcile()
+    world.service, world.round = None, None
+    world.run_all()
+    world.settle()
+    assert world.service is not None
+    assert (world.status["attempt"], world.status["state"]) == (1, "Running")
+
+
 def test_name_of_a_terminating_pod_is_not_waited_for() -> None:
     world = World(a_job())
     world.reconcile(crash_after=3)

@@ -186,7 +186,7 @@ def _creation(s: JobState) -> Decision | None:
     if deleted := next((pod for pod in s.current.values() if pod.deleting), None):
         return _abandon(s, "PodDeleted", f"{deleted.where} was deleted before all pods existed")
     started = next((pod for pod in s.current.values() if pod.state != "pending"), None)
-    if started and s.observed.round == "unknown":
+    if started and s.missing_nodes and s.observed.round == "unknown":
         # Perhaps all pods existed, and one was lost while no operator ran. Its peers would not accept a new one.
         missing = f"node_rank {s.missing_nodes[0]} has no pod, but {started.where} has started"
         return _abandon(s, "PodLost", missing)
