@@ -11,7 +11,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import Forbidden
+from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -226,5 +226,37 @@ def test_no_reconcile_at_rest(state: str) -> None:
         before = bench.reconciles()
         await asyncio.sleep(3600)
         assert bench.reconciles() == before
+
+    on_bench(test)
+
+
+def test_backoff_after_an_outage_ends_with_the_first_success() -> None:
+    """Seen: a job whose status was refused for a minute took 30 s for each later conflict."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        writes = 0
+
+        def fail(call: Call) -> Fault | None:
+            return Fault(before=Unavailable("connection refused")) if call.verb == "patch_status" else None
+
+        def fail_once(call: Call) -> Fault | None:
+            nonlocal writes
+            writes += call.verb == "patch_status"
+            return fail(call) if writes == 1 else None
+
+        bench.rule = fail
+        for pod in bench.pods(1):
+            bench.server.bind("default", pod["metadata"]["name"], "worker-1")
+            bench.report(pod, running(podIP="192.0.2.1"))
+        await asyncio.sleep(300)
+        bench.rule = lambda call: None
+        await asyncio.sleep(40)
+        assert bench.status()["state"] == "Running"
+        bench.rule = fail_once
+        bench.report(bench.pods(1)[1], failed(1))
+        await asyncio.sleep(1)
+        assert bench.status()["attempt"] == 2
 
     on_bench(test)

@@ -263,6 +263,7 @@ class Reconciler:
 
     def _settle(self, key: Key, outcome: Outcome | None, memory: Memory) -> None:
         """Plan again at once after problems or the last create; what was refused is sent again with growing delay."""
+        self.queue.forget(key)
         if outcome is None:
             return
         if outcome.problems:
@@ -273,7 +274,6 @@ class Reconciler:
             self.queue.add_after(key, delay)
         else:
             memory.refusals = 0
-            self.queue.forget(key)
         if outcome.problems != memory.problems:
             memory.problems = outcome.problems
             self.queue.add(key)
