@@ -59,6 +59,7 @@ class ControlPlane:
         self._audit = audit
         self._with_controllers = controller_manager
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._crds = 0
         self.server = ""
         self.port = 0
 
@@ -89,13 +90,21 @@ class ControlPlane:
         """Send one request and return the answer. A PATCH is a merge patch. Raises ``ApiError``."""
         return cast(Json, json.loads(self._text(method, path, body, token=token)))
 
-    def _text(self, method: str, path: str, body: Json | None = None, *, token: str = ADMIN_TOKEN) -> str:
+    def _text(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        token: str = ADMIN_TOKEN,
+        accept: str = "application/json",
+    ) -> str:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(  # noqa: S310 - always our own https server
             f"{self.server}/{path.lstrip('/')}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": "application/json"},
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": accept},
         )
         context = ssl.create_default_context(cafile=str(self.ca_file))
         opener = urllib.request.build_opener(
@@ -161,9 +170,17 @@ class ControlPlane:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [ISSUER]}}
         return str(self.request("POST", f"{path}/{name}/token", body)["status"]["token"])
 
-    def apply_crd(self) -> None:
-        """Install the CustomResourceDefinition of this working tree and wait until the API server serves it."""
-        crd = yaml.safe_load(CRD_FILE.read_text())
+    def apply_crd(self, file: Path = CRD_FILE) -> None:
+        """Install or replace the CustomResourceDefinition, and wait until the API server serves it.
+
+        A column with the number of the call is added to it, because the API server does not say which it serves.
+        """
+        crd = yaml.safe_load(file.read_text())
+        self._crds += 1
+        column = f"Applied-{self._crds}"
+        (version,) = crd["spec"]["versions"]
+        marker = {"name": column, "type": "string", "jsonPath": ".metadata.uid", "priority": 1}
+        version["additionalPrinterColumns"].append(marker)
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         try:
             self.request("POST", path, crd)
@@ -171,7 +188,7 @@ class ControlPlane:
             if error.status != 409:
                 raise
             self.request("PATCH", f"{path}/{crd['metadata']['name']}", crd)
-        eventually("the CRD is served", self._serves_jobs)
+        eventually("the CRD is served", lambda: column in self._columns())
 
     def make_namespace(self, name: str) -> None:
         """Create a namespace."""
@@ -188,12 +205,14 @@ class ControlPlane:
         query = f"watch=true&resourceVersion={since}&timeoutSeconds=1"
         return [json.loads(line) for line in self._text("GET", f"{path}{separator}{query}").splitlines()]
 
-    def _serves_jobs(self) -> bool:
+    def _columns(self) -> list[str]:
+        """Return the columns of `kubectl get ddpjobs`; none before the API server serves DDPJobs."""
+        table = "application/json;as=Table;v=v1;g=meta.k8s.io"
         try:
-            self.request("GET", f"/{names.DDPJOBS.path()}?limit=1")
+            answer = json.loads(self._text("GET", f"/{names.DDPJOBS.path()}?limit=1", accept=table))
         except ApiError:
-            return False
-        return True
+            return []
+        return [column["name"] for column in answer["columnDefinitions"]]
 
     def _start(self) -> None:
         needed = ("etcd", "kube-apiserver", *(("kube-controller-manager",) if self._with_controllers else ()))

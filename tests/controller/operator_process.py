@@ -21,6 +21,7 @@ class OperatorProcess:
     """Runs ``ddpjob-operator`` with a control plane; the context manager stops it with SIGTERM.
 
     namespaces: to serve. token: its credentials. server: URL of a proxy, or None.
+    package: folder with the package ``ddpjob`` of another release; None runs the code of this working tree.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class OperatorProcess:
         token: str = "",
         server: str = "",
         name: str = "operator",
+        package: Path | None = None,
         **settings: object,
     ) -> None:
         kubeconfig = plane.kubeconfig(token or plane.admin_token, name=name, server=server)
         self._settings = {"namespaces": namespaces, "kubeconfig": str(kubeconfig), "health_host": "127.0.0.1"}
         self._settings |= {"health_port": "0"} | {key: str(value) for key, value in settings.items()}
+        self._package = package
         self._log = plane.folder / f"{name}-{namespaces or 'all'}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._offset = 0
@@ -47,13 +50,18 @@ class OperatorProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables of the process."""
+        environment = dict(os.environ) | {"NO_PROXY": "127.0.0.1"}
+        if self._package is not None:
+            environment["PYTHONPATH"] = str(self._package)
+        return environment | {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
+
     def start(self, *, wait: bool = True) -> None:
         """Start it and wait until it is ready."""
         self._offset = self._log.stat().st_size if self._log.exists() else 0
-        environment = dict(os.environ) | {"NO_PROXY": "127.0.0.1"}
-        environment |= {f"DDPJOB_OPERATOR_{key.upper()}": value for key, value in self._settings.items()}
-        command = [sys.executable, "-m", "ddpjob.controller.main"]
-        self.process = spawn(command, self._log, environment)
+        self.process = spawn([sys.executable, "-m", "ddpjob.controller.main"], self._log, self.environment)
         if wait:
             eventually("the operator is ready", self.is_ready, timeout=READY_SECONDS)
 
