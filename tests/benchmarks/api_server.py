@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -31,6 +32,19 @@ SECONDS = 120.0
 CONNECTIONS = 64
 SETTLE_SECONDS = 1.0
 """Pause between two measurements, so that the clean-up after one does not slow the next."""
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """A kind of job that an operator turns into pods.
+
+    body: returns the object for a name and a number of nodes.
+    label: of the pods and Services; its value is the job's name.
+    """
+
+    resource: names.Resource
+    body: Callable[[str, int], Json]
+    label: str
 
 
 class WatchEndedError(Exception):
@@ -76,6 +90,7 @@ class ApiServer:
         self._watches: list[asyncio.Task[None]] = []
         self._current: Timeline | None = None
         self._run = ""
+        self._label = ""
         self._names = (f"bench-{n}" for n in itertools.count())
 
     @classmethod
@@ -95,9 +110,9 @@ class ApiServer:
             finally:
                 await api._close_watches()
 
-    async def run_job(self, nodes: int) -> Timeline:
-        """POST a job, wait until all its pods exist, delete everything, and return the times."""
-        return await self._measured(self._run_job, nodes)
+    async def run_job(self, nodes: int, kind: JobKind | None = None) -> Timeline:
+        """POST a job, by default a DDPJob, wait until all its pods exist, delete everything, and return the times."""
+        return await self._measured(partial(self._run_job, kind or DDPJOB), nodes)
 
     async def post_pods(self, nodes: int) -> Timeline:
         """POST the pods that the operator would create, all at once, wait until they exist, and return the times."""
@@ -110,40 +125,40 @@ class ApiServer:
                 return await measure(nodes)
             except WatchEndedError as error:
                 print(f"{error}: measuring again", file=sys.stderr)
-                await self._clean_up(names.LABEL_JOB_NAME)
+                await self._clean_up(self._label)
                 await self._open_watches()
 
-    async def _run_job(self, nodes: int) -> Timeline:
+    async def _run_job(self, kind: JobKind, nodes: int) -> Timeline:
         name = next(self._names)
-        body = json.dumps(job_of(name, nodes)).encode()
+        body = json.dumps(kind.body(name, nodes)).encode()
         await self._warm(1)
-        timeline = self._start(name, nodes)
-        made = await self._post(names.DDPJOBS, body)
+        timeline = self._start(name, nodes, kind.label)
+        await self._post(kind.resource, body)
         timeline.saw("job's POST answered")
         try:
-            await self._until_complete(timeline, name)
+            await self._until_complete(timeline, kind.resource, name)
         finally:
-            await self._delete(names.DDPJOBS, f"/{name}")
-        await self._clean_up(f"{names.LABEL_JOB_UID}={made['metadata']['uid']}")
+            await self._delete(kind.resource, f"/{name}")
+        await self._clean_up(f"{kind.label}={name}")
         return timeline
 
     async def _post_pods(self, nodes: int) -> Timeline:
         name = next(self._names)
         bodies = pods_of(name, nodes, self._namespace)
         await self._warm(min(nodes, CONNECTIONS))
-        timeline = self._start(name, nodes)
+        timeline = self._start(name, nodes, names.LABEL_JOB_NAME)
         await asyncio.gather(*(self._post(names.PODS, body) for body in bodies))
-        await self._until_complete(timeline, name)
+        await self._until_complete(timeline, names.DDPJOBS, name)
         await self._clean_up(f"{names.LABEL_JOB_NAME}={name}")
         return timeline
 
-    def _start(self, name: str, nodes: int) -> Timeline:
-        self._run = name
+    def _start(self, name: str, nodes: int, label: str) -> Timeline:
+        self._run, self._label = name, label
         self._current = Timeline(nodes)
         self._current.begin = time.perf_counter()
         return self._current
 
-    async def _until_complete(self, timeline: Timeline, name: str) -> None:
+    async def _until_complete(self, timeline: Timeline, resource: names.Resource, name: str) -> None:
         seen = asyncio.create_task(timeline.complete.wait())
         await asyncio.wait({seen, *self._watches}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for watch in self._watches:
@@ -151,7 +166,7 @@ class ApiServer:
                 watch.result()
         if not seen.done():
             seen.cancel()
-            job = await self._get(f"{self._url(names.DDPJOBS)}/{name}")
+            job = await self._get(f"{self._url(resource)}/{name}")
             raise RuntimeError(
                 f"{len(timeline.pods)} of {timeline.nodes} pods after {SECONDS:g} s; status: {job.get('status')}"
             )
@@ -198,7 +213,7 @@ class ApiServer:
         if resource is names.DDPJOBS:
             if meta["name"] == self._run and event["object"].get("status", {}).get("attempt"):
                 self._current.saw("attempt recorded")
-        elif event["type"] == "ADDED" and (meta.get("labels") or {}).get(names.LABEL_JOB_NAME) == self._run:
+        elif event["type"] == "ADDED" and (meta.get("labels") or {}).get(self._label) == self._run:
             if resource is names.PODS:
                 self._current.saw_pod()
             else:
@@ -242,6 +257,9 @@ def job_of(name: str, nodes: int) -> Json:
             "checkpoint": {"claimName": "checkpoints"},
         },
     }
+
+
+DDPJOB = JobKind(names.DDPJOBS, job_of, names.LABEL_JOB_NAME)
 
 
 def pods_of(name: str, nodes: int, namespace: str) -> list[bytes]:

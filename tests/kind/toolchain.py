@@ -35,10 +35,12 @@ class Module:
     packages: dict[str, str]
     variables: dict[str, str] = field(default_factory=dict)
     """Go string variables set by the linker, as in the project's release build."""
+    parent: Path | None = None
+    """The folder that contains the module's folder, if not go/."""
 
     @property
     def path(self) -> Path:
-        return _GO_MODULES / self.folder
+        return (self.parent or _GO_MODULES) / self.folder
 
     @property
     def linker_flags(self) -> str:
@@ -96,7 +98,12 @@ def build(name: str) -> Path:
 
     Raises ToolchainError for an unknown name, without Go, and if the build fails.
     """
-    module = _module_of(name)
+    build_from(_module_of(name), name)
+    return binary(name)
+
+
+def build_from(module: Module, name: str) -> Path:
+    """Do the same for a module that is not in ``MODULES``, because no test needs it."""
     target = _target(module, name)
     if not target.exists():
         # One lock for all programs: two builds at once would compile the same packages twice.
@@ -105,7 +112,8 @@ def build(name: str) -> Path:
                 with step(f"building {name}"):
                     _build(module, name, target)
                     forget_unused(target.parent.parent)
-    return binary(name)
+    os.utime(target.parent)
+    return target
 
 
 def _target(module: Module, name: str) -> Path:
@@ -116,6 +124,13 @@ def _target(module: Module, name: str) -> Path:
         )
     key = module_key(module, _go_version(module.path))
     return cache_dir() / "bin" / f"{module.folder}-{key}" / name
+
+
+def source_of(module: Module, path: str) -> Path:
+    """Return the folder of one of a module's requirements in Go's module cache, downloaded if absent."""
+    run(["go", "mod", "download", path], cwd=module.path, env=_go_environment(), timeout=_BUILD_TIMEOUT_SECONDS)
+    found = run(["go", "list", "-m", "-f", "{{.Dir}}", path], cwd=module.path, env=_go_environment(), timeout=300)
+    return Path(found.stdout.strip())
 
 
 def module_key(module: Module, go_version: str) -> str:
