@@ -248,3 +248,24 @@ def test_rollback_of_the_operator_and_a_second_upgrade_touch_no_pod(mix: Mix, be
         mix.end(other[0])
         mix.jobs.wait_for("Succeeded", "other")
         mix.assert_untouched(other, "other")
+
+
+def test_operator_of_this_release_acts_under_the_crd_before_only_on_recorded_decisions(
+    mix: Mix, before: Release, this: Release
+) -> None:
+    mix.serve(before)
+    with mix.operator(before):
+        pods = mix.run_job()
+    with mix.unready_operator(this):
+        mix.end(pods[0], 1)
+        mix.wait_for_refusals()
+        mix.jobs.submit("later")
+        mix.wait_for_refusals("later")
+        mix.assert_untouched(pods)
+        assert mix.jobs.pods("later") == []
+        assert mix.jobs.status()["attempt"] == 1
+
+        mix.serve(this)
+        mix.jobs.wait_for_pods(2, attempt=2)
+        mix.jobs.wait_for_pods(1, "later")
+        assert mix.jobs.status()["restarts"] == 1
