@@ -292,11 +292,15 @@ class Life:
         assert self.cluster.store.version == version, (
             f"written at rest: {self.writes()[version - self.cluster.store.version :]}"
         )
-        assert self._reconciles() == reconciles, "reconciled at rest"
+        # Services are not watched: the sweep finds that the deleted job's is gone.
+        allowed = 1 if self._job_now() is None else 0
+        assert self._reconciles() - reconciles <= allowed, "reconciled at rest"
 
     def _reconciles(self) -> float:
         lines = self._metrics.render().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_seconds_count"))
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith("ddpjob_reconcile_duration_seconds_count")
+        )
 
     def _check_the_end(self) -> None:
         """Check the invariants of the whole history."""
