@@ -173,14 +173,16 @@ class ControlPlane:
     def apply_crd(self, file: Path = CRD_FILE) -> None:
         """Install or replace the CustomResourceDefinition, and wait until the API server serves it.
 
-        A column with the number of the call is added to it, because the API server does not say which it serves.
+        A column with the number of the call is added to a replacement, because the API server does not say which it
+        serves.
         """
         crd = yaml.safe_load(file.read_text())
-        self._crds += 1
-        column = f"Applied-{self._crds}"
         (version,) = crd["spec"]["versions"]
-        marker = {"name": column, "type": "string", "jsonPath": ".metadata.uid", "priority": 1}
-        version["additionalPrinterColumns"].append(marker)
+        columns = version["additionalPrinterColumns"]
+        column = f"Applied-{self._crds}" if self._crds else columns[0]["name"]
+        if self._crds:
+            columns.append({"name": column, "type": "string", "jsonPath": ".metadata.uid", "priority": 1})
+        self._crds += 1
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         try:
             self.request("POST", path, crd)

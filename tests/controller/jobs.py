@@ -65,12 +65,12 @@ class Jobs:
         pods = self.plane.request("GET", f"{CORE}/{self.namespace}/pods?labelSelector={selector}")["items"]
         return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]))
 
-    def wait_for_pods(self, number: int, name: str = "mnist", attempt: int = 1) -> list[Json]:
+    def wait_for_pods(self, number: int, name: str = "mnist", attempt: int = 1, *, timeout: float = 60.0) -> list[Json]:
         def probe() -> list[Json] | None:
             pods = self.pods(name, attempt)
             return pods if len(pods) == number else None
 
-        return eventually(f"{number} pods of attempt {attempt} of {name}", probe)
+        return eventually(f"{number} pods of attempt {attempt} of {name}", probe, timeout=timeout)
 
     def run(self, pod: Json) -> None:
         """Report a running trainer. The pod is not bound to a node, so that it can be deleted."""

@@ -40,7 +40,8 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         clock=asyncio.get_running_loop().time,
         now=lambda: NOW,
     )
-    broken: dict[str, Any] = a_job(status={"attempt": "not a number"})
+    broken: dict[str, Any] = a_job()
+    broken["metadata"]["generation"] = "not a number"
     cache.put(names.DDPJOBS, broken)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):

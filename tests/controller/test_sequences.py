@@ -263,3 +263,74 @@ def test_backoff_after_an_outage_ends_with_the_first_success() -> None:
         assert bench.status()["attempt"] == 2
 
     on_bench(test)
+
+
+def test_without_a_record_no_attempt_follows_another() -> None:
+    """Every status write of a job is refused: pods may exist once, beside the first write, and never again."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit("other")
+        await asyncio.sleep(1)
+
+        def refuse(call: Call) -> Fault | None:
+            is_status = call.verb == "patch_status" and call.name == "mnist"
+            return Fault(before=Forbidden("denied by policy", code=403)) if is_status else None
+
+        bench.rule = refuse
+        bench.submit(restartPolicy={"maxRestarts": 0})
+        for _ in range(10):
+            await asyncio.sleep(60)
+            for pod in bench.pods(1):
+                if pod["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist":
+                    bench.report(pod, failed(1))
+        made = [c.obj["metadata"]["name"] for c in bench.history() if c.type == "ADDED" and c.resource is names.PODS]
+        assert len([name for name in made if name.startswith("mnist")]) <= 2, made
+
+    on_bench(test)
+
+
+def test_pod_lost_during_an_outage_is_not_created_again_beside_its_peer() -> None:
+    """The reply to the last create is lost, then no status can be written, and meanwhile a pod is lost."""
+
+    async def test(bench: Bench) -> None:
+        def lose_reply(call: Call) -> Fault | None:
+            if call.verb == "create" and call.name.endswith("-1-1"):
+                bench.rule = outage
+                return lost_answer(call.verb)
+            return None
+
+        def outage(call: Call) -> Fault | None:
+            return Fault(before=Unavailable("connection refused")) if call.verb == "patch_status" else None
+
+        bench.rule = lose_reply
+        bench.submit()
+        await asyncio.sleep(5)
+        first, second = sorted(bench.pods(1), key=lambda pod: str(pod["metadata"]["name"]))
+        bench.report(first, running(podIP="192.0.2.1"))
+        bench.server.delete(names.PODS, "default", second["metadata"]["name"], grace_seconds=0)
+        bench.rule = lambda call: None
+        await asyncio.sleep(60)
+        assert len(bench.pods(bench.status()["attempt"])) == 2
+        made = [c.obj["metadata"]["name"] for c in bench.history() if c.type == "ADDED" and c.resource is names.PODS]
+        assert len(made) == len(set(made)), made
+
+    on_bench(test)
+
+
+def test_refused_delete_is_forgotten_when_nothing_is_left_to_delete() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        with refused(bench, "delete", names.PODS, "denied by policy"):
+            survivor = bench.pods(1)[0]
+            bench.report(bench.pods(1)[1], failed(1))
+            await asyncio.sleep(3)
+            bench.report(survivor, failed(77, cause="peer"))
+            await asyncio.sleep(1)
+            await bench.run_all(2)
+            await asyncio.sleep(1000)
+            (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
+            assert stalled["status"] == "False"
+
+    on_bench(test)

@@ -266,6 +266,7 @@ def test_operator_of_this_release_acts_under_the_crd_before_only_on_recorded_dec
         assert mix.jobs.status()["attempt"] == 1
 
         mix.serve(this)
-        mix.jobs.wait_for_pods(2, attempt=2)
-        mix.jobs.wait_for_pods(1, "later")
+        # The delay after refused writes is up to 30 s.
+        mix.jobs.wait_for_pods(2, attempt=2, timeout=240)
+        mix.jobs.wait_for_pods(1, "later", timeout=240)
         assert mix.jobs.status()["restarts"] == 1

@@ -357,3 +357,79 @@ def test_status_of_an_earlier_release_is_taken_over_without_touching_a_pod() -> 
     assert not made.deletes and not made.creates and not made.events
     world.settle()
     assert world.status["currentAttempt"]["phase"] == "Running" and world.status["state"] == "Running"
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"conditions": [{"type": "Running"}]},
+        {"failures": [{"reason": "x"}]},
+        {"attempt": "first"},
+        {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00"}},
+        {"checkpoint": {"path": "run-000001/step-000000020.pt", "step": 20}},
+        {"succeededNodes": "all"},
+    ],
+    ids=lambda spoiled: next(iter(spoiled)),
+)
+def test_spoiled_part_of_the_status_does_not_stop_the_job(spoiled: dict[str, Any]) -> None:
+    world = a_running_world(a_job())
+    world.progress = ({"step": 30, "totalSteps": 90, "checkpoint": {"run": 1, "step": 20}}, "mnist-0a1b2-1-0")
+    world.job["status"] = world.status | spoiled
+    world.settle()
+    world.set_pod(1, failed(1))
+    world.settle()
+    world.run_all()
+    world.settle()
+    assert world.status["state"] == "Running" and world.status["attempt"] >= 2
+
+
+@pytest.mark.parametrize("label", [names.LABEL_ATTEMPT, names.LABEL_NODE_RANK])
+def test_huge_number_in_a_label_does_not_reach_the_status(label: str) -> None:
+    world = a_running_world(a_job())
+    world.pod(1)["metadata"]["labels"][label] = "9" * 30
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["failures"][0]["reason"] == "PodLost"
+    assert "9" * 30 not in str(world.status)
+
+
+def test_missing_pod_is_not_created_beside_unrecorded_pods_that_run() -> None:
+    world = a_running_world(a_job(numNodes=3))
+    world.job["status"], world.round = {}, None
+    del world.pods["mnist-0a1b2-1-2"]
+    made = world.reconcile()
+    assert not made.is_first, "pods exist, so the decision is recorded before anything is deleted"
+    world.settle()
+    assert world.attempts() == ["2"] and len(world.pods) == 3
+
+
+def test_part_of_a_gang_does_not_stay_if_the_template_changes_before_all_exist() -> None:
+    world = World(a_job(template={"spec": {"dnsPolicy": "None"}}))
+    world.reconcile(crash_after=3)
+    assert len(world.pods) == 1
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
+    world.settle()
+    assert not world.pods and world.condition("Stalled")["reason"] == "SpecChanged"
+    world.job["spec"]["template"]["spec"]["dnsPolicy"] = "None"
+    world.settle()
+    assert len(world.pods) == 2 and world.status["restarts"] == 0
+
+
+def test_wait_ends_if_the_clock_was_ahead_when_it_began() -> None:
+    world = a_running_world(a_job())
+    world.forward(3600)
+    world.set_pod(0, PEER)
+    world.settle()
+    world.forward(-3600)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_refused_delete_does_not_hide_why_a_create_was_refused() -> None:
+    world = World(a_job())
+    world.reconcile(crash_after=1)
+    world.problems = (
+        Problem("DeleteRefused", names.PODS, "old", "Pod old cannot be deleted: denied"),
+        Problem("CreateRefused", names.PODS, "x", "exceeded quota"),
+    )
+    world.reconcile()
+    assert world.status["currentAttempt"]["ending"]["verdict"] == "CreateRefused"

@@ -33,6 +33,8 @@ EVENTS: Final = Resource("v1", "Event", "events")
 # A pod's name is also its hostname, so it must be one DNS label of at most 63 characters:
 # <job>-<uid5>-<attempt>-<node_rank> leaves 45 for the job: the other three parts take up to 1 + 5 each.
 MAX_JOB_NAME: Final = 45
+MAX_DIGITS: Final = 5
+"""Of the numbers of an attempt and of a node in a name."""
 MAX_NODES: Final = 4096
 MAX_NPROC_PER_NODE: Final = 64
 

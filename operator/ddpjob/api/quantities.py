@@ -4,12 +4,13 @@ https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 """
 
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 from math import ceil
 
 _FORM = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))((?:[KMGTPE]i)|[numkMGTPE]|(?:[eE][+-]?[0-9]+)|)", re.ASCII)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MAX_EXPONENT = 100  # int() of a larger number would take minutes
+_EXACT = Context(prec=400)  # enough for every quantity that the resource accepts; the default rounds to 28 digits
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
@@ -17,11 +18,11 @@ def amount(value: str | float) -> Decimal:
     """Return the value of a quantity; JSON numbers are quantities, too. Raises ``ValueError``."""
     number, suffix = _parts(value)
     if suffix in _BINARY:
-        return number * Decimal(1024 ** _BINARY[suffix])
+        return _EXACT.multiply(number, Decimal(1024 ** _BINARY[suffix]))
     exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
     if abs(exponent) > _MAX_EXPONENT:
         raise ValueError(f"{value!r} is not a quantity that this program can compute with")
-    return number.scaleb(exponent)
+    return _EXACT.scaleb(number, exponent)
 
 
 def canonical(value: str | float, *, finest: int = -9) -> str:
@@ -46,7 +47,7 @@ def _parts(value: str | float) -> tuple[Decimal, str]:
 def _format(number: Decimal, suffix: str, finest: int) -> str:
     if suffix in _BINARY and suffix and abs(number) >= 1024 and number == number.to_integral_value():
         return _scaled(int(number), 1024, list(_BINARY))
-    nano = ceil(number.scaleb(-finest)) * 10 ** (finest + 9)
+    nano = ceil(_EXACT.scaleb(number, -finest)) * 10 ** (finest + 9)
     if suffix[:1] in ("e", "E") and len(suffix) > 1:
         return _scaled(nano, 1000, [f"e{power}" if power else "" for power in range(-9, 19, 3)])
     return _scaled(nano, 1000, list(_DECIMAL))

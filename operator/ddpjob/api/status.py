@@ -4,10 +4,11 @@ Metrics of the training (loss, accuracy) are strings, because JSON has no NaN an
 """
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from ddpjob.api import names
@@ -241,3 +242,14 @@ class DDPJobStatus(ApiModel):
     """The last checkpoint that the trainer reported."""
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None
     """Why the last attempts ended, newest last."""
+
+
+def readable_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded status without the top-level fields of a wrong form; unknown fields are kept."""
+    try:
+        DDPJobStatus.model_validate(status)
+    except ValidationError as error:
+        wrong = [item["loc"] for item in error.errors() if item["type"] != "extra_forbidden"]
+        spoiled = {place[0] if place else "conditions" for place in wrong}  # only conditions have rules of a whole list
+        return {key: value for key, value in status.items() if key not in spoiled}
+    return dict(status)

@@ -83,8 +83,11 @@ class Cache:
         else:
             self.put(resource, obj)
 
-    def put(self, resource: Resource, obj: Json) -> bool:
-        """Store an object unless the cached one is newer; return whether the cache changed."""
+    def put(self, resource: Resource, obj: Json, *, wake: bool = True) -> bool:
+        """Store an object unless the cached one is newer; return whether the cache changed.
+
+        wake: False does not queue the job of an object that is not a pod.
+        """
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
         if uid in self._tombstones or (known is not None and _version(obj) <= _version(known)):
@@ -97,7 +100,8 @@ class Cache:
         else:
             obj["metadata"].pop("managedFields", None)  # half of an object's size, and never used
             self._objects[resource][place] = obj
-            self._wake(resource, obj)
+            if wake:
+                self._wake(resource, obj)
         return True
 
     def _put_pod(self, place: Place, obj: Json, known: Json | None) -> None:

@@ -16,7 +16,7 @@ from ddpjob.api.wire import Json
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache, Key, Listing
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -43,6 +43,7 @@ class Memory:
     begun, created: number of the last attempt whose creates began, and of the last whose creates all had success.
     patched_at: monotonic time of the last status patch.
     unannounced: status and events of a patch whose response was lost.
+    unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
     stale: a write got no response, so the job must be read again before the next plan.
     """
 
@@ -55,6 +56,7 @@ class Memory:
     created: int = 0
     patched_at: float = float("-inf")
     unannounced: tuple[Json, Plan] | None = None
+    unrecorded: bool = False
     stale: bool = False
     last_error: str = ""
 
@@ -114,7 +116,7 @@ class Reconciler:
             self.queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
             return
-        if plan.is_first and self._has_recorded:
+        if plan.is_first and self._has_recorded and not memory.unrecorded:
             await self._begin(key, job, plan, memory)
         elif (recorded := await self._record(key, job, plan, memory)) is not None:
             try:
@@ -182,13 +184,13 @@ class Reconciler:
         """Return the job's pods from a LIST, which also updates the cache."""
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
-        listed = await self.cluster.list(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}")
-        self.cache.replace(
-            names.PODS,
-            listed,
-            lambda pod: (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid,
+        listing = Listing(
+            self.cache, names.PODS, lambda pod: (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid
         )
-        return listed.items
+        async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
+            listing.take(page)
+        listing.finish()
+        return self.cache.pods(uid)
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one."""
@@ -207,6 +209,7 @@ class Reconciler:
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
         memory.unannounced = (dict(plan.status or {}), plan) if plan.events else None
+        memory.unrecorded = True
         try:
             recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
         except Conflict:
@@ -220,10 +223,11 @@ class Reconciler:
         except Invalid as error:
             raise self._refused(key, job, error) from error
         self.schema.clear(key)
-        memory.unannounced = None
+        memory.unannounced, memory.unrecorded = None, False
         memory.patched_at = self.clock()
         self._has_recorded = True
-        self.cache.put(names.DDPJOBS, recorded)  # queues the key again, until a plan has nothing to write
+        # A decision is followed by another plan. What only shows the state follows from what was planned already.
+        self.cache.put(names.DDPJOBS, recorded, wake=plan.urgent)
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
@@ -240,6 +244,9 @@ class Reconciler:
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
         if not (plan.deletes or plan.creates):
+            if memory.problems:  # this plan has shown them, and nothing is left that could be refused
+                memory.problems = ()
+                self.queue.add(key)
             return None
         if job["metadata"].get("generation") != memory.generation or plan.urgent:
             memory.refusals, memory.hold_until = 0, 0.0
@@ -250,8 +257,13 @@ class Reconciler:
         number = plan.creates_attempt
         if number is not None:
             memory.begun, memory.problems = number, ()
-        outcome = await self.executor.act(job, plan)
-        if number is not None and not outcome.problems and not outcome.namespace_gone:
+        try:
+            outcome = await self.executor.act(job, plan)
+        except BaseException:
+            memory.begun = 0  # the effect is not known, as after a restart of the operator
+            raise
+        refused = any(problem.reason != "DeleteRefused" for problem in outcome.problems)
+        if number is not None and not refused and not outcome.namespace_gone:
             memory.created = number
         return outcome
 

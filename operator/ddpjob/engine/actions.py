@@ -41,6 +41,7 @@ class Note:
 
 NAME_TERMINATING: Final = "NameTerminating"
 """An object with the name to create is being deleted."""
+DELETE_REFUSED: Final = "DeleteRefused"
 
 
 @dataclass(frozen=True)

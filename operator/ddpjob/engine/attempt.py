@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.wire import Json, seconds_since, timestamp
 
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 SUSPENDED = "Suspended"
@@ -85,8 +85,9 @@ class Attempt:
         return self.number > 0 and self.phase == ENDING and self.verdict is None
 
     def waits(self, now: datetime) -> bool:
-        """Return whether ``until`` is in the future."""
-        return self.until is not None and now < datetime.fromisoformat(self.until)
+        """Return whether ``until`` is in the future, but not later than any wait lasts: then a clock was set."""
+        longest = SETTLE_SECONDS if self.verdict is None else MAX_RETRY_SECONDS
+        return self.until is not None and 0 < -seconds_since(self.until, now) <= longest + 1
 
     def wire(self) -> Json:
         """Return the value of ``status.currentAttempt``."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json, timestamp
-from ddpjob.engine.actions import NAME_TERMINATING
+from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
 from ddpjob.engine.attempt import RUNNING, SUSPENDED, retry_time
 from ddpjob.engine.failures import evidence, failed_pods, failure_record, failure_text, root_cause
 from ddpjob.engine.pods import PodView
@@ -177,11 +177,12 @@ def _creation(s: JobState) -> Decision | None:
     """Judge an attempt whose pods are being created. One that cannot be completed is abandoned and costs no restart."""
     if not s.attempt.is_creating:
         return None
-    if refusal := next((p for p in s.observed.problems if p.reason != NAME_TERMINATING), None):
+    created = [problem for problem in s.observed.problems if problem.reason != DELETE_REFUSED]
+    if refusal := next((p for p in created if p.reason != NAME_TERMINATING), None):
         refusals = s.attempt.refusals + 1
         until = retry_time(refusals, s.now)
         return Decision("close", refusal.reason, refusal.message, refusals=refusals, until=until)
-    if taken := next((p for p in s.observed.problems if p.resource is names.PODS), None):
+    if taken := next((p for p in created if p.resource is names.PODS), None):
         return _abandon(s, NAME_TERMINATING, taken.message)
     if deleted := next((pod for pod in s.current.values() if pod.deleting), None):
         return _abandon(s, "PodDeleted", f"{deleted.where} was deleted before all pods existed")
@@ -190,6 +191,8 @@ def _creation(s: JobState) -> Decision | None:
         # Perhaps all pods existed, and one was lost while no operator ran. Its peers would not accept a new one.
         missing = f"node_rank {s.missing_nodes[0]} has no pod, but {started.where} has started"
         return _abandon(s, "PodLost", missing)
+    if s.spec_changed and s.missing_nodes:
+        return _abandon(s, "SpecChanged", "spec.template was changed before all pods existed")
     return None
 
 
@@ -215,9 +218,11 @@ def number_of_next(s: JobState) -> int:
     """Return the number of the attempt that would start now.
 
     If a user deleted the status, pods may have a higher number; their names must not be used again. Pods of attempt 1
-    that have not ended are adopted: they may have been created beside the status that records them.
+    are adopted, because they may have been created beside the status that records them: if all run, or none started.
     """
-    if s.attempt.number == 0 and s.newest_attempt == 1 and not any(pod.ended or pod.deleting for pod in s.pods):
+    all_exist = {pod.node_rank for pod in s.pods}.issuperset(s.job.node_ranks)
+    usable = all(not (pod.ended or pod.deleting) and (all_exist or pod.state == "pending") for pod in s.pods)
+    if s.attempt.number == 0 and s.newest_attempt == 1 and usable:
         return 1
     return max(s.attempt.number, s.newest_attempt) + 1
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.spec import explain
+from ddpjob.api.status import readable_status
 from ddpjob.api.wire import Json, seconds_between, seconds_since
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, Attempt
@@ -36,16 +37,17 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     """
     if body["metadata"].get("deletionTimestamp"):
         return Plan()  # the API server deletes the objects that the job owns
-    before = body.get("status") or {}
+    # The CRD accepts any status, so that releases can be mixed. A part that a user or a program spoiled is dropped.
+    before = readable_status(body.get("status") or {})
     try:
         job = Job.of(body)
     except ValidationError as error:
-        return _refuse(body, explain(error), now)
+        return _refuse(body, before, explain(error), now)
     state = JobState(job, before, observed, now, settings)
     if state.finished:
         return _plan_finished(state)
     if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
-        return _refuse(body, faults, now)
+        return _refuse(body, before, faults, now)
     decision = decide(state)
     if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
@@ -70,7 +72,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         events=tuple(notes(s, decision, status)),
         requeue_after=_requeue_after(s, decision, status),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
-        is_first=decision.kind == "start" and s.attempt.number == 0,
+        is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=decision.refusals > 0 or s.attempt.refusals > 0,
     )
 
@@ -130,8 +132,7 @@ def _plan_finished(s: JobState) -> Plan:
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 
-def _refuse(body: Json, lines: list[str], now: datetime) -> Plan:
-    before = body.get("status") or {}
+def _refuse(body: Json, before: Json, lines: list[str], now: datetime) -> Plan:
     if "completionTime" in before:
         return Plan()  # a finished job stays finished, even if another version of the operator refuses its spec
     generation = int(body["metadata"].get("generation", 1))

@@ -208,4 +208,4 @@ def _report(message: str) -> Json | None:
 
 
 def _number(label: str | None) -> int:
-    return int(label) if label and label.isdecimal() else 0
+    return int(label) if label and label.isdecimal() and len(label) <= names.MAX_DIGITS else 0

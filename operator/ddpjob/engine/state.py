@@ -36,7 +36,8 @@ class JobState:
     @cached_property
     def current(self) -> dict[int, PodView]:
         """Pods of the recorded attempt by node_rank."""
-        return {pod.node_rank: pod for pod in self.pods if pod.attempt == self.attempt.number}
+        ranks = self.job.node_ranks  # a user may have changed a label
+        return {p.node_rank: p for p in self.pods if p.attempt == self.attempt.number and p.node_rank in ranks}
 
     @cached_property
     def succeeded_nodes(self) -> frozenset[int]:

@@ -302,10 +302,20 @@ def _check_mounts(mounts: list[Json], path: str, volumes: list[str]) -> Iterator
             yield invalid_value(f"{path}.volumeMounts.subPath", mount["subPath"], "must not contain '..'")
 
 
+_STANDARD_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+
+
+def _is_resource_name(name: str) -> bool:
+    """Return whether a container may request this resource: a standard one, or one with a domain before its name."""
+    return is_qualified_name(name) and ("/" in name or name in _STANDARD_RESOURCES or name.startswith("hugepages-"))
+
+
 def _check_resources(resources: Json, path: str) -> Iterator[Cause]:
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
     for part, values in (("limits", limits), ("requests", requests)):
         for name, value in values.items():
+            if not _is_resource_name(name):
+                yield invalid_value(f"{path}.resources.{part}[{name}]", name, "must be the name of a resource")
             if amount(value) < 0:
                 yield invalid_value(f"{path}.resources.{part}[{name}]", value, "must be greater than or equal to 0")
     for name, value in requests.items():
