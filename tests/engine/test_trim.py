@@ -49,7 +49,7 @@ status = st.fixed_dictionaries(
     optional={
         "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
         "reason": TEXTS, "message": TEXTS, "podIP": st.just("192.0.2.1"), "qosClass": st.just("Burstable"),
-        "conditions": st.lists(condition, max_size=3),
+        "conditions": st.lists(condition, max_size=3, unique_by=lambda item: item["type"]),
         "containerStatuses": st.lists(container, max_size=2) | st.none(),
         "initContainerStatuses": st.lists(container, max_size=2) | st.none(),
     },

@@ -83,14 +83,16 @@ class Cache:
         else:
             self.put(resource, obj)
 
-    def put(self, resource: Resource, obj: Json, *, wake: bool = True) -> bool:
+    def put(self, resource: Resource, obj: Json, *, wake: bool = True, same_version: bool = False) -> bool:
         """Store an object unless the cached one is newer; return whether the cache changed.
 
         wake: False does not queue the job of an object that is not a pod.
+        same_version: replace an object of the same version, too.
         """
         uid, place = obj["metadata"]["uid"], _place(obj)
         known = self._objects[resource].get(place)
-        if uid in self._tombstones or (known is not None and _version(obj) <= _version(known)):
+        oldest = _version(known) + (not same_version) if known is not None else 0
+        if uid in self._tombstones or _version(obj) < oldest:
             return False
         if known is not None and known["metadata"]["uid"] != uid:
             self._drop(resource, known)

@@ -226,6 +226,11 @@ class Reconciler:
         memory.unannounced, memory.unrecorded = None, False
         memory.patched_at = self.clock()
         self._has_recorded = True
+        if recorded["metadata"]["resourceVersion"] == job["metadata"]["resourceVersion"]:
+            # Nothing changed: the cached status lacked fields, because it was read while the CRD was replaced.
+            self.cache.put(names.DDPJOBS, recorded, wake=False, same_version=True)
+            self.queue.retry(key)
+            return None
         # A decision is followed by another plan. What only shows the state follows from what was planned already.
         self.cache.put(names.DDPJOBS, recorded, wake=plan.urgent)
         logs.set_attempt(recorded["status"].get("attempt", 0))
