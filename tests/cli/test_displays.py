@@ -163,7 +163,7 @@ def a_result(tmp_path: Path, status: Json, **more: Any) -> RunResult:
     return RunResult(job, HostPaths(Job.of(job), StateFolder(tmp_path)), 12.0, "ddpjob run mnist.yaml", **more)
 
 
-FAILURE = {"attempt": 2, "rank": 1, "pod": "mnist-0a1b2-2-1", "action": "Fail", "reason": "Error", "exitCode": 3}
+FAILURE = {"attempt": 2, "nodeRank": 1, "pod": "mnist-0a1b2-2-1", "action": "Fail", "reason": "Error", "exitCode": 3}
 
 
 def test_failure_ends_with_three_lines_and_the_end_of_the_log(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def _failed(result: RunResult) -> list[str]:
     message = str(failure.get("message") or finished.get("message") or "no reason was reported")
     restarts = result.status.get("restarts") or 0
     after = f" after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
-    node = f" --node {failure['rank']}" if failure.get("rank") is not None else " --all"
+    node = f" --node {failure['nodeRank']}" if failure.get("nodeRank") is not None else " --all"
     attempt = f" --attempt {failure['attempt']}" if failure.get("attempt") else ""
     logs_command = f"ddpjob logs {result.name}{node}{attempt}"
     log = _end_of_log(result, failure)
