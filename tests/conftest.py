@@ -1,15 +1,21 @@
 """Fixtures of more than one test folder."""
 
 import itertools
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.controlplane import ControlPlane
 from tests.controlplane import control_plane as running_control_plane
 
 _numbers = itertools.count(1)
+
+# No time limit per example, because other work may run on the machine; the same examples in every run of CI.
+settings.register_profile("shared-machine", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("shared-machine")
 
 # In the background or under nohup, the test run ignores these signals, and every program that a test starts inherits
 # that. A signal with a handler is reset to its default in a new program.

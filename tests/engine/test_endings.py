@@ -433,3 +433,12 @@ def test_refused_delete_does_not_hide_why_a_create_was_refused() -> None:
     )
     world.reconcile()
     assert world.status["currentAttempt"]["ending"]["verdict"] == "CreateRefused"
+
+
+def test_last_failure_keeps_the_pods_of_the_failure_before() -> None:
+    world = a_running_world(a_job(numNodes=1, restartPolicy={"maxRestarts": 1}))
+    for _ in range(2):
+        world.set_pod(0, failed(1))
+        world.settle()
+    assert world.status["state"] == "Failed"
+    assert world.attempts() == ["1", "2"]

@@ -83,7 +83,8 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
         return
     number = next_number(s, decision)
     nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
-    failure = decision.failure or s.last_failure or {}
+    # Logs of the attempt before are kept until the next one starts: an end must not race with a user who reads them.
+    failure = (decision.failure if decision.begins_attempt else None) or s.last_failure or {}
     kept = {number, failure.get("attempt")}
     for pod in s.pods:
         if pod.deleting:
