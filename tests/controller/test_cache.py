@@ -1,5 +1,6 @@
 """The cache keeps the newest state, in any order of events."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,12 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api import names
-from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.cluster.base import Page
 from ddpjob.controller.cache import Cache, Key, Listing, is_labelled
 from ddpjob.engine.pods import pod_view
 from tests.builders import ended, running
 
 JOB = "11111111-job"
+
+
+def apply_list(
+    cache: Cache, resource: names.Resource, page: Page, covers: Callable[[Any], bool] = lambda obj: True
+) -> int:
+    """Apply a LIST of one page; return the number of changed objects."""
+    listing = Listing(cache, resource, covers)
+    listing.take(page)
+    return listing.finish()
 
 
 def a_pod(name: str, version: int, *, uid: str = "", job: str = JOB, **more: Any) -> dict[str, Any]:
@@ -102,7 +112,7 @@ def test_list_finds_a_deletion_that_events_missed() -> None:
     cache.put(names.PODS, a_pod("a", 1))
     cache.put(names.PODS, a_pod("b", 2))
     woken.clear()
-    assert cache.replace(names.PODS, ObjectList((a_pod("a", 1),), "10")) == 1
+    assert apply_list(cache, names.PODS, Page((a_pod("a", 1),), "10")) == 1
     assert names_of(cache) == ["a"]
     assert woken == [Key("default", "mnist")]
 
@@ -110,14 +120,14 @@ def test_list_finds_a_deletion_that_events_missed() -> None:
 def test_list_keeps_objects_created_after_it() -> None:
     cache = Cache()
     cache.put(names.PODS, a_pod("new", 11))
-    assert cache.replace(names.PODS, ObjectList((), "10")) == 0
+    assert apply_list(cache, names.PODS, Page((), "10")) == 0
     assert names_of(cache) == ["new"]
 
 
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))
-    cache.replace(names.CLAIMS, ObjectList((), "10"), lambda obj: is_labelled(names.CLAIMS, obj))
+    apply_list(cache, names.CLAIMS, Page((), "10"), lambda obj: is_labelled(names.CLAIMS, obj))
     assert cache.get(names.CLAIMS, "default", "claim")
     assert len(cache.unlabelled(names.CLAIMS)) == 1
 

@@ -50,7 +50,6 @@ CONDITIONS = (
     "Reconciling",
     "Stalled",
 )
-STATES = ("Pending", "Running", "Ending", "Restarting", "Suspended", "Succeeded", "Failed", "Invalid")
 
 
 class Condition(ApiModel):

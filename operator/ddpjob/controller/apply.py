@@ -24,7 +24,7 @@ from ddpjob.cluster.base import (
 )
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
-from ddpjob.engine.actions import NAME_TERMINATING, Create, Delete, Note, Plan, Problem
+from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING, Create, Delete, Note, Plan, Problem
 from ddpjob.engine.claims import adoption, claim_conflict
 from ddpjob.engine.observe import owner_uid
 
@@ -94,7 +94,7 @@ class Executor:
             left = {}
         except (Forbidden, Invalid) as error:
             text = f"{delete.resource.kind} {delete.name} cannot be deleted: {error}"
-            problems.append(Problem("DeleteRefused", delete.resource, delete.name, text))
+            problems.append(Problem(DELETE_REFUSED, delete.resource, delete.name, text))
             return
         meta = left.get("metadata", {})
         lingers = meta.get("finalizers") or (meta.get("deletionGracePeriodSeconds") or 0) > 0

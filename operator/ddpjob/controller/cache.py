@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.cluster.base import Page
 from ddpjob.engine.pods import CachedPod
 from ddpjob.engine.trim import trim_pod
 
@@ -134,16 +134,6 @@ class Cache:
         self._drop(resource, known)
         self._wake(resource, known)
         return True
-
-    def replace(self, resource: Resource, listed: ObjectList, covers: Callable[[Json], bool] = lambda obj: True) -> int:
-        """Apply a LIST; return the number of changed objects.
-
-        covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and
-        that are not newer, are removed.
-        """
-        listing = Listing(self, resource, covers)
-        listing.take(Page(listed.items, listed.resource_version))
-        return listing.finish()
 
     def objects(self, resource: Resource) -> list[Json]:
         """Return all cached objects of a kind."""

@@ -22,7 +22,8 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.engine.actions import EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.actions import DELETE_REFUSED, EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.attempt import retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observe import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
@@ -30,8 +31,6 @@ from ddpjob.engine.plan import plan as make_plan
 logger = logging.getLogger(__name__)
 
 COSMETIC_SECONDS = 0.25
-MAX_REFUSED_SECONDS = 600.0
-"""Longest delay before a refused request is sent again."""
 
 
 @dataclass
@@ -267,7 +266,7 @@ class Reconciler:
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
-        refused = any(problem.reason != "DeleteRefused" for problem in outcome.problems)
+        refused = any(problem.reason != DELETE_REFUSED for problem in outcome.problems)
         if number is not None and not refused and not outcome.namespace_gone:
             memory.created = number
         return outcome
@@ -285,8 +284,7 @@ class Reconciler:
             return
         if outcome.problems:
             memory.refusals += 1
-            delay = min(2.0 ** min(memory.refusals - 1, 20), MAX_REFUSED_SECONDS)
-            delay *= random.uniform(0.75, 1.0)  # noqa: S311
+            delay = retry_seconds(memory.refusals) * random.uniform(0.75, 1.0)  # noqa: S311
             memory.hold_until = self.clock() + delay
             self.queue.add_after(key, delay)
         else:

@@ -2,8 +2,8 @@
 
 A request may take as long as an admission webhook lets it, and cannot be taken back. So a job gets a slot only while
 more slots are free than it holds, and a namespace only while it holds fewer than twice the number of free ones
-("dynamic thresholds", as in network switches). A job alone can use half of all slots; whoever comes next finds free
-slots, however slow the requests before it are; and n equally busy jobs converge to equal shares.
+("dynamic thresholds", as in network switches). A job alone can use half of all slots. The next job finds free slots,
+even if the requests before it are slow. The shares of n equally busy jobs become equal.
 """
 
 import asyncio

@@ -103,9 +103,14 @@ class Attempt:
         return {key: value for key, value in body.items() if value}
 
 
+def retry_seconds(refusals: int) -> float:
+    """Return the delay after this many refusals in a row: 1, 2, 4, … 600 s."""
+    return min(FIRST_RETRY_SECONDS * 2.0 ** min(refusals - 1, 20), MAX_RETRY_SECONDS)
+
+
 def retry_time(refusals: int, now: datetime) -> str:
-    """Return when to create pods again after this many refusals in a row: after 1, 2, 4, … 600 s."""
-    return whole_second_after(now, min(FIRST_RETRY_SECONDS * 2 ** min(refusals - 1, 20), MAX_RETRY_SECONDS))
+    """Return when to create pods again after this many refusals in a row."""
+    return whole_second_after(now, retry_seconds(refusals))
 
 
 def whole_second_after(now: datetime, seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Whether an existing PersistentVolumeClaim may be used as the claim of a job's ``checkpoint.claimTemplate``.
 
 The claim outlives the job, so a job that is created again with the same name finds it. A claim of that name that
-somebody else made may be too small, or mountable on one node only: it is used only if it fits the template.
+another program or user made may be too small, or mountable on one node only: it is used only if it fits the template.
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
 from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.engine.actions import DELETE_REFUSED
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
@@ -96,7 +97,7 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
         aspects["Restarting"] = (True, failure["reason"], text)
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
-    if problem := next((p for p in s.observed.problems if p.reason in ("NameConflict", "DeleteRefused")), None):
+    if problem := next((p for p in s.observed.problems if p.reason in ("NameConflict", DELETE_REFUSED)), None):
         aspects["Stalled"] = (True, problem.reason, problem.message)
     elif s.attempt.verdict == "NameConflict" and decision.kind == "continue":
         aspects["Stalled"] = (True, "NameConflict", s.attempt.message)
