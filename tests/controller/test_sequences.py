@@ -15,6 +15,7 @@ from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
+from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.faketime import run
@@ -181,6 +182,38 @@ def test_name_conflict_of_a_gang_costs_few_pods() -> None:
         assert not bench.pods(bench.status()["attempt"])
         assert bench.status()["restarts"] == 0
         bench.server.delete(names.SERVICES, "default", body["metadata"]["name"])
+        await asyncio.sleep(620)
+        assert len(bench.pods(bench.status()["attempt"])) == 8
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("resource", [names.SERVICES, names.CLAIMS])
+def test_name_held_by_a_finalizer_keeps_no_pods(resource: Resource) -> None:
+    """The Service's or the claim's name stays Terminating. Seen: the created pods held their GPUs without end."""
+
+    async def test(bench: Bench) -> None:
+        held = bench.submit(numNodes=8, suspend=True, checkpoint={"claimTemplate": CLAIM})
+        name = {
+            names.SERVICES: names.service_name("mnist", held["metadata"]["uid"]),
+            names.CLAIMS: names.claim_name("mnist"),
+        }[resource]
+        spec = CLAIM["spec"] if resource is names.CLAIMS else {"clusterIP": "None", "selector": {"of": "another"}}
+        meta = {"name": name, "finalizers": ["ddpjob.dev/test"]}
+        bench.server.create(
+            resource, "default", {"apiVersion": "v1", "kind": resource.kind, "metadata": meta, "spec": spec}
+        )
+        bench.server.delete(resource, "default", name)
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"suspend": False}})
+        await asyncio.sleep(30)
+        attempt = bench.status()["currentAttempt"]
+        assert (attempt["phase"], attempt["ending"]["verdict"]) == ("Ending", "NameTerminating")
+        await asyncio.sleep(570)
+        assert not [pod for pod in bench.cluster.store.all(names.PODS) if "deletionTimestamp" not in pod["metadata"]]
+        assert bench.sent("create", names.PODS) <= 8
+        assert bench.sent("create", resource) <= 11, "1, 2, 4, ... 600 s"
+        assert bench.status()["restarts"] == 0
+        bench.server.patch(resource, "default", name, {"metadata": {"finalizers": None}})
         await asyncio.sleep(620)
         assert len(bench.pods(bench.status()["attempt"])) == 8
 

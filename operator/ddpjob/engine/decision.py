@@ -178,12 +178,13 @@ def _creation(s: JobState) -> Decision | None:
     if not s.attempt.is_creating:
         return None
     created = [problem for problem in s.observed.problems if problem.reason != DELETE_REFUSED]
-    if refusal := next((p for p in created if p.reason != NAME_TERMINATING), None):
+    # The next attempt needs the names of Service and claim again: as after a refusal, it waits.
+    if refusal := next((p for p in created if p.reason != NAME_TERMINATING or p.resource is not names.PODS), None):
         refusals = s.attempt.refusals + 1
         until = retry_time(refusals, s.now)
         return Decision("close", refusal.reason, refusal.message, refusals=refusals, until=until)
-    if taken := next((p for p in created if p.resource is names.PODS), None):
-        return _abandon(s, NAME_TERMINATING, taken.message)
+    if created:
+        return _abandon(s, NAME_TERMINATING, created[0].message)
     if deleted := next((pod for pod in s.current.values() if pod.deleting), None):
         return _abandon(s, "PodDeleted", f"{deleted.where} was deleted before all pods existed")
     started = next((pod for pod in s.current.values() if pod.state != "pending"), None)
