@@ -10,8 +10,9 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, condition
 from ddpjob.cluster.base import Forbidden, Unavailable
+from ddpjob.cluster.memory.api_errors import modified
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -136,6 +137,36 @@ def test_refused_delete_is_shown_and_does_not_stop_the_next_attempt() -> None:
         assert [p["metadata"]["name"][-4:] for p in bench.pods(1)] == ["-1-1"], "the ended pod is kept"
         (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
         assert stalled["status"] == "False"
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("conflicts", [1, 20])
+def test_conflict_of_a_delete_hides_no_live_pod(conflicts: int) -> None:
+    """The API server, or an admission webhook, answers 409 although the pod exists with the same uid."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+
+        def rule(call: Call) -> Fault | None:
+            nonlocal conflicts
+            if (call.verb, call.resource) != ("delete", names.PODS) or not conflicts:
+                return None
+            conflicts -= 1
+            return Fault(before=modified(call.resource, call.name))
+
+        bench.rule = rule
+        lasts = conflicts > 1
+        bench.report(bench.pods(1)[1], failed(1))
+        await asyncio.sleep(3)
+        stalled = condition(bench.status(), "Stalled")
+        assert (stalled["status"], stalled["reason"] == "DeleteRefused") == (str(lasts), lasts), stalled
+        assert len(bench.pods(1)) == 1 + lasts
+        await asyncio.sleep(1000)
+        assert [p["metadata"]["name"][-4:] for p in bench.pods(1)] == ["-1-1"], "the ended pod is kept"
+        assert condition(bench.status(), "Stalled")["status"] == "False"
 
     on_bench(test)
 

@@ -31,6 +31,9 @@ from ddpjob.engine.observe import owner_uid
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+DELETE_TRIES = 3
+"""How many times a DELETE that got a conflict is sent in one reconcile."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -88,11 +91,8 @@ class Executor:
     async def _delete(self, namespace: str, delete: Delete, problems: list[Problem]) -> None:
         uid = delete.uid
         try:
-            async with self._slots.take(namespace):
-                left = await self._cluster.delete(delete.resource, namespace, delete.name, uid=uid)
-        except (NotFound, Conflict):  # gone, or replaced by another object of that name
-            left = {}
-        except (Forbidden, Invalid) as error:
+            left = await self._send_delete(namespace, delete)
+        except (Conflict, Forbidden, Invalid) as error:
             text = f"{delete.resource.kind} {delete.name} cannot be deleted: {error}"
             problems.append(Problem(DELETE_REFUSED, delete.resource, delete.name, text))
             return
@@ -102,6 +102,33 @@ class Executor:
             self._cache.put(delete.resource, left)
         else:
             self._cache.remove(delete.resource, namespace, delete.name, uid)
+
+    async def _send_delete(self, namespace: str, delete: Delete) -> Json:
+        """Return the response to the DELETE; {} if the object no longer exists.
+
+        A conflict means that another object has the name, or that another client changed the object at the same time,
+        or that an admission plugin refused with this code. Only a GET tells whether the object still exists.
+        """
+        tries = DELETE_TRIES
+        async with self._slots.take(namespace):
+            while True:
+                tries -= 1
+                try:
+                    return await self._cluster.delete(delete.resource, namespace, delete.name, uid=delete.uid)
+                except NotFound:
+                    return {}
+                except Conflict:
+                    if not await self._exists(namespace, delete):
+                        return {}
+                    if not tries:
+                        raise
+
+    async def _exists(self, namespace: str, delete: Delete) -> bool:
+        try:
+            found = await self._cluster.get(delete.resource, namespace, delete.name)
+        except NotFound:
+            return False
+        return bool(found["metadata"]["uid"] == delete.uid)
 
     async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> list[Problem]:
         problems: list[Problem] = []
