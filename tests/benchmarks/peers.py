@@ -12,43 +12,48 @@ The targets are floor × 1.3 + 8 ms, and less than PyTorchJob, at every size.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import statistics
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks import pytorchjob
+from tests.benchmarks import floor, pytorchjob
 from tests.benchmarks.api_server import ApiServer, Timeline
+from tests.benchmarks.floor import NAMESPACE, Aim, Result
 from tests.benchmarks.operator_process import OperatorProcess
-from tests.benchmarks.report import describe_machine, write_section
 from tests.controlplane import control_plane
-from tests.kind import prepare
 
-SIZES = (1, 8, 32, 64)
 REPETITIONS = 5
-NAMESPACE = "default"
+AIM = Aim(1.3, 8)
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class Row(floor.Row):
     """The medians for one size, in milliseconds."""
 
-    nodes: int
-    floor_ms: float
-    ddpjob_ms: float
     pytorchjob_ms: float
-    aim_ms: float
 
     @property
     def holds(self) -> bool:
-        return self.ddpjob_ms <= self.aim_ms and self.ddpjob_ms < self.pytorchjob_ms
+        return super().holds and self.operator_ms < self.pytorchjob_ms
 
 
-async def measure(api: ApiServer, nodes: int, repetitions: int) -> Row:
+async def measure(sizes: Sequence[int], repetitions: int) -> tuple[list[Row], dict[str, Any]]:
+    """Start the control plane and both operators, measure, and stop all."""
+    pytorchjob.build()
+    with (
+        control_plane() as plane,
+        OperatorProcess(plane.kubeconfig()) as operator,
+        pytorchjob.PyTorchJobOperator(plane) as peer,
+    ):
+        operator.wait_until_ready()
+        peer.wait_until_ready()
+        async with ApiServer.reached_by(plane, NAMESPACE) as api:
+            return [await measure_size(api, nodes, repetitions) for nodes in sizes], {}
+
+
+async def measure_size(api: ApiServer, nodes: int, repetitions: int) -> Row:
     """Return the medians for one size; the first round is not counted, because it warms code and connections."""
     subjects: dict[str, Callable[[], Awaitable[Timeline]]] = {
         "floor": lambda: api.post_pods(nodes),
@@ -67,63 +72,17 @@ async def measure(api: ApiServer, nodes: int, repetitions: int) -> Row:
     return Row(
         nodes=nodes,
         floor_ms=medians["floor"],
-        ddpjob_ms=medians["ddpjob"],
+        operator_ms=medians["ddpjob"],
+        aim_ms=AIM.ms(medians["floor"]),
         pytorchjob_ms=medians["pytorchjob"],
-        aim_ms=round(1.3 * medians["floor"] + 8, 1),
     )
 
 
-async def run(sizes: tuple[int, ...], repetitions: int) -> dict[str, Any]:
-    """Start the control plane and both operators, measure, stop all, and return the result."""
-    machine = describe_machine()  # before the benchmark's own load
-    with (
-        control_plane() as plane,
-        OperatorProcess(plane.kubeconfig()) as operator,
-        pytorchjob.PyTorchJobOperator(plane) as peer,
-    ):
-        operator.wait_until_ready()
-        peer.wait_until_ready()
-        async with ApiServer.reached_by(plane, NAMESPACE) as api:
-            rows = [await measure(api, nodes, repetitions) for nodes in sizes]
-    return {
-        "benchmark": "peers",
-        "machine": machine,
-        "repetitions": repetitions,
-        "rows": [asdict(row) | {"holds": row.holds} for row in rows],
-    }
-
-
-def table(result: dict[str, Any]) -> str:
+def table(result: Result[Row]) -> str:
     """Return the result as a Markdown table."""
-    lines = [
-        f"| nodes | floor: concurrent POSTs | DDPJob | PyTorchJob {pytorchjob.VERSION} | aim: floor × 1.3 + 8 ms |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {r['nodes']} | {r['floor_ms']:,.1f} ms | **{r['ddpjob_ms']:,.1f} ms** | {r['pytorchjob_ms']:,.1f} ms | "
-        f"{r['aim_ms']:,.1f} ms ({'held' if r['ddpjob_ms'] <= r['aim_ms'] else 'missed'}) |"
-        for r in result["rows"]
-    ]
-    return "\n".join([*lines, "", f"Medians of {result['repetitions']} repetitions on {result['machine']}."])
-
-
-def main() -> int:
-    """Measure and print. The exit code is 0 if both targets are met at every size, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="NODES")
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
-    options = parser.parse_args()
-    prepare.ensure("etcd", "kube-apiserver")
-    pytorchjob.build()
-    result = asyncio.run(run(tuple(options.sizes), options.repetitions))
-    print(json.dumps(result, indent=2) if options.json else table(result))
-    if options.write:
-        write_section("peers", table(result))
-    return 0 if all(row["holds"] for row in result["rows"]) else 1
+    peer = {f"PyTorchJob {pytorchjob.VERSION}": [row.pytorchjob_ms for row in result.rows]}
+    return "\n".join([*floor.table_lines(result, AIM, "DDPJob", peer), "", result.source()])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(floor.main("peers", __doc__, REPETITIONS, measure, table))

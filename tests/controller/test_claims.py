@@ -13,11 +13,8 @@ from ddpjob.cluster.base import Cluster, NotFound
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.engine.actions import EngineSettings
 from tests.api.specs import CLAIM
+from tests.controller.controllers import a_controller
 
 CLAIM_NAME = "mnist-checkpoints"
 
@@ -69,8 +66,7 @@ async def eventually(probe: Any, what: str) -> Any:
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     if request.param == "memory":
         cluster = MemoryCluster()
-        controller = Controller(cluster, EngineSettings(), lambda news: ProgressPoller(10, news), metrics=Metrics())
-        serving = asyncio.create_task(controller.serve(cluster.watch))
+        serving = asyncio.create_task(a_controller(cluster).serve(cluster.watch))
         yield Place(cluster, "default")
         serving.cancel()
         with suppress(asyncio.CancelledError):

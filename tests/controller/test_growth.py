@@ -11,11 +11,9 @@ from ddpjob.api.wire import Json
 from ddpjob.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob.controller import cache as cache_module
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
-from tests.builders import SETTINGS, ended, running
+from tests.builders import ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
+from tests.controller.controllers import a_controller
 from tests.controller.faketime import run
 
 JOBS = 200
@@ -99,16 +97,7 @@ def test_nothing_is_kept_of_deleted_jobs() -> None:
         cluster = FaultyCluster(trouble)
         for number in range(NAMESPACES):
             cluster.create_namespace(f"ns-{number}")
-        loop = asyncio.get_running_loop()
-        controller = Controller(
-            cluster,
-            SETTINGS,
-            lambda on_news: ProgressPoller(10.0, on_news),
-            metrics=Metrics(),
-            workers=8,
-            concurrent_requests=16,
-            clock=loop.time,
-        )
+        controller = a_controller(cluster, workers=8, concurrent_requests=16)
         tasks = [asyncio.create_task(kubelet(cluster)), asyncio.create_task(controller.serve(cluster.watch))]
         await asyncio.gather(*(live_through(cluster, number) for number in range(JOBS)))
         for task in tasks:

@@ -10,13 +10,10 @@ from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddpjob.cluster.base import Invalid
 from ddpjob.controller.cache import Key
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
-from ddpjob.engine.actions import EngineSettings
 from tests.builders import a_job, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.controller.controllers import a_controller
 from tests.processes import eventually_async
 
 JOB = Key("default", "mnist")
@@ -40,9 +37,7 @@ class OtherCrd:
         self.refuses = False
         self.refused = 0
         self.cluster = FaultyCluster(self._fault)
-        self.controller = Controller(
-            self.cluster, EngineSettings(), lambda on_news: ProgressPoller(10, on_news), metrics=Metrics()
-        )
+        self.controller = a_controller(self.cluster)
 
     def _fault(self, call: Call) -> Fault | None:
         if not self.refuses or call.verb != "patch_status" or call.resource is not names.DDPJOBS:

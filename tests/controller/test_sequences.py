@@ -13,12 +13,11 @@ from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json, condition
 from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.cluster.memory.api_errors import modified
-from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
 from tests.api.specs import CLAIM
-from tests.builders import SETTINGS, failed, running
+from tests.builders import failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
+from tests.controller.controllers import a_controller
 from tests.controller.faketime import run
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -43,16 +42,8 @@ class Bench:
         return self.rule(call)
 
     async def begin(self) -> None:
-        self.controller = Controller(
-            self.cluster,
-            SETTINGS,
-            lambda on_news: ProgressPoller(1e9, on_news),
-            metrics=self.metrics,
-            sweep_seconds=60.0,
-            clock=asyncio.get_running_loop().time,
-            now=now,
-        )
-        self._task = asyncio.create_task(self.controller.serve(self.cluster.watch))
+        controller = a_controller(self.cluster, progress_seconds=1e9, metrics=self.metrics, now=now)
+        self._task = asyncio.create_task(controller.serve(self.cluster.watch))
 
     async def end(self) -> None:
         self._task.cancel()
@@ -229,7 +220,7 @@ def test_name_held_by_a_finalizer_keeps_no_pods(resource: Resource) -> None:
             names.SERVICES: names.service_name("mnist", held["metadata"]["uid"]),
             names.CLAIMS: names.claim_name("mnist"),
         }[resource]
-        spec = CLAIM["spec"] if resource is names.CLAIMS else {"clusterIP": "None", "selector": {"of": "another"}}
+        spec: Json = CLAIM["spec"] if resource is names.CLAIMS else {"clusterIP": "None", "selector": {"of": "another"}}
         meta = {"name": name, "finalizers": ["ddpjob.dev/test"]}
         bench.server.create(
             resource, "default", {"apiVersion": "v1", "kind": resource.kind, "metadata": meta, "spec": spec}

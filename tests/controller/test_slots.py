@@ -12,11 +12,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
 from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.slots import Slots
-from tests.builders import SETTINGS
+from tests.controller.controllers import a_controller
 from tests.controller.faketime import run
 
 SLOW_SECONDS = 10.0
@@ -156,15 +153,7 @@ def test_tenant_behind_a_slow_webhook_does_not_delay_another() -> None:
         for namespace in ("slow", "quick"):
             cluster.create_namespace(namespace)
         loop = asyncio.get_running_loop()
-        controller = Controller(
-            cluster,
-            SETTINGS,
-            lambda on_news: ProgressPoller(10.0, on_news),
-            metrics=Metrics(),
-            workers=8,
-            concurrent_requests=56,
-            clock=loop.time,
-        )
+        controller = a_controller(cluster, workers=8, concurrent_requests=56)
         serving = asyncio.create_task(controller.serve(cluster.watch))
         for number in range(10):
             submit(cluster, "slow", f"big-{number}", 64)
