@@ -16,8 +16,9 @@ def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
     assert made.urgent and made.status is not None
     assert made.status["attempt"] == 1
     assert [[c.name for c in phase] for phase in made.creates] == [
-        ["mnist-0a1b2", "mnist-0a1b2-1-0", "mnist-0a1b2-1-1"]
+        ["mnist-0a1b2-1-0", "mnist-0a1b2", "mnist-0a1b2-1-1"]
     ]
+    assert [c.name for phase in made.creates for c in phase if c.after_first] == ["mnist-0a1b2"]
     assert [note.reason for note in made.events] == ["Started"]
 
 
@@ -26,7 +27,7 @@ def test_first_attempt_creates_its_claim_even_if_one_is_cached() -> None:
     world = World(a_job(checkpoint={"claimTemplate": claim}))
     world.claim = {"metadata": {"name": "mnist-checkpoints", "namespace": "default", "uid": "of-an-earlier-job"}}
     made = world.reconcile()
-    assert [next(c.name for c in phase) for phase in made.creates] == ["mnist-checkpoints", "mnist-0a1b2"]
+    assert [next(c.name for c in phase) for phase in made.creates] == ["mnist-checkpoints", "mnist-0a1b2-1-0"]
     world.run_all()
     world.settle()
     world.set_pod(1, ended(1))
@@ -139,7 +140,7 @@ def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None
     assert not world.pods and world.service is None
     made = world.reconcile()
     assert [c.name for phase in made.creates for c in phase] == [
-        "mnist-0a1b2", "mnist-0a1b2-1-0", "mnist-0a1b2-1-1",
+        "mnist-0a1b2-1-0", "mnist-0a1b2", "mnist-0a1b2-1-1",
     ]  # fmt: skip
     assert world.status["attempt"] == 1
 

@@ -60,10 +60,13 @@ class Executor:
         self._announce = announce
         self._cluster = cluster
         self._cache = cache
+        self._concurrency = concurrency
         self._slots = Slots(concurrency)
 
-    async def act(self, job: Json, plan: Plan) -> Outcome:
+    async def act(self, job: Json, plan: Plan, answered: asyncio.Event | None = None) -> Outcome:
         """Send the deletes, then the creates phase by phase; a refused delete does not stop the creates.
+
+        answered: set as soon as the first create has been answered.
 
         Raises:
             ClusterError: a request got no response, so its effect is unknown.
@@ -73,7 +76,8 @@ class Executor:
         await self._delete_all(namespace, plan.deletes, problems)
         try:
             for phase in plan.creates:
-                if refused := await self._create_phase(job, phase, plan.cautious):
+                first = asyncio.Event() if answered is None or answered.is_set() else answered
+                if refused := await self._create_phase(job, phase, plan.cautious, first):
                     problems += refused
                     break
         except _NamespaceGoneError:
@@ -130,16 +134,38 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == delete.uid)
 
-    async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> list[Problem]:
+    async def _create_phase(
+        self, job: Json, phase: Sequence[Create], cautious: bool, first: asyncio.Event
+    ) -> list[Problem]:
         problems: list[Problem] = []
         for batch in _batches(phase, cautious):
-            results = await asyncio.gather(
-                *(self._create(job, create, problems) for create in batch), return_exceptions=True
-            )
-            _raise_first(results)
+            await self._create_batch(job, batch, problems, first)
             if problems:
                 break
         return problems
+
+    async def _create_batch(
+        self, job: Json, batch: Sequence[Create], problems: list[Problem], first: asyncio.Event
+    ) -> None:
+        """Create all objects concurrently, then raise the first error.
+
+        Each body is read when it is about to be sent, so that rendering a large job does not block the event loop.
+        """
+        creates = iter(batch)
+
+        async def work() -> None:
+            for create in creates:
+                if create.after_first:
+                    await first.wait()
+                try:
+                    await self._create(job, create, problems)
+                finally:
+                    first.set()
+                if problems:
+                    return
+
+        tasks = min(len(batch), self._concurrency)
+        _raise_first(await asyncio.gather(*(work() for _ in range(tasks)), return_exceptions=True))
 
     async def _create(self, job: Json, create: Create, problems: list[Problem]) -> None:
         namespace = job["metadata"]["namespace"]
@@ -198,7 +224,10 @@ def _of_another_ddpjob(found: Json, uid: str) -> bool:
 
 def _batches(items: Sequence[T], cautious: bool) -> Iterator[Sequence[T]]:
     """Yield all items at once, or if ``cautious`` batches of 1, 2, 4, ... items."""
-    start, size = 0, 1 if cautious else len(items)
+    if not cautious:
+        yield items
+        return
+    start, size = 0, 1
     while start < len(items):
         yield items[start : start + size]
         start, size = start + size, size * 2

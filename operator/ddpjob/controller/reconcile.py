@@ -5,6 +5,7 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from ddpjob.engine.plan import plan as make_plan
 logger = logging.getLogger(__name__)
 
 COSMETIC_SECONDS = 0.25
+RECORD_SECONDS = 0.05
+"""The status of a first attempt waits no longer for the answer to its first create."""
 
 
 @dataclass
@@ -130,9 +133,16 @@ class Reconciler:
 
         If one of the two fails, the next reconcile adopts the pods by their names. Not before this process wrote some
         status: an API server with an older CRD might refuse all, and pods without a record must not run.
+
+        The status is sent when the first create has been answered: for an API server with few cores a status patch of
+        a custom resource is as much work as a pod, and would delay it.
         """
-        acting = asyncio.create_task(self._act(key, job, plan, memory))
+        answered = asyncio.Event()
+        acting = asyncio.create_task(self._act(key, job, plan, memory, answered))
+        acting.add_done_callback(lambda _: answered.set())
         try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(answered.wait(), RECORD_SECONDS)
             recorded = await self._record(key, job, plan, memory)
         finally:
             await asyncio.wait({acting})
@@ -245,7 +255,9 @@ class Reconciler:
             self.events.send(job, note)
         return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
 
-    async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
+    async def _act(
+        self, key: Key, job: Json, plan: Plan, memory: Memory, answered: asyncio.Event | None = None
+    ) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
         if not (plan.deletes or plan.creates):
             if memory.problems:  # this plan has shown them, and nothing is left that could be refused
@@ -262,7 +274,7 @@ class Reconciler:
         if number is not None:
             memory.begun, memory.problems = number, ()
         try:
-            outcome = await self.executor.act(job, plan)
+            outcome = await self.executor.act(job, plan, answered)
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise

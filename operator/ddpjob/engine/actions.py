@@ -1,6 +1,6 @@
 """Data between the engine and the controller: settings, plans, and the problems of carrying one out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -13,12 +13,14 @@ class Create:
     """POST ``body``. An existing object of that name is adopted if the job owns it; otherwise it is a conflict.
 
     ``shared``: an existing object is adopted without being owned (the claim of an earlier job of this name).
+    ``after_first``: it is sent when the first create of its phase has been answered; it is never the first itself.
     """
 
     resource: Resource
     name: str
     body: Json = field(hash=False)
     shared: bool = False
+    after_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Plan:
         be delayed and combined with the next.
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
-    creates: phases, each a tuple of objects that are created concurrently; a phase starts after the one before ended.
+    creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
+        ended. A sequence may render its objects when they are read.
     requeue_after: seconds after which the plan can change without an event, or None.
     creates_attempt: number of the attempt whose pods are among the creates, or None.
     poll: (pod name, IP, port) of rank 0 to request progress from, or None.
@@ -84,7 +87,7 @@ class Plan:
     urgent: bool = False
     needs_live: bool = False
     deletes: tuple[Delete, ...] = ()
-    creates: tuple[tuple[Create, ...], ...] = ()
+    creates: tuple[Sequence[Create], ...] = ()
     events: tuple[Note, ...] = ()
     creates_attempt: int | None = None
     requeue_after: float | None = None

@@ -7,10 +7,10 @@ The pod of node 0 is rendered; the other nodes' pods are copies with their own n
 import copy
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 from ddpjob.api import names
 from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
@@ -140,7 +140,7 @@ def job_labels(job: Job) -> dict[str, str]:
     }
 
 
-def desired_service(job: Job) -> Create:
+def desired_service(job: Job, *, after_first: bool = False) -> Create:
     """Return the headless Service of the job, which all its attempts use."""
     body = render(
         "service.yaml.j2",
@@ -151,7 +151,7 @@ def desired_service(job: Job) -> Create:
         selector={names.LABEL_JOB_UID: job.uid},
         port=job.spec.rendezvous.port,
     )
-    return Create(names.SERVICES, job.service, body)
+    return Create(names.SERVICES, job.service, body, after_first=after_first)
 
 
 def desired_claim(job: Job) -> Create | None:
@@ -170,15 +170,48 @@ def desired_claim(job: Job) -> Create | None:
     return Create(names.CLAIMS, job.claim, body, shared=True)
 
 
+@dataclass(frozen=True, eq=False)
+class DesiredPods(Sequence[Create]):
+    """The pods of an attempt, in the order of ``node_ranks``, each rendered when it is read.
+
+    first: the pod of node 0. beside: other objects that are created together with the pods; they follow the first pod.
+    """
+
+    job: Job
+    attempt: int
+    first: Json
+    node_ranks: Sequence[int]
+    beside: Sequence[Create] = ()
+
+    def __len__(self) -> int:
+        return len(self.node_ranks) + len(self.beside)
+
+    @overload
+    def __getitem__(self, index: int) -> Create: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Create, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Create | tuple[Create, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        if 0 < place <= len(self.beside):
+            return self.beside[place - 1]
+        node_rank = self.node_ranks[place and place - len(self.beside)]
+        return _pod_of_node(self.first, self.job, self.attempt, node_rank)
+
+
 def desired_pods(
-    job: Job, attempt: int, settings: EngineSettings, node_ranks: Iterable[int] | None = None
-) -> tuple[Create, ...]:
+    job: Job,
+    attempt: int,
+    settings: EngineSettings,
+    node_ranks: Sequence[int] | None = None,
+    beside: Sequence[Create] = (),
+) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order."""
-    first = _pod_of_node_0(job, attempt, settings)
-    return tuple(
-        _pod_of_node(first, job, attempt, node_rank)
-        for node_rank in (job.node_ranks if node_ranks is None else node_ranks)
-    )
+    ranks = job.node_ranks if node_ranks is None else node_ranks
+    return DesiredPods(job, attempt, _pod_of_node_0(job, attempt, settings), ranks, beside)
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:

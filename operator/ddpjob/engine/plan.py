@@ -3,7 +3,7 @@
 The controller writes the status first, so after a crash at any later point the decision is recorded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -68,12 +68,12 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         urgent=decision.kind not in ("continue", "hold"),
         deletes=tuple(_deletes(s, decision)),
         creates=creates,
-        creates_attempt=next_number(s, decision) if any(c.resource is names.PODS for p in creates for c in p) else None,
+        creates_attempt=next_number(s, decision) if any(phase[0].resource is names.PODS for phase in creates) else None,
         events=tuple(notes(s, decision, status)),
         requeue_after=_requeue_after(s, decision, status),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
-        cautious=decision.refusals > 0 or s.attempt.refusals > 0,
+        cautious=_is_cautious(s, decision),
     )
 
 
@@ -94,29 +94,36 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
             yield pod.deletion()
 
 
-def _creates(s: JobState, decision: Decision) -> tuple[tuple[Create, ...], ...]:
-    """Return the phases of creation: the claim, then the Service together with the pods.
+def _creates(s: JobState, decision: Decision) -> tuple[Sequence[Create], ...]:
+    """Return the phases of creation: the claim, then the pods and the Service.
 
     A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
-    resolves a name, so a phase of its own would only delay the pods.
+    resolves a name, so it follows the first pod. After a refusal it is sent alone before the pods, because a Service
+    whose name is taken would cost a pod at each try.
     """
     begins = decision.begins_attempt
     if not (begins or (decision.kind == "continue" and not s.attempt.is_closed)):
         return ()
     number = next_number(s, decision)
-    node_ranks: Iterable[int] = ()
+    node_ranks: Sequence[int] = ()
     if begins:
         existing = {pod.node_rank for pod in s.pods if pod.attempt == number}  # adopted, see ``number_of_next``
-        node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in existing]
+        node_ranks = [rank for rank in s.job.node_ranks if rank not in existing] if existing else s.job.node_ranks
     elif s.attempt.is_creating:
         node_ranks = s.missing_nodes
-    service = (desired_service(s.job),) if s.observed.service is None else ()
+    beside = bool(node_ranks) and not _is_cautious(s, decision)
+    service = (desired_service(s.job, after_first=beside),) if s.observed.service is None else ()
     # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
     # it together with an earlier job of this name.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
-    pods = desired_pods(s.job, number, s.settings, node_ranks) if node_ranks else ()
-    phases = ((claim,) if claim is not None else (), (*service, *pods))
+    pods = desired_pods(s.job, number, s.settings, node_ranks, service if beside else ()) if node_ranks else ()
+    phases = ((claim,) if claim is not None else (), () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
+
+
+def _is_cautious(s: JobState, decision: Decision) -> bool:
+    """Whether the last creates of the job were refused."""
+    return decision.refusals > 0 or s.attempt.refusals > 0
 
 
 def _plan_finished(s: JobState) -> Plan:
