@@ -135,15 +135,7 @@ class Bench:
 
     def operator(self) -> OperatorProcess:
         """Return the operator, not yet started."""
-        path = self._folder / "kubeconfig"
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
-            "clusters": [{"name": "here", "cluster": {"server": self._http.url}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "users": [{"name": "me", "user": {"token": "none"}}],
-        }  # fmt: skip
-        path.write_text(json.dumps(config))
-        return OperatorProcess(path, f"--sweep-interval-seconds={SWEEP_SECONDS:g}")
+        return OperatorProcess(self._http.kubeconfig(self._folder), f"--sweep-interval-seconds={SWEEP_SECONDS:g}")
 
     def submit(self, name: str, nodes: int) -> None:
         """Create a job."""

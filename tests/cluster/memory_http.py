@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -51,6 +52,18 @@ class MemoryHttp:
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """Write a kubeconfig for this server, and return its path."""
+        path = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": self.url}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "users": [{"name": "me", "user": {"token": "none"}}],
+        }  # fmt: skip
+        path.write_text(json.dumps(config))
+        return path
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
