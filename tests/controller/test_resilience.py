@@ -234,7 +234,7 @@ def test_pod_of_another_owner_with_the_same_name_is_reported_and_kept(
     }
     made = control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods", other)
     with OperatorProcess(control_plane, namespace, sweep_interval_seconds=NEVER):
-        # The next attempt has other names, so nobody has to act.
+        # The next attempt has other names, so no action of a user is needed.
         pods = jobs.wait_for_pods(2, attempt=2)
         assert not {pod["metadata"]["name"] for pod in pods} & {made["metadata"]["name"]}
         (event,) = [event for event in jobs.objects("events") if event["reason"] == "NameConflict"]

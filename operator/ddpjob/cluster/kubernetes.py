@@ -227,7 +227,7 @@ class KubernetesCluster:
 
 
 def _pause(error: ClusterError, delay: float | None) -> float | None:
-    """Return the seconds until the next try, or None to give up."""
+    """Return the seconds until the next try, or None if there is no next try."""
     if delay is None:
         return None
     if isinstance(error, TooManyRequests):

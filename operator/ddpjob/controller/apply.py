@@ -111,7 +111,7 @@ class Executor:
         """Return the response to the DELETE; {} if the object no longer exists.
 
         A conflict means that another object has the name, or that another client changed the object at the same time,
-        or that an admission plugin refused with this code. Only a GET tells whether the object still exists.
+        or that an admission plugin refused with this code. Only a GET shows whether the object still exists.
         """
         tries = DELETE_TRIES
         async with self._slots.take(namespace):

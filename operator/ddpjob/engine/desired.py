@@ -51,7 +51,7 @@ class Job:
 
     @cached_property
     def wire(self) -> Json:
-        """The spec as JSON. Pods share parts of it, so nobody changes it."""
+        """The spec as JSON. Pods share parts of it, so it must not be changed."""
         return self.spec.wire()
 
     @property

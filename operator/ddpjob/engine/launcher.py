@@ -1,7 +1,7 @@
 """Programs that start the processes of a node, and the warning about a command that is none of them.
 
-With one process per node the operator sets RANK and WORLD_SIZE, so every program joins the group. With more, something
-must start the processes of the node and give each its rank; a program that nobody launches trains alone on each node.
+With one process per node the operator sets RANK and WORLD_SIZE, so every program joins the group. With more, a
+launcher must start the processes of the node and give each its rank; without one, each node trains alone.
 """
 
 import re
@@ -25,7 +25,7 @@ LAUNCHER_MODULES = frozenset(
 )
 """The same as modules of ``python -m``."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "make"})
-"""Programs that run a script, which may call a launcher: nobody can tell from the command."""
+"""Programs that run a script, which may call a launcher; the command does not show it."""
 WRAPPERS = frozenset(
     {
         *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
@@ -39,7 +39,7 @@ _PYTHON_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"}
 
 
 def launch_warning(job: Job) -> str | None:
-    """Return why the job's command may start fewer processes than ``nprocPerNode``; None if nothing speaks for it.
+    """Return why the job's command may start fewer processes than ``nprocPerNode``; None if nothing indicates it.
 
     The entrypoint of an image, a shell script and a command that contains ``$(VAR)`` cannot be judged.
     """

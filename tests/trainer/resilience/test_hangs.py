@@ -232,7 +232,7 @@ def test_time_during_which_the_launcher_was_stopped_is_no_stall(monkeypatch: pyt
         ({"collectives": 8}, True),
     ],
 )
-def test_the_rank_that_differs_from_its_peers_is_to_blame(difference: dict[str, Any], all_ranks: bool) -> None:
+def test_the_rank_that_differs_from_its_peers_is_the_cause(difference: dict[str, Any], all_ranks: bool) -> None:
     ranks = [rank_state(0), rank_state(1), rank_state(2, **difference), rank_state(3)]
     found = find_hung_rank(ranks, all_ranks=all_ranks)
     assert found is not None
@@ -246,7 +246,7 @@ def test_if_all_ranks_of_a_node_wait_the_cause_is_on_another_node() -> None:
     assert (report["code"], report["cause"]) == (76, "peer")
 
 
-def test_a_rank_whose_heartbeat_changes_is_not_to_blame() -> None:
+def test_a_rank_whose_heartbeat_changes_is_not_the_cause() -> None:
     busy = rank_state(0, collective="", phase="save", quiet=0.2)
     found = find_hung_rank([busy, rank_state(1, stopped=False, answered=False)], all_ranks=True)
     assert found is not None

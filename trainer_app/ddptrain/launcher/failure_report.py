@@ -162,7 +162,7 @@ def explain(root: Path, *, as_json: bool) -> int:
         print(dumps_json({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
         return 0
     print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
-    print(f"rank {report.get('rank')} is to blame, with code {report.get('code')}: {report.get('message')}")
+    print(f"root cause: rank {report.get('rank')}, exit code {report.get('code')}: {report.get('message')}")
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
     print("at " + ", ".join(place) if place else "where is not known")
     for label, advice in (("hint:  ", report.get("hint")), ("next:  ", report.get("next"))):

@@ -1,7 +1,7 @@
 """Detects that a node hangs and finds the rank that its peers wait for.
 
-The launcher observes the heartbeats of its ranks. When one stalls, it asks every rank for its stacks and compares all
-ranks' states: a stopped rank cannot report itself, and its peers only see that a collective does not end.
+The launcher observes the heartbeats of its ranks. When one stalls, it requests the stacks of every rank and compares
+the states of all ranks: a stopped rank cannot report itself, and its peers only see that a collective does not end.
 ``failure_report`` repeats the comparison with the states that all nodes have written.
 """
 
@@ -88,7 +88,7 @@ def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool)
         condition = "is stopped" if hung.stopped else "shows no sign of life"
         message = f"rank {hung.rank} (node {hung.node}) {condition} {hung.place}, {timeout:g} s without progress"
     else:
-        message = f"{timeout:g} s without progress, and no rank of this node is to blame"
+        message = f"{timeout:g} s without progress, and no rank of this node is the cause"
     shown = hung or min(states, key=_progress)
     error = Hang(f"{message}; {waiting}" if waiting else message)
     error.cause = "own" if hung or all_ranks else "peer"

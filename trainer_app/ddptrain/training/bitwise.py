@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VIRTUAL_SHARDS = 12  # divisible by 1, 2, 3, 4, 6 and 12 ranks
 THREADS = 1  # default of --threads: possible with any number of ranks on a node
-_EXTRAS = 2  # values after the gradient in each row: the shard's loss sum, and whether its rank wants to stop
+_EXTRAS = 2  # values after the gradient in each row: the shard's loss sum, and whether its rank is to stop
 
 
 def make_deterministic() -> None:

@@ -46,7 +46,7 @@ class StepNumbers:
             self._work = dist.all_reduce(self._values, async_op=True)
 
     def receive(self) -> tuple[float, bool]:
-        """Return (sum of the losses, whether any rank wants to stop), the same on every rank."""
+        """Return (sum of the losses, whether any rank is to stop), the same on every rank."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -74,9 +74,9 @@ class GradientSync:
         """Compute the gradient of the global batch's mean loss into ``.grad``.
 
         Args:
-            stop: whether this rank wants to stop.
+            stop: whether this rank received a request to stop.
         Returns:
-            (sum of the losses over the global batch, whether any rank wants to stop), the same on every rank.
+            (sum of the losses over the global batch, whether any rank is to stop), the same on every rank.
         """
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
         earlier: list[torch.Tensor] = []
