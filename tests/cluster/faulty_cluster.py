@@ -1,5 +1,7 @@
 """An in-memory cluster with fault injection: a hook receives each call before it is carried out and returns a fault."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
-from ddpjob.cluster.base import ObjectList, Page, Unavailable
+from ddpjob.cluster.base import ClusterError, ObjectList, Page, Unavailable
 from ddpjob.cluster.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
@@ -37,10 +39,12 @@ class Fault:
 
     before: raised instead of carrying it out: a typed error, or any exception that ends the client.
     after: raised after carrying it out: the response is lost.
+    late_seconds: with ``before``, the request is carried out this much later, as when a network delays it.
     """
 
     before: BaseException | None = None
     after: BaseException | None = None
+    late_seconds: float | None = None
 
 
 Hook = Callable[[Call], Fault | None]
@@ -52,10 +56,14 @@ def lost_answer(verb: Verb) -> Fault:
 
 
 class FaultyCluster(MemoryCluster):
-    """``hook`` returns the fault of each call, or None. Calls of ``server`` have no faults."""
+    """``hook`` returns the fault of each call, or None. Calls of ``server`` have no faults.
+
+    late: the requests that are carried out later; they outlive the client that sent them.
+    """
 
     def __init__(self, hook: Hook, **options: Any) -> None:
         super().__init__(**options)
+        self.late: list[asyncio.Task[None]] = []
         self._hook = hook
         self._calls = 0
 
@@ -116,11 +124,19 @@ class FaultyCluster(MemoryCluster):
         self._calls += 1
         fault = self._hook(Call(self._calls, verb, resource, namespace, name, body)) or Fault()
         if fault.before is not None:
+            if fault.late_seconds is not None:
+                self.late.append(asyncio.create_task(_later(act, fault.late_seconds)))
             raise fault.before
         response = await act()
         if fault.after is not None:
             raise fault.after
         return response
+
+
+async def _later(act: Callable[[], Awaitable[Any]], seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    with contextlib.suppress(ClusterError):
+        await act()
 
 
 async def _answer(page: Page) -> Page:

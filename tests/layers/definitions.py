@@ -59,7 +59,8 @@ LAYERS = (
         "unit",
         (
             pytest_command(
-                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
+                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/simulator"),
+                *("tests/kind", "tests/layers"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
             ),
         ),

@@ -1,0 +1,107 @@
+"""The scheduler and the kubelets of a simulated run: they bind and start pods, report their ends, and stop them."""
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import ClusterError, Conflict, NotFound
+from ddpjob.cluster.memory.server import ApiServer
+from ddpjob.cluster.memory.store import Change
+from tests.builders import ended, failed, running
+
+GRACE_SECONDS = 30.0
+"""Longest time in which a kubelet stops a pod; the default of Kubernetes."""
+_FROZEN_SECONDS = 0.5
+
+
+class Kubelets:
+    """Acts on the API server as the nodes do. What a pod does depends on the seed and its name, not on the time.
+
+    eager: each pod starts by itself soon after its creation; otherwise ``start`` starts it.
+    frozen: while true, no pod starts or stops.
+    """
+
+    def __init__(self, server: ApiServer, seed: str, *, eager: bool) -> None:
+        self._server = server
+        self._seed = seed
+        self._eager = eager
+        self.frozen = False
+        self.unreachable: set[str] = set()
+        """uids of pods on nodes that do not respond."""
+        self.were_unreachable: set[str] = set()
+
+    def on_change(self, change: Change) -> None:
+        """Schedule what the nodes do about a change of a pod."""
+        if change.resource is not names.PODS or change.type == "DELETED":
+            return
+        loop, chance = asyncio.get_running_loop(), self._chance(change.obj)
+        is_new = change.before is None
+        if self._eager and is_new and names.LABEL_JOB_UID in change.obj["metadata"].get("labels", {}):
+            loop.call_later(chance.uniform(0.0, 2.0), self._unless_frozen, self.start, change.obj)
+        was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
+        if "deletionTimestamp" in change.obj["metadata"] and not was_deleted:
+            loop.call_later(chance.uniform(0.1, 5.0), self._unless_frozen, self._stop, change.obj)
+
+    def start(self, pod: Json) -> None:
+        """Bind a pod to a node and start its containers; nothing happens if it ended or is being deleted."""
+        meta = pod["metadata"]
+        known = self._known(pod)
+        if known is None or known["status"].get("phase") != "Pending" or "deletionTimestamp" in known["metadata"]:
+            return
+        with contextlib.suppress(ClusterError):
+            self._server.bind(meta["namespace"], meta["name"], f"worker-{meta['labels'][names.LABEL_NODE_RANK]}")
+        self.report(pod, running(podIP="192.0.2.1"))
+
+    def report(self, pod: Json, status: Json) -> None:
+        """Write the status of a pod unless it is gone, or ended before."""
+        known = self._known(pod)
+        if known is None or known["status"].get("phase") in ("Succeeded", "Failed"):
+            return
+        self._server.patch_status(names.PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": status})
+
+    def remove(self, pod: Json) -> None:
+        """Remove a pod at once, as the garbage collector of pods does when its node is gone."""
+        meta = pod["metadata"]
+        with contextlib.suppress(NotFound, Conflict):
+            self._server.delete(names.PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
+
+    def lose(self, pod: Json) -> None:
+        """Make the pod's node unreachable. The control plane then deletes the pod, and no kubelet stops it."""
+        meta = pod["metadata"]
+        self.unreachable.add(meta["uid"])
+        self.were_unreachable.add(meta["uid"])
+        with contextlib.suppress(NotFound, Conflict):
+            self._server.delete(names.PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+
+    def return_of_nodes(self) -> None:
+        """Let the unreachable nodes respond again: they stop what was deleted meanwhile."""
+        pods, self.unreachable = self.unreachable, set()
+        for pod in list(self._server.store.all(names.PODS)):
+            if pod["metadata"]["uid"] in pods and "deletionTimestamp" in pod["metadata"]:
+                self._stop(pod)
+
+    def _stop(self, pod: Json) -> None:
+        """End the containers of a deleted pod, each with one of the results of SIGTERM, and remove the pod."""
+        known = self._known(pod)
+        if known is None or pod["metadata"]["uid"] in self.unreachable:
+            return
+        if known["spec"].get("nodeName"):
+            results = (ended(143), ended(0), failed(77, cause="peer"), failed(1), ended(137))
+            self.report(pod, self._chance(pod).choice(results))
+        self.remove(pod)
+
+    def _known(self, pod: Json) -> Json | None:
+        known = self._server.store.get(names.PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
+        return known if known is not None and known["metadata"]["uid"] == pod["metadata"]["uid"] else None
+
+    def _chance(self, pod: Json) -> random.Random:
+        return random.Random(f"{self._seed} {pod['metadata']['name']}")
+
+    def _unless_frozen(self, act: Any, pod: Json) -> None:
+        if self.frozen:
+            asyncio.get_running_loop().call_later(_FROZEN_SECONDS, self._unless_frozen, act, pod)
+        else:
+            act(pod)

@@ -1,0 +1,165 @@
+"""What must hold in every simulated run, and the outcome that faults must not change."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddpjob.cluster.memory.store import Change
+from tests.simulator.kubelets import GRACE_SECONDS
+from tests.simulator.simulation import KEY, Simulation
+
+Outcome = dict[str, Any]
+
+
+def check(sim: Simulation) -> None:
+    """Check the invariants of a run's whole history. Raises ``AssertionError``."""
+    _check_status(sim)
+    _check_pods(sim)
+    _check_overlap(sim)
+    _check_events(sim)
+
+
+def check_undisturbed(sim: Simulation, refused: int) -> None:
+    """Check that no request of a run without faults was without effect, apart from ``refused`` ones."""
+    assert len(sim.cluster.useless) <= refused, f"requests without effect: {sim.cluster.useless}"
+
+
+def outcome(sim: Simulation) -> Outcome:
+    """Return how the job ended, and how often each object was created and deleted; without times."""
+    status = sim.last_status
+    numbers = _ordinals(sim)
+    made: Counter[str] = Counter()
+    for _, change in sim.changes:
+        if change.resource is not names.EVENTS and change.type != "MODIFIED" and sim.is_of_job(change):
+            made[f"{change.type} {change.resource.kind} {change.obj['metadata']['name']}"] += 1
+    return _story(status, numbers) | {
+        "attempt": status.get("attempt"),
+        "world": status.get("world"),
+        "messages": [failure.get("message") for failure in status.get("failures", ())],
+        "made": made,
+    }
+
+
+def story(sim: Simulation) -> Outcome:
+    """Return the part of the outcome that also faults on creates leave unchanged.
+
+    An attempt whose pods could not all be created is abandoned. It costs no restart, but its number is used up.
+    Attempts are therefore numbered here by those that ran.
+    """
+    return _story(sim.last_status, _ordinals(sim))
+
+
+def _story(status: Json, numbers: dict[int, int]) -> Outcome:
+    kept = ("state", "restarts", "restartsCountedTowardsLimit", "succeededNodes")
+    fields = ("nodeRank", "reason", "exitCode", "signal", "nodeName", "action", "counted")
+    failures = [
+        {"attempt": numbers.get(failure["attempt"])} | {field: failure.get(field) for field in fields}
+        for failure in status.get("failures", ())
+    ]
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
+    # At a failed end it depends on the time which peers had ended.
+    nodes = status.get("nodes") if status.get("state") == "Succeeded" else None
+    return {key: status.get(key) for key in kept} | {"failures": failures, "conditions": conditions, "nodes": nodes}
+
+
+def _job_changes(sim: Simulation) -> Iterator[Change]:
+    return (
+        change
+        for _, change in sim.changes
+        if change.resource is names.DDPJOBS and change.obj["metadata"]["name"] == KEY.name
+    )
+
+
+def _ordinals(sim: Simulation) -> dict[int, int]:
+    """Return the attempts that ran, or failed by themselves, numbered from 1."""
+    ran: set[int] = set()
+    for change in _job_changes(sim):
+        status = change.obj.get("status") or {}
+        if (status.get("currentAttempt") or {}).get("phase") == "Running":
+            ran.add(status["attempt"])
+        ran.update(failure["attempt"] for failure in status.get("failures", ()))
+    return {attempt: number for number, attempt in enumerate(sorted(ran), start=1)}
+
+
+def _check_status(sim: Simulation) -> None:
+    """Check that attempt and budget only grow, and that no attempt starts while the job is to be suspended."""
+    before: Json = {}
+    uid = final = None
+    for change in _job_changes(sim):
+        status = change.obj.get("status") or {}
+        if change.obj["metadata"]["uid"] != uid:
+            uid, before, final = change.obj["metadata"]["uid"], {}, None
+        old, new = before.get("attempt") or 0, status.get("attempt") or 0
+        assert new >= old, f"attempt {new} after {old}"
+        starts = new > old and (status.get("currentAttempt") or {}).get("phase") == "Creating"
+        assert not (starts and change.obj["spec"].get("suspend")), f"attempt {new} started while spec.suspend is true"
+        for counter in ("restarts", "restartsCountedTowardsLimit"):
+            was, now = before.get(counter) or 0, status.get(counter) or 0
+            assert now >= was, f"{counter} fell from {was} to {now}"
+            assert now <= was + 1, f"{counter} rose from {was} to {now} at once"
+        limit = (change.obj["spec"].get("restartPolicy") or {}).get("maxRestarts", 3)
+        counted = status.get("restartsCountedTowardsLimit") or 0
+        assert counted <= limit, f"{counted} restarts were counted, the limit is {limit}"
+        if final is not None:
+            assert status.get("state") == final, f"{status.get('state')} after {final}"
+        final = status["state"] if "completionTime" in status else None
+        before = status
+
+
+def _check_pods(sim: Simulation) -> None:
+    """Check that each pod was created once, for the recorded attempt, and by the operator."""
+    made: set[tuple[str, ...]] = set()
+    attempts: dict[str, int] = defaultdict(int)
+    for _, change in sim.changes:
+        meta = change.obj["metadata"]
+        if change.resource is names.DDPJOBS:
+            attempts[meta["uid"]] = int((change.obj.get("status") or {}).get("attempt") or 0)
+        labels = meta.get("labels") or {}
+        if change.resource is not names.PODS or change.type != "ADDED" or names.LABEL_JOB_UID not in labels:
+            continue
+        node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
+        is_twice = node in made and meta["name"] not in sim.late_creates
+        assert not is_twice, f"{meta['name']} was created twice"
+        made.add(node)
+        recorded, attempt = attempts[node[0]], int(node[1])
+        # The pods of the first attempt may be created beside its record. A late request may be of an older attempt.
+        known = max(recorded, 1)
+        assert attempt <= known, f"{meta['name']} was created while attempt {recorded} was recorded"
+
+
+def _check_overlap(sim: Simulation) -> None:
+    """Check that pods of two attempts never run together for longer than the kubelet takes to stop one."""
+    spans: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    began: dict[str, float] = {}
+    for time, change in sim.changes:
+        meta = change.obj["metadata"]
+        if change.resource is not names.PODS or meta["uid"] in sim.kubelets.were_unreachable:
+            continue
+        is_running = change.obj["status"].get("phase") == "Running" and change.type != "DELETED"
+        if is_running:
+            began.setdefault(meta["uid"], time)
+        elif (start := began.pop(meta["uid"], None)) is not None:
+            labels = meta["labels"]
+            spans[labels[names.LABEL_JOB_UID]].append((int(labels[names.LABEL_ATTEMPT]), start, time))
+    for pods in spans.values():
+        for attempt, start, end in pods:
+            for other, other_start, other_end in pods:
+                shared = min(end, other_end) - max(start, other_start)
+                assert attempt == other or shared <= GRACE_SECONDS, (
+                    f"pods of attempts {attempt} and {other} ran together for {shared:.0f} s"
+                )
+
+
+def _check_events(sim: Simulation) -> None:
+    """Check that each Event names a version of the job whose status records the decision."""
+    statuses: dict[tuple[str, str], Json] = {}
+    for _, change in sim.changes:
+        meta = change.obj["metadata"]
+        if change.resource is names.DDPJOBS:
+            statuses[meta["uid"], meta["resourceVersion"]] = change.obj.get("status") or {}
+        if change.resource is names.EVENTS and change.type == "ADDED":
+            about = change.obj["involvedObject"]
+            recorded = statuses.get((about["uid"], about["resourceVersion"]))
+            assert recorded, f"event {change.obj['reason']} was sent before its decision was recorded"

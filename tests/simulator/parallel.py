@@ -1,0 +1,74 @@
+"""Many runs on several processes."""
+
+import logging
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from tests.simulator.runs import RANDOM, Run, ViolationError, compare, execute
+
+CORES = 2
+_BATCH = 25
+
+
+@dataclass
+class Batch:
+    """The results of some runs. ``counts``: of runs, faults and starts of the operator, by how watch events arrived."""
+
+    failures: list[str] = field(default_factory=list)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    process: int = 0
+    cpu_seconds: float = 0.0
+
+
+def pool() -> ProcessPoolExecutor:
+    """Return a pool of processes, each with its own modules, so that a mutant changes only one of them."""
+    workers = min(CORES, os.cpu_count() or 1)
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin)
+
+
+def carry_out(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> Iterator[Batch]:
+    """Carry out all runs; yield the results of some at a time. Runs with a scenario are compared with that without."""
+    batches = [runs[start : start + _BATCH] for start in range(0, len(runs), _BATCH)]
+    yield from processes.map(_carry_out, batches)
+
+
+def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str]:
+    """Carry out all runs and return the failures; print the number of runs and their time."""
+    began = time.monotonic()
+    failures: list[str] = []
+    cpu: dict[int, tuple[float, float]] = {}
+    for batch in carry_out(processes, runs):
+        failures += batch.failures
+        first, _ = cpu.get(batch.process, (batch.cpu_seconds, 0.0))
+        cpu[batch.process] = (first, batch.cpu_seconds)
+    seconds = sum(last - first for first, last in cpu.values())
+    print(f"\n{len(runs)} runs in {time.monotonic() - began:.1f} s, {seconds:.1f} s of CPU")
+    return failures
+
+
+def _begin() -> None:
+    logging.disable(logging.CRITICAL)  # thousands of expected warnings
+
+
+def _carry_out(runs: Sequence[Run]) -> Batch:
+    batch = Batch(process=os.getpid())
+    for run in runs:
+        counts = Counter(runs=1)
+        try:
+            if run.scenario == RANDOM:
+                simulation = execute(run).simulation
+                counts.update(faults=simulation.faults, starts=simulation.starts)
+                batch.counts.setdefault(simulation.watch, Counter()).update(counts)
+            else:
+                compare(run)
+        except ViolationError as error:
+            batch.failures.append(str(error))
+        except Exception as error:
+            batch.failures.append(f"{type(error).__name__}: {error}\n  replay: {run.command}")
+    batch.cpu_seconds = time.process_time()
+    return batch

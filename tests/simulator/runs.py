@@ -1,0 +1,155 @@
+"""A run of the simulator: which story with which faults. Its text form is the argument of the replaying command."""
+
+import asyncio
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.controller.faketime import run as run_in_simulated_time
+from tests.simulator.faults import At, OperatorKilledError, at_writes, now_and_then
+from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story
+from tests.simulator.scenarios import SCENARIOS, Scenario, random_story
+from tests.simulator.simulation import Simulation
+from tests.simulator.watches import MODES
+
+RECONCILES_AFTER_FAULT = 3
+RANDOM = "random"
+_DOWNTIMES = (0.0, 0.0, 1.0, 20.0)
+
+
+class ViolationError(AssertionError):
+    """A run violates an invariant. The message has the command that replays it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that determines a run.
+
+    scenario: a name of ``SCENARIOS``, or "random": all else then follows from ``seed``. order: of the reports of pods.
+    """
+
+    scenario: str
+    faults: tuple[At, ...] = ()
+    watch: str = "prompt"
+    order: int = 0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        options = [f"watch={self.watch}"] * (self.watch != "prompt")
+        options += [f"order={self.order}"] * bool(self.order) + [f"seed={self.seed}"] * bool(self.seed)
+        return " ".join([self.scenario, *map(str, self.faults), *options])
+
+    @property
+    def command(self) -> str:
+        return f"python -m tests.simulator replay {self}"
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> "Run":
+        """Return the run in words such as ``node-loss lost@7 watch=late order=1``. Raises ``ValueError``."""
+        scenario, *rest = words
+        if scenario != RANDOM and scenario not in SCENARIOS:
+            raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM])}")
+        options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
+        faults = tuple(At.parse(word) for word in rest if "=" not in word)
+        numbers = {key: int(options[key]) for key in ("order", "seed") if key in options}
+        return cls(scenario, faults, options.get("watch", "prompt"), **numbers)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run did. ``writes``: the operator's writes in order, as "verb Kind name"."""
+
+    outcome: Outcome
+    story: Outcome
+    writes: tuple[str, ...]
+    simulation: Simulation
+
+
+def execute(run: Run) -> Result:
+    """Carry out a run. Raises ``ViolationError`` if it violates an invariant."""
+    try:
+        simulation = run_in_simulated_time(_live(run))
+        check(simulation)
+        if not (run.faults or run.scenario == RANDOM) and run.watch == "prompt":
+            check_undisturbed(simulation, SCENARIOS[run.scenario].refused)
+        needed = simulation.reconciles_needed
+        assert needed <= RECONCILES_AFTER_FAULT, f"{needed} reconciles after the last fault"
+    except AssertionError as error:
+        raise ViolationError(f"{error}\n  replay: {run.command}") from error
+    writes = tuple(f"{call.verb} {call.resource.kind} {call.name}" for call in simulation.calls if call.is_write)
+    return Result(outcome(simulation), story(simulation), writes, simulation)
+
+
+def compare(run: Run) -> None:
+    """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``."""
+    expected, result = undisturbed(run.scenario), execute(run)
+    compares = SCENARIOS[run.scenario].compares
+    compared = [("story", expected.story, result.story)] if compares != "nothing" else []
+    if compares == "outcome" and not _makes_more(expected, run):
+        compared.append(("outcome", expected.outcome, result.outcome))
+    for what, want, got in compared:
+        differences = {key: (want[key], got[key]) for key in want if want[key] != got[key]}
+        if differences:
+            text = "\n".join(f"  {key}: {a}\n    with faults: {b}" for key, (a, b) in differences.items())
+            raise ViolationError(f"the {what} differs:\n{text}\n  replay: {run.command}")
+
+
+@functools.cache
+def undisturbed(scenario: str) -> Result:
+    """Return the result of a scenario without faults."""
+    return execute(Run(scenario))
+
+
+def _makes_more(expected: Result, run: Run) -> bool:
+    """Whether a fault adds objects: a refused create lets the attempt be abandoned, a late one is carried out twice."""
+    return any(
+        fault.kind in ("error", "late") and expected.writes[fault.write - 1].startswith("create")
+        for fault in run.faults
+        if fault.write <= len(expected.writes)
+    )
+
+
+async def _live(run: Run) -> Simulation:
+    asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
+    if run.scenario == RANDOM:
+        scenario, simulation = _random_simulation(run.seed)
+    else:
+        scenario = SCENARIOS[run.scenario]
+        is_alone = len(run.faults) <= 1 and run.watch == "prompt"
+        simulation = Simulation(
+            scenario.full_spec, at_writes(run.faults), watch=run.watch, order=run.order, freezes=is_alone
+        )
+    await simulation.begin()
+    await scenario.script(simulation)
+    await simulation.rest()
+    if simulation.job() is not None:
+        simulation.delete_job()
+    await simulation.until("nothing is left", lambda: not simulation.owned_objects())
+    await simulation.rest()
+    await simulation.end()
+    return simulation
+
+
+def _random_simulation(seed: int) -> tuple[Scenario, Simulation]:
+    """Return a random story, and a simulation with random faults in three of four cases."""
+    chance = random.Random(f"run {seed}")
+    nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
+    spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
+    spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}])
+    simulation = Simulation(
+        spec,
+        now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(()),
+        seed=seed,
+        watch=chance.choice(MODES),
+        order=chance.randrange(6),
+        eager=chance.random() < 0.5,
+        downtime=chance.choice(_DOWNTIMES),
+    )
+    return Scenario(random_story), simulation
+
+
+def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if not isinstance(context.get("exception"), OperatorKilledError):
+        loop.default_exception_handler(context)

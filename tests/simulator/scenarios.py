@@ -1,0 +1,313 @@
+"""The stories of a job that faults are injected into, by name. Each script acts as user, nodes and control plane."""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddpjob.cluster.memory.store import Change
+from tests.builders import ended, failed
+from tests.cluster.faulty_cluster import Call
+from tests.simulator.simulation import KEY, Simulation, now
+
+Script = Callable[[Simulation], Awaitable[None]]
+FATES: dict[str, Script] = {}
+SCENARIOS: dict[str, "Scenario"] = {}
+STEPS_IN_RANDOM_STORY = 4
+FREE_FATES = ("suspension", "suspension-beside-a-failure")
+LAST_FATE = "node-removed-after-success"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job and what happens to it.
+
+    script: ends when the job is finished or deleted. spec: of the job.
+    compares: what faults must leave unchanged. "outcome": also the number of created and deleted objects; "story": only
+    how the job ended; "nothing": the job is deleted at a time that depends on the faults.
+    refused: requests that have no effect even without faults.
+    """
+
+    script: Script
+    spec: Json = field(default_factory=dict)
+    compares: Literal["outcome", "story", "nothing"] = "outcome"
+    refused: int = 0
+
+    @property
+    def full_spec(self) -> Json:
+        return {"image": "trainer:1", "numNodes": 2, "restartPolicy": {"maxRestarts": 3}} | self.spec
+
+
+def _scenario(
+    name: str, *, compares: Literal["outcome", "story", "nothing"] = "outcome", refused: int = 0, **spec: object
+) -> Callable[[Script], Script]:
+    def register(script: Script) -> Script:
+        SCENARIOS[name] = Scenario(script, spec, compares, refused)
+        return script
+
+    return register
+
+
+def _fate(name: str) -> Callable[[Script], Script]:
+    """Register what ends an attempt. By itself it is a scenario too: the job is created, meets it, and succeeds."""
+
+    def register(fate: Script) -> Script:
+        async def script(sim: Simulation) -> None:
+            sim.create_job()
+            await fate(sim)
+            await succeed(sim)
+
+        FATES[name] = fate
+        SCENARIOS[name] = Scenario(script)
+        return fate
+
+    return register
+
+
+async def succeed(sim: Simulation) -> None:
+    """All nodes of an attempt succeed."""
+    pods = await sim.running_attempt()
+    await sim.in_any_order(*(partial(_report, sim, pod, ended(0, at=now())) for pod in pods.values()))
+    await sim.until("the job is finished", sim.is_finished)
+
+
+async def random_story(sim: Simulation) -> None:
+    """Some random fates one after the other, then success; the job may also use up its restarts."""
+    sim.create_job()
+    fates = [sim.chance.choice(sorted(FATES)) for _ in range(sim.chance.randrange(STEPS_IN_RANDOM_STORY))]
+    for fate in fates:
+        sim.log.append(f"{now():%H:%M:%S} {fate}")
+        await FATES[fate](sim)
+    await succeed(sim)
+    _check_budget(sim, fates)
+    if "ttlSecondsAfterFinished" in sim.spec:
+        await sim.until("the job is gone", lambda: sim.job() is None)
+
+
+def _check_budget(sim: Simulation, fates: Sequence[str]) -> None:
+    """Check that each failure cost one restart, and nothing else did, whatever happened to the operator."""
+    limit, used = sim.spec["restartPolicy"]["maxRestarts"], 0
+    state = "Succeeded"
+    for fate in itertools.takewhile(lambda fate: fate != LAST_FATE, fates):
+        # With all restarts used, a suspension just before the next attempt comes too late.
+        if used == limit and fate != "suspension":
+            state = "Failed"
+            break
+        used += fate not in FREE_FATES
+    status = sim.last_status
+    assert status.get("state") == state, f"{status.get('state')} after {fates}"
+    counted = status.get("restartsCountedTowardsLimit")
+    assert counted == used, f"{counted} restarts were counted after {fates}"
+
+
+_CLAIM = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteMany"]}
+
+
+@_scenario("success", checkpoint={"claimTemplate": {"spec": _CLAIM}})
+async def _success(sim: Simulation) -> None:
+    sim.create_job()
+    await succeed(sim)
+
+
+@_fate("rank-failure")
+async def _rank_failure(sim: Simulation) -> None:
+    """One rank fails, its peers report that they lost it."""
+    await _fails(sim, failed(1, cause="own", at=now()))
+
+
+@_fate("out-of-memory")
+async def _out_of_memory(sim: Simulation) -> None:
+    await _fails(sim, ended(137, reason="OOMKilled", at=now()))
+
+
+@_fate("eviction")
+async def _eviction(sim: Simulation) -> None:
+    await _fails(sim, {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."})
+
+
+@_fate("rank-failure-without-report")
+async def _rank_failure_without_report(sim: Simulation) -> None:
+    """No pod reports a cause: torchrun ends with 1 on every node, first where the failure was."""
+    await _fails(sim, ended(1, at=now()), peers=ended(1, at=now()))
+
+
+@_fate("node-loss")
+async def _node_loss(sim: Simulation) -> None:
+    """A node is removed with its pod; the peers notice that they lost it."""
+    if pods := await sim.running_attempt():
+        attempt = sim.attempt()
+        peers = _reports_of_peers(sim, pods, failed(77, cause="peer", at=now()))
+        await sim.in_any_order(partial(sim.kubelets.remove, pods[1]), *peers)
+        await sim.next_attempt(attempt)
+
+
+@_fate("unreachable-node")
+async def _unreachable_node(sim: Simulation) -> None:
+    """A node does not respond, so its pod is deleted but never stops. It responds again in the next attempt."""
+    if pods := await sim.running_attempt():
+        attempt = sim.attempt()
+        sim.kubelets.lose(pods[1])
+        await sim.next_attempt(attempt)
+        await sim.running_attempt()
+        sim.kubelets.return_of_nodes()
+
+
+@_fate("suspension")
+async def _suspension(sim: Simulation) -> None:
+    await sim.running_attempt()
+    if not sim.is_finished():
+        sim.patch_job(suspend=True)
+        await _resume(sim)
+
+
+@_fate("suspension-beside-a-failure")
+async def _suspension_beside_a_failure(sim: Simulation) -> None:
+    """The user suspends the job just before the operator records the next attempt."""
+    if pods := await sim.running_attempt():
+        attempt = sim.attempt()
+        sim.on_call(partial(_records_attempt, attempt + 1), partial(sim.patch_job, suspend=True))
+        _report(sim, pods[1], failed(1, cause="own", at=now()))
+        await sim.until("the user has suspended the job", lambda: _is_to_suspend(sim) or sim.is_finished())
+        if not sim.is_finished():
+            await _resume(sim)
+
+
+@_fate("node-removed-after-success")
+async def _node_removed_after_success(sim: Simulation) -> None:
+    """A node succeeds and is removed while another still trains."""
+    if pods := await sim.running_attempt():
+        _report(sim, pods[0], ended(0, at=now()))
+        await sim.until("the success is recorded", lambda: 0 in sim.status().get("succeededNodes", ()))
+        sim.kubelets.remove(pods[0])
+        await sim.pause(10.0)
+        for node_rank in sorted(pods)[1:]:
+            _report(sim, pods[node_rank], ended(0, at=now()))
+        await sim.until("the job is finished", sim.is_finished)
+
+
+@_scenario("restarts-used-up", restartPolicy={"maxRestarts": 1})
+async def _restarts_used_up(sim: Simulation) -> None:
+    sim.create_job()
+    await _rank_failure(sim)
+    await _node_loss(sim)
+    assert sim.is_finished()
+
+
+@_scenario("deadline", activeDeadlineSeconds=600)
+async def _deadline(sim: Simulation) -> None:
+    """The trainer hangs, and the job's deadline passes."""
+    sim.create_job()
+    await sim.running_attempt()
+    await sim.until("the job is finished", sim.is_finished)
+
+
+@_scenario("deletion-during-creation", compares="nothing")
+async def _deletion_during_creation(sim: Simulation) -> None:
+    """The user deletes the job just before its second pod is created."""
+    sim.create_job()
+    sim.on_store(_is_pod, sim.delete_job)
+    await sim.until("the job is gone", lambda: sim.job() is None)
+
+
+@_scenario("time-to-live", ttlSecondsAfterFinished=30)
+async def _time_to_live(sim: Simulation) -> None:
+    sim.create_job()
+    await succeed(sim)
+    done = now()
+    await sim.until("the job is gone", lambda: sim.job() is None)
+    assert (now() - done).total_seconds() >= 25, "the job was deleted before its time to live had passed"
+
+
+@_scenario("time-to-live-of-a-replaced-job", ttlSecondsAfterFinished=30, compares="story")
+async def _time_to_live_of_a_replaced_job(sim: Simulation) -> None:
+    """The user deletes the job and creates another of its name just before the operator deletes it."""
+    sim.create_job()
+    uid = (sim.job() or {})["metadata"]["uid"]
+
+    def replace() -> None:
+        if sim.job() is not None:
+            sim.delete_job()
+        sim.create_job()
+
+    sim.on_call(lambda call: call.verb == "delete" and call.resource is names.DDPJOBS, replace)
+    await succeed(sim)
+    await sim.until("the job is replaced", lambda: _uid(sim) not in (uid, None))
+    new = _uid(sim)
+    await sim.pause(10.0)
+    assert _uid(sim) == new, "a job was deleted in place of its namesake"
+    await succeed(sim)
+
+
+@_scenario("name-conflict", refused=1)
+async def _name_conflict(sim: Simulation) -> None:
+    """A pod that does not belong to the job has the name of one."""
+    job = sim.create_job()
+    name = names.pod_name(KEY.name, job["metadata"]["uid"], 1, 1)
+    pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "web", "image": "web:1"}]}}
+    foreign = sim.server.create(names.PODS, KEY.namespace, pod)
+    await succeed(sim)
+    kept = sim.store.get(names.PODS, KEY.namespace, name)
+    assert kept is not None, "a pod that does not belong to the job was deleted"
+    assert kept["metadata"]["uid"] == foreign["metadata"]["uid"]
+    sim.kubelets.remove(foreign)
+
+
+@_scenario("quota")
+async def _quota(sim: Simulation) -> None:
+    """A quota allows one of two pods, until the operator has given up the second attempt."""
+    sim.quota = 1
+    sim.on_store(partial(_closes_attempt, 2), partial(setattr, sim, "quota", None))
+    sim.create_job()
+    await succeed(sim)
+
+
+async def _fails(sim: Simulation, failure: Json, peers: Json | None = None) -> None:
+    """Node 1 fails, and the others lose their peer."""
+    if pods := await sim.running_attempt():
+        attempt = sim.attempt()
+        lost = peers or failed(77, cause="peer", at=now())
+        await sim.in_any_order(partial(_report, sim, pods[1], failure), *_reports_of_peers(sim, pods, lost))
+        await sim.next_attempt(attempt)
+
+
+def _reports_of_peers(sim: Simulation, pods: dict[int, Json], status: Json) -> list[Callable[[], None]]:
+    return [partial(_report, sim, pod, status) for node_rank, pod in sorted(pods.items()) if node_rank != 1]
+
+
+async def _resume(sim: Simulation) -> None:
+    await sim.until(
+        "the job is suspended",
+        lambda: (sim.status().get("state") == "Suspended" and not sim.active_pods()) or sim.is_finished(),
+    )
+    if sim.job() is not None:
+        sim.patch_job(suspend=False)
+
+
+def _report(sim: Simulation, pod: Json, status: Json) -> None:
+    sim.kubelets.report(pod, status)
+
+
+def _uid(sim: Simulation) -> str | None:
+    job = sim.job()
+    return None if job is None else str(job["metadata"]["uid"])
+
+
+def _is_to_suspend(sim: Simulation) -> bool:
+    return bool((sim.job() or {"spec": {}})["spec"].get("suspend"))
+
+
+def _is_pod(change: Change) -> bool:
+    return change.resource is names.PODS
+
+
+def _records_attempt(number: int, call: Call) -> bool:
+    return call.verb == "patch_status" and call.body is not None and call.body["status"].get("attempt") == number
+
+
+def _closes_attempt(number: int, change: Change) -> bool:
+    status = change.obj.get("status") or {}
+    ending = (status.get("currentAttempt") or {}).get("ending") or {}
+    return change.resource is names.DDPJOBS and status.get("attempt") == number and "verdict" in ending

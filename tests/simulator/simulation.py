@@ -1,0 +1,409 @@
+"""One simulated run of a job: the real controller on the in-memory cluster, with simulated nodes, time and faults.
+
+The event loop has simulated time, so hours of deadlines and backoff take milliseconds. All random choices come from
+seeds: the same run has the same requests.
+"""
+
+import asyncio
+import itertools
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
+from ddpjob.cluster.memory.store import Change
+from ddpjob.controller.cache import Key
+from ddpjob.controller.controller import Controller
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.progress import Answer
+from tests.builders import SETTINGS
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
+from tests.simulator.kubelets import Kubelets
+from tests.simulator.watches import Watches
+
+START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+KEY = Key("default", "life")
+OTHER = Key("default", "other")
+"""A suspended job that exists before, so that the operator has written a status when the simulated job appears."""
+PATIENCE = 20_000.0
+"""Maximum loop time of a run, in seconds."""
+STEPS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
+PAUSE_SECONDS = 100.0
+"""Longest time for which a killed operator stays dead during a pause."""
+CALM_SECONDS = 0.9
+"""Longer than the operator's delay after one error, and shorter than any wait that it plans."""
+RECONCILES_OF_A_RETRY = 3
+"""Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
+QUIET_SECONDS = 60.0
+REST_SECONDS = 1300.0
+"""Long enough for two sweeps."""
+
+
+def now() -> datetime:
+    """Return the time of the running loop as a datetime."""
+    return START + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+class RecordedCluster(FaultyCluster):
+    """Calls ``on_change`` with each change; ``useless`` lists the operator's requests that had no effect."""
+
+    def __init__(self, hook: Callable[[Call], Fault | None], on_change: Callable[[Change], None], **options: Any):
+        self._observer = on_change
+        self.useless: list[str] = []
+        super().__init__(hook, **options)
+
+    def _on_change(self, change: Change) -> None:
+        self._observer(change)
+        super()._on_change(change)
+
+    async def _call(self, act: Any, verb: Any, resource: Any, namespace: Any, name: str, **more: Any) -> Any:
+        what = f"{verb} {resource.kind} {name}"
+        try:
+            answer = await super()._call(act, verb, resource, namespace, name, **more)
+        except (NotFound, AlreadyExists) as error:
+            self.useless.append(f"{what}: {type(error).__name__}")
+            raise
+        if verb == "patch_status":
+            sent = more["body"].get("metadata", {}).get("resourceVersion")
+            if sent == answer["metadata"]["resourceVersion"]:
+                self.useless.append(f"{what}: nothing changed")
+        return answer
+
+
+class Reports:
+    """The last report of the simulated rank 0. Replaces the poller, without requests.
+
+    on_plan: called in each reconcile of the job, after its plan is made.
+    """
+
+    def __init__(self, on_news: Callable[[Key], None], on_plan: Callable[[], None]) -> None:
+        self._on_news = on_news
+        self._on_plan = on_plan
+        self._answer: Answer | None = None
+
+    def say(self, pod: str, progress: Json) -> None:
+        self._answer = Answer(pod, progress)
+        self._on_news(KEY)
+
+    def answer(self, key: Key) -> Answer | None:
+        return self._answer if key == KEY else None
+
+    def follow(self, key: Key, target: Any) -> None:
+        """Send no request: the run sends the reports."""
+        if key == KEY:
+            self._on_plan()
+
+    def forget(self, key: Key) -> None:
+        if key == KEY:
+            self._answer = None
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class Simulation:
+    """The cluster, the operator's processes and the nodes of one run, and the actions of its script.
+
+    choose: the fault of each request of the operator. watch: how watch events arrive. order: number of the permutation
+    in which the nodes report. eager: pods start by themselves. downtime: seconds until a killed operator starts again.
+    freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
+    """
+
+    def __init__(
+        self,
+        spec: Json,
+        choose: Choose,
+        *,
+        seed: int = 0,
+        watch: str = "prompt",
+        order: int = 0,
+        eager: bool = False,
+        downtime: float = 0.0,
+        freezes: bool = False,
+    ) -> None:
+        random.seed(seed)  # the work queue's jitter
+        self.spec = spec
+        self.chance = random.Random(seed)
+        self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
+        self.cluster = RecordedCluster(self._hook, self._on_change, clock=now, new_uid=self._new_uid)
+        self.server, self.store = self.cluster.server, self.cluster.store
+        self.kubelets = Kubelets(self.server, str(seed), eager=eager)
+        self.calls: list[Call] = []
+        self.changes: list[tuple[float, Change]] = []
+        self.quota: int | None = None
+        self.faults = 0
+        self.reconciles_needed = 0
+        self.late_creates: set[str] = set()
+        self.log: list[str] = []
+        self._choose, self._seed, self.watch, self._order = choose, seed, watch, order
+        self._eager, self._downtime, self._freezes = eager, downtime, freezes
+        self._on_call: list[tuple[Callable[[Call], bool], Callable[[], None]]] = []
+        self._on_store: list[tuple[Callable[[Change], bool], Callable[[], None]]] = []
+        self._metrics = Metrics()
+        self.starts = 0
+        self._is_dead = self._is_started = False
+        self._plans = self._abandoned = 0
+        self._plans_at_fault: int | None = None
+        self._reports: Reports
+
+    # The operator.
+
+    async def begin(self) -> None:
+        """Start the operator and wait until it has recorded a status."""
+        self._start_operator()
+        self.create_job(OTHER, {"image": "trainer:1", "suspend": True})
+        await self.until("the other job has a status", lambda: bool((self.job(OTHER) or {}).get("status")))
+        await asyncio.sleep(1.0)
+        self._is_started = True
+
+    async def end(self) -> None:
+        """Stop the operator."""
+        await self._kill_tasks()
+        for task in self.cluster.late:
+            task.cancel()
+
+    def _start_operator(self) -> None:
+        self.starts += 1
+        self._is_dead = False
+        controller = Controller(
+            self.cluster,
+            SETTINGS,
+            self._make_reports,  # type: ignore[arg-type]
+            metrics=self._metrics,
+            concurrent_requests=16,
+            sweep_seconds=600.0,
+            clock=asyncio.get_running_loop().time,
+            now=now,
+        )
+        watches = Watches(self.watch, f"{self._seed} {self.starts}", self.cluster, controller.sweeper.want)
+        asyncio.create_task(controller.serve(watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
+
+    def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
+        self._reports = Reports(on_news, self._count_plan)
+        return self._reports
+
+    def _count_plan(self) -> None:
+        self._plans += 1
+
+    async def _kill_tasks(self) -> None:
+        """Cancel all tasks of the operator, so that it writes nothing any more."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()} - set(self.cluster.late)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _attend(self) -> None:
+        """Start a killed operator again; after a fault, let it do everything that it can do by itself."""
+        if self._is_dead:
+            await self._kill_tasks()
+            await asyncio.sleep(self._downtime)
+            self._start_operator()
+        if self._plans_at_fault is not None:
+            await self._converge(self._plans_at_fault)
+
+    async def _converge(self, before: int) -> None:
+        self._plans_at_fault, seen = None, -1
+        while self._plans != seen and not self._is_dead:
+            seen = self._plans
+            await asyncio.sleep(CALM_SECONDS)
+        self.kubelets.frozen = False
+        needed = seen - before - RECONCILES_OF_A_RETRY * self._abandoned
+        self.reconciles_needed = max(self.reconciles_needed, needed)
+
+    def reconciles(self) -> float:
+        """Return how many reconciles ended until now."""
+        values = (
+            self._metrics.registry.get_sample_value("ddpjob_reconcile_duration_seconds_count", {"result": result})
+            for result in ("done", "retry", "throttled", "error")
+        )
+        return sum(value or 0.0 for value in values)
+
+    def _hook(self, call: Call) -> Fault | None:
+        if self._is_dead:
+            return Fault(before=OperatorKilledError())
+        if not self._is_started:
+            return None
+        self.calls.append(call)
+        for trigger in [trigger for trigger in self._on_call if trigger[0](call)]:
+            self._on_call.remove(trigger)
+            trigger[1]()
+        kind = self._choose(call)
+        if kind is None:
+            return self._refusal(call)
+        self.log.append(f"{asyncio.get_running_loop().time():.2f} {kind}: {call.verb} {call.resource.kind} {call.name}")
+        self.faults += 1
+        self._is_dead = kind in CRASHES
+        if self._freezes:
+            self._plans_at_fault, self.kubelets.frozen = self._plans, True
+            self._abandoned = int(_refusals(self.job() or {}) > 0)
+        if kind == "late" and call.verb == "create":
+            self.late_creates.add(call.name)
+        return fault(kind, call)
+
+    def _refusal(self, call: Call) -> Fault | None:
+        if self.quota is None or call.verb != "create" or call.resource is not names.PODS:
+            return None
+        if call.body is None or int(call.body["metadata"]["labels"][names.LABEL_NODE_RANK]) < self.quota:
+            return None
+        return Fault(before=Forbidden(f'pods "{call.name}" is forbidden: exceeded quota: pods', code=403))
+
+    def _new_uid(self) -> str:
+        return str(uuid.UUID(int=self._uids.getrandbits(128), version=4))
+
+    def _on_change(self, change: Change) -> None:
+        self.changes.append((asyncio.get_running_loop().time(), change))
+        self._abandoned += _refusals(change.obj) > _refusals(change.before or {})
+        self.kubelets.on_change(change)
+        for trigger in [trigger for trigger in self._on_store if trigger[0](change)]:
+            self._on_store.remove(trigger)
+            asyncio.get_running_loop().call_soon(trigger[1])
+
+    # What a script waits for.
+
+    async def until(self, what: str, holds: Callable[[], bool]) -> None:
+        """Advance the time until ``holds``. Raises ``AssertionError`` after ``PATIENCE``."""
+        for step in itertools.chain(STEPS, itertools.repeat(STEPS[-1])):
+            await self._attend()
+            if holds():
+                return
+            late = asyncio.get_running_loop().time() > PATIENCE
+            assert not late, f"not in time: {what}\n  {self.status()}\n  " + "\n  ".join(self.log[-20:])
+            await asyncio.sleep(step)
+
+    async def pause(self, seconds: float) -> None:
+        """Advance the time."""
+        end = asyncio.get_running_loop().time() + seconds
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left, PAUSE_SECONDS))
+            await self._attend()
+
+    async def running_attempt(self) -> dict[int, Json]:
+        """Start the pods of an attempt once they exist; return them by node_rank when the job runs, {} at its end."""
+        while True:
+            await self.until("all pods exist", lambda: self.is_complete() or self.is_finished())
+            if self.is_finished():
+                return {}
+            number, pods = self.attempt(), self.pods()
+            if not self._eager:
+                for node_rank in self._permuted(sorted(pods)):
+                    self.kubelets.start(pods[node_rank])
+                    await self.pause(self._gap())
+            await self.until(
+                "the job runs",
+                lambda number=number: self.is_running() or self.attempt() != number or self.is_finished(),  # type: ignore[misc]
+            )
+            if self.is_running() and self.attempt() == number:
+                self._reports.say(pods[0]["metadata"]["name"], {"step": 10, "totalSteps": 100, "phase": "train"})
+                return pods
+
+    async def in_any_order(self, *actions: Callable[[], None]) -> None:
+        """Carry out actions of different nodes, in the order of this run, shortly one after the other."""
+        for action in self._permuted(actions):
+            action()
+            await self.pause(self._gap())
+
+    async def next_attempt(self, after: int) -> None:
+        """Wait until a later attempt is recorded, or the job is finished."""
+        await self.until("the next attempt", lambda: self.is_finished() or self.attempt() > after)
+
+    async def rest(self) -> None:
+        """Check that nothing is reconciled or written after a quiet period."""
+        await self.pause(QUIET_SECONDS)
+        version, reconciles = self.store.version, self.reconciles()
+        await self.pause(REST_SECONDS)
+        written = [f"{c.type} {c.resource.kind} {c.obj['metadata']['name']}" for _, c in self.changes]
+        assert self.store.version == version, f"written at rest: {written[version - self.store.version :]}"
+        # Services are not watched: the sweep finds that those of deleted jobs are gone.
+        allowed = sum(c.type == "DELETED" and c.resource is names.SERVICES for _, c in self.changes)
+        is_disturbed = bool(self.log) or self.watch == "dropped"  # the operator may start during the rest
+        assert is_disturbed or self.reconciles() - reconciles <= allowed, "reconciled at rest"
+
+    def _permuted(self, items: Sequence[Any]) -> Sequence[Any]:
+        orders = list(itertools.permutations(items))
+        return orders[self._order % len(orders)]
+
+    def _gap(self) -> float:
+        return (0.3, 0.0, 1.0)[self._order % 3]
+
+    # What a script does and reads.
+
+    def on_call(self, matches: Callable[[Call], bool], action: Callable[[], None]) -> None:
+        """Carry out ``action`` once, just before the first request of the operator that matches."""
+        self._on_call.append((matches, action))
+
+    def on_store(self, matches: Callable[[Change], bool], action: Callable[[], None]) -> None:
+        """Carry out ``action`` once, after the first change that matches."""
+        self._on_store.append((matches, action))
+
+    def create_job(self, key: Key = KEY, spec: Json | None = None) -> Json:
+        meta = {"name": key.name, "namespace": key.namespace}
+        job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": meta, "spec": spec or self.spec}
+        return self.server.create(names.DDPJOBS, key.namespace, job)
+
+    def patch_job(self, **spec: Any) -> None:
+        """Change fields of the job's spec, as its user."""
+        self.server.patch(names.DDPJOBS, *KEY, {"spec": spec})
+
+    def delete_job(self) -> None:
+        self.server.delete(names.DDPJOBS, *KEY)
+
+    def job(self, key: Key = KEY) -> Json | None:
+        return self.store.get(names.DDPJOBS, *key)
+
+    def status(self) -> Json:
+        return dict((self.job() or {}).get("status") or {})
+
+    @property
+    def last_status(self) -> Json:
+        """The job's status, or the last one before it was deleted."""
+        jobs = (c.obj for _, c in reversed(self.changes) if c.resource is names.DDPJOBS and self.is_of_job(c))
+        return dict(next(jobs).get("status") or {})
+
+    def attempt(self) -> int:
+        return int(self.status().get("attempt") or 0)
+
+    def verdict(self) -> str | None:
+        ending = (self.status().get("currentAttempt") or {}).get("ending") or {}
+        return ending.get("verdict")
+
+    def is_finished(self) -> bool:
+        return self.job() is None or self.status().get("state") in ("Succeeded", "Failed")
+
+    def is_running(self) -> bool:
+        return self.status().get("state") == "Running"
+
+    def is_complete(self) -> bool:
+        job = self.job()
+        return job is not None and self.attempt() > 0 and len(self.pods()) == job["spec"]["numNodes"]
+
+    def pods(self) -> dict[int, Json]:
+        """Return the pods of the recorded attempt that are not being deleted, by node_rank."""
+        labels = [(pod, pod["metadata"].get("labels") or {}) for pod in self.store.all(names.PODS)]
+        return {
+            int(of[names.LABEL_NODE_RANK]): pod
+            for pod, of in labels
+            if of.get(names.LABEL_ATTEMPT) == str(self.attempt()) and "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def active_pods(self) -> list[Json]:
+        """Return all pods that hold resources."""
+        return [pod for pod in self.store.all(names.PODS) if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+
+    def is_of_job(self, change: Change) -> bool:
+        """Return whether the change is not about the other job."""
+        return change.obj["metadata"]["name"] != OTHER.name
+
+    def owned_objects(self) -> list[Json]:
+        """Return the objects that must not outlive the job; the claim contains the trained model and does."""
+        kept = (names.EVENTS, names.CLAIMS, names.DDPJOBS)
+        return [obj for resource, obj in self.store.everything() if resource not in kept]
+
+
+def _refusals(job: Json) -> int:
+    """Return how many attempts in a row were abandoned; 0 for other objects."""
+    return int(((job.get("status") or {}).get("currentAttempt") or {}).get("refusals") or 0)

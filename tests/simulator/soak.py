@@ -1,0 +1,39 @@
+"""Many random runs, with a progress line and a table at the end."""
+
+import sys
+import time
+from collections import Counter
+
+from tests.simulator.parallel import carry_out, pool
+from tests.simulator.runs import RANDOM, Run
+
+PROGRESS_SECONDS = 10.0
+SHOWN_FAILURES = 10
+
+
+def soak(number: int, first: int) -> int:
+    """Carry out ``number`` random runs from seed ``first``; print the result and return the exit code."""
+    began = shown = time.monotonic()
+    counts: dict[str, Counter[str]] = {}
+    failures: list[str] = []
+    done = 0
+    with pool() as processes:
+        for batch in carry_out(processes, [Run(RANDOM, seed=seed) for seed in range(first, first + number)]):
+            done += sum(each["runs"] for each in batch.counts.values()) + len(batch.failures)
+            failures += batch.failures
+            for watch, each in batch.counts.items():
+                counts.setdefault(watch, Counter()).update(each)
+            if time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                rate = done / (shown - began)
+                left = (number - done) / rate
+                print(f"{done} of {number} runs, {len(failures)} failed, {rate:.0f} runs/s, {left:.0f} s left")
+                sys.stdout.flush()
+    for failure in failures[:SHOWN_FAILURES]:
+        print(failure)
+    print(f"{'watch events':<14}{'runs':>10}{'faults':>10}{'operator starts':>18}")
+    total = sum(counts.values(), Counter[str]())
+    for watch, each in [*sorted(counts.items()), ("all", total)]:
+        print(f"{watch:<14}{each['runs']:>10}{each['faults']:>10}{each['starts']:>18}")
+    print(f"{number} runs from seed {first}, {len(failures)} failed, in {time.monotonic() - began:.0f} s")
+    return 1 if failures else 0

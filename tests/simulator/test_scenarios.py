@@ -1,0 +1,60 @@
+"""Each scenario ends in the same way whatever fails, whenever the operator is killed, and however late it sees changes.
+
+A failure names the command that replays it; ``python -m tests.simulator list`` prints the scenarios.
+"""
+
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from tests.simulator.faults import CRASHES, KINDS, At
+from tests.simulator.parallel import failures_of
+from tests.simulator.runs import Run, execute, undisturbed
+from tests.simulator.scenarios import SCENARIOS
+from tests.simulator.watches import MODES
+
+ORDERS = 3
+MORE_WRITES = 4
+"""A restarted operator repeats some writes, so the last one has a higher number than without a crash."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fault_at_any_write_leads_to_the_same_end(kind: str, processes: ProcessPoolExecutor) -> None:
+    runs = [
+        Run(scenario, (At(kind, write),))
+        for scenario in SCENARIOS
+        for write in range(1, len(undisturbed(scenario).writes) + 1)
+    ]
+    _assert_none(failures_of(processes, runs))
+
+
+@pytest.mark.parametrize("scenario", ["rank-failure", "suspension", "node-loss"])
+def test_two_crashes_at_any_writes_lead_to_the_same_end(scenario: str, processes: ProcessPoolExecutor) -> None:
+    last = len(undisturbed(scenario).writes) + MORE_WRITES
+    pairs = [(first, second) for second in range(2, last) for first in range(1, second)]
+    runs = [
+        Run(scenario, (At(CRASHES[first % 2], first), At(CRASHES[(first + second) % 2], second)))
+        for first, second in pairs
+    ]
+    _assert_none(failures_of(processes, runs))
+
+
+def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: ProcessPoolExecutor) -> None:
+    runs = [
+        Run(scenario, watch=mode, order=order) for scenario in SCENARIOS for mode in MODES for order in range(ORDERS)
+    ]
+    _assert_none(failures_of(processes, runs))
+
+
+def test_same_run_has_the_same_writes() -> None:
+    for run in (Run("node-loss", (At("lost", 7),)), Run("random", seed=3)):
+        assert execute(run).writes == execute(run).writes
+
+
+def test_text_of_a_run_can_be_parsed() -> None:
+    run = Run("node-loss", (At("lost", 7), At("crash-after", 9)), watch="late", order=1, seed=3)
+    assert Run.parse(str(run).split()) == run
+
+
+def _assert_none(failures: list[str]) -> None:
+    assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
