@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.simulator.runs import RANDOM, Run, ViolationError, compare, execute
+from tests.simulator.mutants import MUTANTS
+from tests.simulator.runs import RANDOM, Run, ViolationError, compare, execute, undisturbed
 
 CORES = 2
 _BATCH = 25
@@ -49,6 +50,34 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
     seconds = sum(last - first for first, last in cpu.values())
     print(f"\n{len(runs)} runs in {time.monotonic() - began:.1f} s, {seconds:.1f} s of CPU")
     return failures
+
+
+def first_detection(mutant: str) -> str | None:
+    """Return the first run that fails with a mutant although it passes without, and how it fails; None if none does."""
+    for run in MUTANTS[mutant].runs:
+        _undisturbed_of(run)
+        with MUTANTS[mutant].apply():
+            failure = _failure_of(run)
+        if failure is not None and _failure_of(run) is None:
+            return failure
+    return None
+
+
+def _undisturbed_of(run: Run) -> None:
+    """Carry out what the run is compared with, before a mutant is applied."""
+    if run.scenario != RANDOM:
+        undisturbed(run.scenario)
+
+
+def _failure_of(run: Run) -> str | None:
+    try:
+        if run.scenario == RANDOM:
+            execute(run)
+        else:
+            compare(run)
+    except Exception as error:
+        return str(error)
+    return None
 
 
 def _begin() -> None:

@@ -119,7 +119,12 @@ async def _live(run: Run) -> Simulation:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt"
         simulation = Simulation(
-            scenario.full_spec, at_writes(run.faults), watch=run.watch, order=run.order, freezes=is_alone
+            scenario.full_spec,
+            at_writes(run.faults),
+            seed=run.seed,
+            watch=run.watch,
+            order=run.order,
+            freezes=is_alone,
         )
     await simulation.begin()
     await scenario.script(simulation)

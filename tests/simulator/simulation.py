@@ -328,7 +328,7 @@ class Simulation:
         return orders[self._order % len(orders)]
 
     def _gap(self) -> float:
-        return (0.3, 0.0, 1.0)[self._order % 3]
+        return (0.3, 0.0, 1.0)[self._order // 2 % 3]
 
     # What a script does and reads.
 

@@ -13,7 +13,7 @@ from tests.simulator.runs import Run, execute, undisturbed
 from tests.simulator.scenarios import SCENARIOS
 from tests.simulator.watches import MODES
 
-ORDERS = 3
+ORDERS = 4
 MORE_WRITES = 4
 """A restarted operator repeats some writes, so the last one has a higher number than without a crash."""
 
