@@ -40,7 +40,7 @@ class DemoError(Exception):
 
 
 def main() -> int:
-    """Run the demo. The exit code is 0 if the job succeeded."""
+    """Run the demo. The exit code is 0 if the job succeeded, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to standard error")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
@@ -55,6 +55,9 @@ def main() -> int:
     except (DemoError, CommandError, ToolchainError, DockerUnavailableError, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        say("interrupted. What was created keeps running. Start again: make demo-kind. Clean up: make demo-down")
+        return 130
     succeeded = condition_of(job, "Succeeded").get("status") == "True"
     result = summary(cluster, job, time.monotonic() - begin)
     print(json.dumps(result, indent=2) if options.json else ending(cluster, job, result))

@@ -17,6 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (CommandError, ToolchainError, docker.DockerUnavailableError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +102,13 @@ def _up(options: argparse.Namespace) -> int:
 
 def _down(options: argparse.Namespace) -> int:
     cluster.down(options.name)
+    engine = docker.running_engine()
+    if engine is not None and engine.started_by_us:
+        print(
+            "The Docker engine that was started here keeps running. Stop it with: "
+            ".venv/bin/python -m tests.kind docker --stop",
+            file=sys.stderr,
+        )
     return 0
 
 

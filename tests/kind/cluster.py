@@ -140,7 +140,8 @@ def down(name: str = DEFAULT_NAME) -> None:
     engine = running_engine()
     with locked(f"cluster-{name}"):
         if engine is not None:
-            _delete(engine, name)
+            with step(f"deleting the kind cluster {name}"):
+                _delete(engine, name)
             # Docker refuses this while another cluster uses it. An installed engine keeps its network.
             if engine.started_by_us:
                 docker("network", "rm", "kind", engine=engine, check=False)

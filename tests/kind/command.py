@@ -83,12 +83,14 @@ def step(what: str) -> Iterator[None]:
 
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
+    outcome = "stopped"
     try:
         yield
+        outcome = "done"
     finally:
         finished.set()
         reporter.join()
-    print(f"  {what}: done after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+        print(f"  {what}: {outcome} after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
 
 
 def wait_until(what: str, ready: Callable[[], object], *, timeout: float, interval: float = 0.5) -> None:

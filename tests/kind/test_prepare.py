@@ -40,13 +40,17 @@ def go(tmp_path: Path) -> Path:
 
 
 def start(go: Path, *names: str, path: str | None = None) -> "subprocess.Popen[str]":
+    return start_module(go, "tests.kind", "prepare", "--json", *names, path=path)
+
+
+def start_module(go: Path, *arguments: str, path: str | None = None) -> "subprocess.Popen[str]":
     environment = {
         **os.environ,
         "PATH": path or f"{go}:{os.environ['PATH']}",
         "DDPJOB_CACHE": str(go / "cache"),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.kind", "prepare", "--json", *names],
+        [sys.executable, "-m", *arguments],
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
@@ -120,6 +124,26 @@ def test_killed_preparation_ends_its_build_and_the_next_one_builds_again(go: Pat
     [program] = (go / "cache" / "bin").rglob("etcd")
     assert program.read_text() == "program\n"
     assert list((go / "cache" / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("tests.kind", "prepare", "kubectl"), ""),
+        (("tests.e2e.demo",), "==> interrupted. What was created keeps running. "),
+    ],
+    ids=["prepare", "demo"],
+)
+def test_interrupted_command_exits_with_130_and_no_traceback(go: Path, command: tuple[str, ...], said: str) -> None:
+    (go / "hold").touch()
+    process = start_module(go, *command)
+    eventually("the build runs", lambda: builds(go))
+    process.send_signal(signal.SIGINT)
+    _, progress = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said in progress
+    assert "Traceback" not in progress
+    assert re.search(r"\n  building kubectl: stopped after [\d.]+ s\n", progress)
 
 
 def _is_zombie(pid: int) -> bool:
