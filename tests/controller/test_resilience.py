@@ -156,9 +156,8 @@ def test_operator_is_alive_but_not_ready_before_its_watches_are_open(
     operator.start(wait=False)
     eventually("it tries to watch pods", lambda: any("/pods?" in s.path and "watch=true" in s.path for s in proxy.seen))
     eventually("it is alive", lambda: operator.get("/healthz")[0] == 200)
-    status, why = operator.get("/readyz")
-    assert (status, why.split(" of ")[0]) == (503, "the watch")
-    assert "/pods is not open yet" in why
+    eventually("the watch of the jobs is open", lambda: "/pods is not open yet" in operator.get("/readyz")[1])
+    assert operator.get("/readyz")[0] == 503
     proxy.rule = lambda request: None
     eventually("it is ready", operator.is_ready)
 
@@ -190,10 +189,71 @@ def test_watch_error_restarts_the_watch_inside_the_process(
     assert operator.stop() == 0, "signals still reach the operator after a restart of kopf"
 
 
+def test_broken_watch_of_pods_continues_where_it_ended(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    operator = operator_behind_proxy
+    operator.start()
+    jobs.submit()
+    (pod,) = jobs.wait_for_pods(1)
+    jobs.run(pod)
+    jobs.wait_for("Running")
+    proxy.rule = lambda request: Fault(status=503) if is_watch(request, "/pods") else None
+    proxy.cut()
+    seen = len(proxy.seen)
+    eventually("it was closed", lambda: any("/pods?watch=true" in s.path for s in proxy.seen[seen:]))
+    jobs.end(pod, 0)
+    proxy.rule = lambda request: None
+    jobs.wait_for("Succeeded")
+    jobs_own = f"{names.LABEL_JOB_UID}%3D"
+    listed = [s.path for s in proxy.seen[seen:] if "/pods?labelSelector" in s.path]
+    assert not [path for path in listed if jobs_own not in path], "only the job's pods were listed"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=200, body='{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'),
+        Fault(status=200, body='{"type":"MODIFIED","object":{"me'),
+        Fault(status=200, body="no JSON\n"),
+        Fault(status=401),
+        Fault(status=403, body='{"kind":"Status","reason":"Forbidden","message":"injected"}'),
+        Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"injected"}'),
+        Fault(status=429, headers={"Retry-After": "1"}),
+        Fault(),
+    ],
+)
+def test_watch_of_pods_goes_on_after_any_answer(
+    operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs, fault: Fault
+) -> None:
+    operator = operator_behind_proxy
+    operator.start()
+    jobs.submit()
+    (pod,) = jobs.wait_for_pods(1)
+    struck: list[str] = []
+
+    def strike(request: web.BaseRequest) -> Fault | None:
+        if is_watch(request, "/pods") and len(struck) < 2:
+            struck.append(request.path)
+            return fault
+        return None
+
+    proxy.rule = strike
+    proxy.cut()
+    eventually("the fault was injected twice", lambda: len(struck) == 2)
+    jobs.run(pod)
+    jobs.wait_for("Running")
+    jobs.end(pod, 0)
+    jobs.wait_for("Succeeded")
+    assert operator.process is not None
+    assert operator.process.poll() is None
+    assert operator.metric("ddpjob_reconcile_errors_total") == 0
+
+
 def test_deletion_missed_by_an_expired_watch_is_found(
     operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs
 ) -> None:
-    """After 410 Gone kopf lists again but reports no deleted pods. The sweep finds them at once."""
+    """After 410 Gone the pods are listed again, and those that are no longer listed are gone."""
     operator = operator_behind_proxy
     operator.start()
     jobs.submit(numNodes=2)
@@ -221,7 +281,6 @@ def test_deletion_missed_by_an_expired_watch_is_found(
     eventually("the pod is missed", lambda: jobs.status()["attempt"] == 2)
     proxy.rule = lambda request: None
     assert jobs.status()["failures"][0]["nodeRank"] == 1
-    assert operator.metric("ddpjob_sweep_healed_objects_total", kind="Pod") >= 1
 
 
 def test_pod_of_another_owner_with_the_same_name_is_reported_and_kept(

@@ -14,6 +14,9 @@ from ddpjob.api.wire import Json, condition
 from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.cluster.memory.api_errors import modified
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.reconcile import RECORD_SECONDS
+from ddpjob.engine.actions import Create
+from ddpjob.engine.desired import DesiredPods
 from tests.api.specs import CLAIM
 from tests.builders import failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
@@ -387,5 +390,67 @@ def test_refused_delete_is_forgotten_when_nothing_is_left_to_delete() -> None:
             await asyncio.sleep(1000)
             (stalled,) = [c for c in bench.status()["conditions"] if c["type"] == "Stalled"]
             assert stalled["status"] == "False"
+
+    on_bench(test)
+
+
+def slow_pods(bench: Bench, seconds: float) -> dict[str, float]:
+    """Let each POST of a pod take so long; return the times at which the first requests of each kind are sent."""
+    times: dict[str, float] = {}
+    create, patch_status = bench.cluster.create, bench.cluster.patch_status
+
+    async def slow_create(resource: Resource, namespace: str, body: Json) -> Json:
+        times.setdefault(resource.kind, asyncio.get_running_loop().time())
+        if resource is names.PODS:
+            await asyncio.sleep(seconds)
+        return await create(resource, namespace, body)
+
+    async def timed_patch(resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        times.setdefault("status", asyncio.get_running_loop().time())
+        return await patch_status(resource, namespace, name, body)
+
+    bench.cluster.create = slow_create  # type: ignore[method-assign]
+    bench.cluster.patch_status = timed_patch  # type: ignore[method-assign]
+    return times
+
+
+@pytest.mark.parametrize(("seconds", "waited"), [(0.02, 0.02), (5.0, RECORD_SECONDS)])
+def test_status_of_a_first_attempt_follows_the_first_pod_but_waits_little(seconds: float, waited: float) -> None:
+    """Before the operator has written any status, the record comes first; so one job runs before."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit("first")
+        await asyncio.sleep(5)
+        times = slow_pods(bench, seconds)
+        bench.submit(numNodes=8)
+        await asyncio.sleep(seconds + 1)
+        assert times["status"] - times["Pod"] == pytest.approx(waited, abs=0.001)
+        assert times["Service"] - times["Pod"] == pytest.approx(seconds, abs=0.001)
+        assert len(bench.pods(1)) == 8 + 2
+
+    on_bench(test)
+
+
+def test_large_job_is_rendered_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = 0
+
+    def count(self: DesiredPods, index: int) -> Create:
+        nonlocal rendered
+        rendered += 1
+        return read(self, index)
+
+    read: Any = DesiredPods.__getitem__
+    monkeypatch.setattr(DesiredPods, "__getitem__", count)
+
+    async def test(bench: Bench) -> None:
+        bench.submit("first")
+        await asyncio.sleep(5)
+        slow_pods(bench, 1.0)
+        before = rendered
+        bench.submit(numNodes=500)
+        await asyncio.sleep(0.5)
+        assert 0 < rendered - before <= 100
+        await asyncio.sleep(30)
+        assert len(bench.pods(1)) == 500 + 2
 
     on_bench(test)

@@ -1,9 +1,7 @@
-"""What the sweep and the watch of pods select: the objects with this operator's own labels, and no others."""
+"""What the sweep selects: the objects with this operator's own labels, and no others."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
-import kopf
 import pytest
 
 from ddpjob.api import names
@@ -13,7 +11,6 @@ from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.controller.watches import _kopf_settings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
@@ -64,12 +61,3 @@ async def test_every_created_object_has_the_label_of_its_selector(cluster: Memor
     cache = await swept(cluster, Cache())
     for made in creates:
         assert cache.get(made.resource, "default", made.name), made.name
-
-
-async def test_the_watch_of_pods_selects_as_the_sweep_does(cluster: MemoryCluster) -> None:
-    settings: kopf.OperatorSettings = _kopf_settings()
-    selector: Any = settings.watching.label_selectors["v1", names.PODS.plural]
-    await create(cluster, names.PODS, "other", OTHERS)
-    await create(cluster, names.PODS, "ours", {names.LABEL_JOB_UID: "x"})
-    assert selector == names.SELECTORS[names.PODS]
-    assert [pod["metadata"]["name"] for pod in (await cluster.list(names.PODS, None, selector)).items] == ["ours"]

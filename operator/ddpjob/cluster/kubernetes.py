@@ -208,8 +208,8 @@ class KubernetesCluster:
             if self._observer is not None:
                 self._observer(verb, kind, code, clock() - started)
         if response.status >= 300:
-            raise _error_of(response.status, response.headers, body)
-        return _decode(body)
+            raise error_of(response.status, response.headers, body)
+        return decode(body)
 
     async def _renew(self, seen_generation: int) -> None:
         """Read credentials and CA again after a 401, and replace the session."""
@@ -236,7 +236,7 @@ def _pause(error: ClusterError, delay: float | None) -> float | None:
     return delay * random.uniform(0.5, 1.5)  # noqa: S311
 
 
-def _decode(body: bytes) -> Json:
+def decode(body: bytes) -> Json:
     """Return the JSON object of a successful response. Raises ``Unavailable`` if it is anything else."""
     try:
         value = json.loads(body)
@@ -247,7 +247,7 @@ def _decode(body: bytes) -> Json:
     return value
 
 
-def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterError:
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterError:
     """Return the typed error for a response with status 300 or above, with the server's message."""
     response = _status_object(body)
     message = str(response.get("message") or f"HTTP {status}")

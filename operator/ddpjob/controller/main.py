@@ -1,7 +1,7 @@
 """The operator process: connects to the API server, runs the controller and the watches, and shuts them down.
 
-kopf's watches ─▶ cache ─▶ work queue ─▶ reconcile ─▶ API server
-     sweep ──────▶ cache       ▲ progress poller
+kopf's watch of jobs, watch of pods ─▶ cache ─▶ work queue ─▶ reconcile ─▶ API server
+                          sweep ────▶ cache       ▲ progress poller
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from ddpjob import __version__
@@ -19,6 +20,7 @@ from ddpjob.controller import logs, watches
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.podwatch import PodWatch
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.settings import Settings, SettingsError, parse
 from ddpjob.engine.actions import EngineSettings
@@ -81,20 +83,37 @@ class Operator:
             logger.info("stopped")
 
     async def _serve(self) -> None:
-        heartbeat = asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")
+        background = [asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")]
         try:
             if not await self._until_stop(self.controller.sweeper.start()):
                 return
             watching = asyncio.create_task(self._watch(), name="watching")
+            background += [asyncio.create_task(watch.run(), name="watching pods") for watch in self._pod_watches()]
             working = asyncio.create_task(self.controller.run(self._stop), name="controller")
             # None of these returns before the stop; one that does has failed, and the process ends with its error.
-            done, _ = await asyncio.wait({watching, working, heartbeat}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({watching, working, *background}, return_when=asyncio.FIRST_COMPLETED)
             self._stop.set()
             await asyncio.wait({watching, working})
             for task in (*done, watching, working):
                 task.result()
         finally:
-            heartbeat.cancel()
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+
+    def _pod_watches(self) -> list[PodWatch]:
+        """Return one watch for each scope, in the same way authorized and monitored as kopf's."""
+        return [
+            PodWatch(
+                cluster=self.cluster,
+                connection=self._connection,
+                cache=self.controller.cache,
+                scope=scope,
+                session=partial(self._connection.session, 0, middlewares=(self._monitor.middleware,)),
+                on_error=self._metrics.watch_restarts.inc,
+            )
+            for scope in self._settings.scopes
+        ]
 
     async def _watch(self) -> None:
         await watches.watch_until(

@@ -1,7 +1,7 @@
 """List all objects at the start and once a minute, to find changes that the watches missed.
 
-When a watch expires, kopf lists again, but reports no objects that were deleted in between. Services and claims are not
-watched. A change that a sweep finds updates the cache like a watch event.
+When its watch of the jobs expires, kopf lists again, but reports no objects that were deleted in between. Services and
+claims are not watched. A change that a sweep finds updates the cache like a watch event.
 """
 
 import asyncio
@@ -80,27 +80,13 @@ class Sweeper:
         for resource, selector in KINDS:
             changes = 0
             for scope in self.scopes:
-                changes += await self._list(resource, scope, selector)
+                changes += (await list_into(self.cache, self.cluster, resource, scope, selector))[0]
             if changes and self._started:
                 self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
         for resource in (names.SERVICES, names.CLAIMS):
             await self._verify_unlabelled(resource)
         return changed
-
-    async def _list(self, resource: Resource, scope: str | None, selector: str | None) -> int:
-        listing = Listing(
-            self.cache,
-            resource,
-            lambda obj: (
-                (scope is None or obj["metadata"]["namespace"] == scope)
-                and (selector is None or is_labelled(resource, obj))
-            ),
-        )
-        async for page in self.cluster.pages(resource, scope, selector):
-            listing.take(page)
-            del page  # or this task would hold it while the next one arrives
-        return listing.finish()
 
     async def _verify_unlabelled(self, resource: Resource) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""
@@ -110,6 +96,29 @@ class Sweeper:
                 self.cache.put(resource, await self.cluster.get(resource, meta["namespace"], meta["name"]))
             except NotFound:
                 self.cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+
+
+async def list_into(
+    cache: Cache, cluster: Cluster, resource: Resource, scope: str | None, selector: str | None
+) -> tuple[int, str]:
+    """Apply a LIST to the cache; return the number of changed objects and the version of the LIST.
+
+    scope: the namespace, or None for all.
+    """
+    listing = Listing(
+        cache,
+        resource,
+        lambda obj: (
+            (scope is None or obj["metadata"]["namespace"] == scope)
+            and (selector is None or is_labelled(resource, obj))
+        ),
+    )
+    version = ""
+    async for page in cluster.pages(resource, scope, selector):
+        version = page.resource_version if page.is_first else version
+        listing.take(page)
+        del page  # or this task would hold it while the next one arrives
+    return listing.finish(), version
 
 
 def explain(error: ClusterError) -> str:

@@ -1,4 +1,4 @@
-"""Watch with kopf: each event updates the cache, which queues the job.
+"""Watch the jobs with kopf: each event updates the cache, which queues the job. ``podwatch`` watches the pods.
 
 kopf's create, update and delete handlers, timers and indices are not used, because they need annotations, finalizers
 and patches. kopf stops at any watch error except 410. It is restarted inside the process, because a restart of the
@@ -19,7 +19,6 @@ import aiohttp
 import kopf
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import PAGE_SIZE
 from ddpjob.controller.cache import WATCHED, Cache
@@ -45,7 +44,7 @@ class _Stream:
 class WatchMonitor:
     """Records which watches are open and when each last received data, including bookmarks.
 
-    It is a middleware of kopf's HTTP session, because kopf itself reports neither.
+    It is a middleware of the HTTP sessions of both watches, because kopf itself reports neither.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class WatchMonitor:
 
 
 def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:
-    """Return kopf's handlers: one per watched kind, and the login."""
+    """Return kopf's handlers: one for the events of jobs, and the login."""
     handlers = kopf.OperatorRegistry()
     generation: int | None = None
 
@@ -118,22 +117,18 @@ def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kop
         session = connection.session(0, middlewares=(monitor.middleware,))
         return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
 
-    def feed(resource: Resource) -> Callable[..., Any]:
-        async def take(event: Any, **_: Any) -> None:
-            cache.take(resource, event)
-
-        return take
+    async def take(event: Any, **_: Any) -> None:
+        cache.take(names.DDPJOBS, event)
 
     kopf.on.login(registry=handlers)(login)
-    kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(feed(names.DDPJOBS))
-    kopf.on.event("v1", names.PODS.plural, registry=handlers)(feed(names.PODS))
+    kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(take)
     return handlers
 
 
 class _NothingHandled(kopf.DiffBaseStorage):
     """Disables kopf's comparison of each object with its last handled version, which only its other handlers need.
 
-    Copying every pod for the comparison took most of the operator's CPU time.
+    Copying every object for the comparison takes a large part of the CPU time of an event.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -172,8 +167,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.posting.enabled = False
     s.persistence.diffbase_storage = _NothingHandled()
     s.persistence.progress_storage = _NoProgress()
-    # The tuple matters: the documented key "v1/pods" silently matches nothing.
-    s.watching.label_selectors["v1", names.PODS.plural] = names.SELECTORS[names.PODS]
     s.watching.connect_timeout = 5
     s.watching.server_timeout = 300
     s.watching.client_timeout = 310
@@ -182,8 +175,8 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.networking.error_backoffs = (0.5, 1, 2, 4)
     s.watching.chunk_size = PAGE_SIZE
     s.queueing.worker_limit = None
-    # A waiting worker of kopf keeps the whole pod of its last event: 20 KB for each pod that changed within this time,
-    # which Python's garbage collector also visits while it blocks the event loop.
+    # A waiting worker of kopf keeps the whole object of its last event, which Python's garbage collector also visits
+    # while it blocks the event loop.
     s.queueing.idle_timeout = 0.1
     # Otherwise kopf kills the whole process ten minutes after a restart of its tasks.
     s.process.ultimate_exiting_timeout = None

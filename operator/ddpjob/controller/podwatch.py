@@ -1,0 +1,146 @@
+"""Watch the operator's pods: a LIST, then a watch that continues where the one before ended.
+
+kopf watches the jobs (``watches``). For pods it is too slow: a thousand pods cause four thousand events within seconds,
+and kopf starts a task for each pod and makes a logger, a copy and the arguments of a handler for each event.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import yarl
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddpjob.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
+from ddpjob.cluster.connection import ConfigurationError, Connection
+from ddpjob.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.sweep import list_into
+
+logger = logging.getLogger(__name__)
+
+SERVER_SECONDS = 300  # the server then ends the watch
+SILENT_SECONDS = 70.0  # the API server sends a bookmark every minute
+DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
+CALM_SECONDS = 10.0
+SLICE = 16
+"""Events that are taken before other tasks run, so that a burst does not block the event loop."""
+
+
+class _ExpiredError(Exception):
+    """The server no longer has the history since the last seen version."""
+
+
+@dataclass(kw_only=True)
+class PodWatch:
+    """Keeps the pods of one scope up to date in the cache; ``run`` never ends by itself.
+
+    scope: the namespace, or None for all.
+    session: returns a new session for the watch; this object closes it.
+    on_error: called for every error that the server reports, except an expired version.
+    silent_seconds: a watch that has received no data for so long is opened again.
+    """
+
+    cluster: Cluster
+    connection: Connection
+    cache: Cache
+    scope: str | None
+    session: Callable[[], aiohttp.ClientSession]
+    on_error: Callable[[], None]
+    silent_seconds: float = SILENT_SECONDS
+    _version: str = field(default="", init=False)
+
+    async def run(self) -> None:
+        """List and watch until cancelled; after an error again, with growing delay."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            generation, started, pause = self.connection.generation, loop.time(), 0.0
+            try:
+                async with self.session() as session:
+                    while True:
+                        await self._follow(session)
+                        await asyncio.sleep(DELAYS[0])
+            except _ExpiredError:
+                logger.debug("the watch of pods expired, listing them again")
+                self._version = ""
+            except Unauthorized as error:
+                await self._renew(generation, error)
+            except ClusterError as error:
+                pause = error.retry_after
+                if not isinstance(error, Unavailable | TooManyRequests):
+                    self._version = ""
+                self.on_error()
+                logger.warning("watching pods failed: %s: %s", type(error).__name__, error)
+            except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
+                logger.info("the watch of pods was interrupted: %s: %s", type(error).__name__, error)
+            failures = 0 if loop.time() - started > CALM_SECONDS else failures
+            await asyncio.sleep(max(pause, DELAYS[min(failures, len(DELAYS) - 1)]))
+            failures += 1
+
+    async def _follow(self, session: aiohttp.ClientSession) -> None:
+        """Watch from the last seen version, or from a new LIST, until the server ends the watch."""
+        if not self._version:
+            _, self._version = await list_into(
+                self.cache, self.cluster, names.PODS, self.scope, names.SELECTORS[names.PODS]
+            )
+        taken = 0
+        async with contextlib.aclosing(self._events(session)) as events:
+            async for event in events:
+                self._take(event)
+                taken += 1
+                if taken % SLICE == 0:
+                    await asyncio.sleep(0)
+
+    async def _events(self, session: aiohttp.ClientSession) -> AsyncGenerator[Json, None]:
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "labelSelector": names.SELECTORS[names.PODS],
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(SERVER_SECONDS),
+        }
+        async with session.get(
+            yarl.URL(f"{self.connection.server}/{names.PODS.path(self.scope)}").with_query(query),
+            timeout=aiohttp.ClientTimeout(
+                total=SERVER_SECONDS + 10, sock_connect=CONNECT_SECONDS, sock_read=self.silent_seconds
+            ),
+            allow_redirects=False,
+            server_hostname=self.connection.tls_server_name,
+        ) as response:
+            if response.status != 200:
+                raise _watch_error(error_of(response.status, response.headers, await response.read()))
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield decode(line)
+
+    def _take(self, event: Json) -> None:
+        kind, obj = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            code = int(obj.get("code") or 500)
+            raise _watch_error(ClusterError(str(obj.get("message") or f"HTTP {code}"), code=code))
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            self.cache.take(names.PODS, event)
+        self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
+
+    async def _renew(self, generation: int, error: Unauthorized) -> None:
+        self.on_error()
+        try:
+            await self.connection.renew(generation)
+        except ConfigurationError as cause:
+            logger.warning("the API server refused the credentials of the watch, and %s", cause)
+        else:
+            logger.info("read the credentials again, because the API server refused those of the watch: %s", error)
+
+
+def _watch_error(error: ClusterError) -> Exception:
+    """Return the error to raise; 410 means that the version is too old."""
+    return _ExpiredError() if error.code == 410 else error
