@@ -143,7 +143,9 @@ class Reconciler:
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(answered.wait(), RECORD_SECONDS)
-            recorded = await self._record(key, job, plan, memory)
+            known = self.cache.job(key)
+            is_deleted = known is None or known["metadata"]["uid"] != job["metadata"]["uid"]
+            recorded = None if is_deleted else await self._record(key, job, plan, memory)
         finally:
             await asyncio.wait({acting})
         if recorded is not None:
