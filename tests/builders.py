@@ -72,6 +72,8 @@ class World:
         self.problems: tuple[Problem, ...] = ()
         self.round: tuple[int, Literal["begun", "complete"]] | None = None
         self.deleted_job = False
+        self.stalled_seconds: float | None = None
+        self.lingering = False  # whether a deleted pod stays until the test removes it, as one in its grace period
 
     @property
     def status(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class World:
             round=made if number and number == self.status.get("attempt") else "unknown",
             progress=report,
             progress_pod=pod,
+            stalled_seconds=self.stalled_seconds,
             live=live,
         )
 
@@ -125,6 +128,12 @@ class World:
                 return count
         raise AssertionError("the job still writes after 20 reconciles")
 
+    def settle_after_backoff(self) -> None:
+        """Settle, and again after the longest delay before a restart."""
+        self.settle()
+        self.forward(61)
+        self.settle()
+
     def run_all(self) -> None:
         for rank in range(self.job["spec"]["numNodes"]):
             self.set_pod(rank, running())
@@ -150,6 +159,10 @@ class World:
             self.deleted_job = True
             return
         assert self.pods[delete.name]["metadata"]["uid"] == delete.uid
+        if self.lingering and self.pods[delete.name]["status"]["phase"] not in ("Succeeded", "Failed"):
+            deadline = timestamp(self.now + timedelta(seconds=30))
+            self.pods[delete.name]["metadata"] |= {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": 30}
+            return
         del self.pods[delete.name]
 
     def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:

@@ -23,6 +23,9 @@ def test_bad_spec_is_refused_with_the_name_of_the_field(bad: Bad) -> None:
     assert any(bad.says in line for line in lines), lines
 
 
+RESTART_POLICY = {"maxRestarts": 3, "maxTotalRestarts": 100, "backoff": {"initialSeconds": 1, "maxSeconds": 60}}
+
+
 def test_table_of_specs_has_the_promised_size() -> None:
     assert len(BAD) >= 30
     assert len({bad.id for bad in BAD}) == len(BAD)
@@ -43,7 +46,11 @@ def test_defaults_match_the_design() -> None:
         "rendezvous": {"port": 29500, "timeoutSeconds": 600},
         "sharedMemory": {},
         "podSecurity": {"profile": "Restricted"},
-        "restartPolicy": {"maxRestarts": 3},
+        "restartPolicy": RESTART_POLICY,
+        "successPolicy": "AllNodes",
+        "completionGraceSeconds": 300,
+        "podRetention": "LastAttempt",
+        "logTail": "Include",
         "suspend": False,
     }
 
@@ -123,7 +130,7 @@ def test_error_has_the_allowed_values() -> None:
 def test_null_in_a_declared_field_means_absent() -> None:
     spec = parse_spec({"spec": GOOD["null in declared fields"]}).wire()
     assert spec["rendezvous"] == {"port": 29500, "timeoutSeconds": 60}
-    assert spec["restartPolicy"] == {"maxRestarts": 3}
+    assert spec["restartPolicy"] == RESTART_POLICY
     assert spec["resources"] == {"limits": {"cpu": 1}}
     assert spec["template"] == {"spec": {"nodeSelector": {"a": "b"}}}
 

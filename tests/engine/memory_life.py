@@ -66,6 +66,9 @@ class Reports:
         del key
         return self._answer
 
+    def stalled_seconds(self, key: Key) -> None:
+        """Return None: the step is not known to stand still."""
+
     def follow(self, key: Key, target: Any) -> None:
         """Do nothing: the test sends the reports."""
 

@@ -76,7 +76,7 @@ def test_ended_pods_are_kept_until_the_next_attempt_ends() -> None:
         world.run_all()
         world.settle()
         world.set_pod(1, failed(1))
-        world.settle()
+        world.settle_after_backoff()
     assert world.status["attempt"] == 3
     assert world.attempts() == ["2", "3"]
 
@@ -89,7 +89,7 @@ def test_job_fails_after_max_restarts_counted_in_status() -> None:
         world.run_all()
         world.settle()
         world.set_pod(0, failed(1))
-    world.settle()
+        world.settle_after_backoff()
     assert world.status["state"] == "Failed"
     assert world.status["restarts"] == 2
     assert [f["action"] for f in world.status["failures"]] == ["Restart", "Restart", "Fail"]
@@ -111,7 +111,7 @@ def test_only_the_last_five_failures_are_kept() -> None:
         world.run_all()
         world.settle()
         world.set_pod(0, failed(1))
-        world.settle()
+        world.settle_after_backoff()
     assert [f["attempt"] for f in world.status["failures"]] == [3, 4, 5, 6, 7]
 
 
@@ -119,8 +119,11 @@ def test_deleted_pod_ends_the_attempt() -> None:
     world = a_running_world(a_job())
     world.pod(1)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
     world.settle()
-    assert world.status["attempt"] == 2
     assert world.status["failures"][0]["reason"] == "PodDeleted"
+    assert world.status["attempt"] == 1, "its trainer may still save a checkpoint"
+    world.forward(36)
+    world.settle()
+    assert world.status["attempt"] == 2
 
 
 def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
@@ -129,9 +132,12 @@ def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
     world.settle()
     assert world.status["attempt"] == 2
     assert world.status["failures"][0] | {"time": ""} == {
-        "attempt": 1, "nodeRank": 1, "reason": "PodLost", "action": "Restart", "counted": True, "time": "",
+        "attempt": 1, "nodeRank": 1, "reason": "PodLost", "action": "Restart", "counted": False, "time": "",
         "message": "the pod of node_rank 1 is gone: it was deleted, or its node was removed",
+        "hint": "the pod was deleted with --force, or together with its Kubernetes node",
+        "next": "nothing; training continues from the checkpoint",
     }  # fmt: skip
+    assert (world.status["restarts"], world.status["restartsCountedTowardsLimit"]) == (1, 0)
 
 
 def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None:
@@ -170,7 +176,7 @@ def test_restored_status_leads_to_an_attempt_with_new_pod_names() -> None:
     backup = json.loads(json.dumps(world.job["status"]))
     for _ in range(2):
         world.set_pod(0, failed(1))
-        world.settle()
+        world.settle_after_backoff()
         world.run_all()
         world.settle()
     world.job["status"] = backup

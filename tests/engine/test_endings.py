@@ -15,7 +15,13 @@ from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is
 Status = dict[str, Any]
 PEER = failed(77, cause="peer", rank=0, message="connection closed by peer")
 LATER = NOW + timedelta(seconds=2)
-EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+EVICTED = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": "The node was low on resource: memory.",
+    "conditions": [DISRUPTED],
+}
 # Per fault: what the culprit's pod reports, what the other pods report, and the reason to record.
 FAULTS: dict[str, tuple[Status, Status, str]] = {
     "exception": (failed(1, kind="ValueError", rank=5, message="bad"), PEER, "ValueError"),
@@ -24,7 +30,6 @@ FAULTS: dict[str, tuple[Status, Status, str]] = {
     "out of memory, with report": (ended(137, reason="OOMKilled", message="{}"), PEER, "OOMKilled"),
     "killed": (ended(137), PEER, "SIGKILL"),
     "crashed": (ended(139), PEER, "SIGSEGV"),
-    "not found": (ended(127, reason="StartError"), PEER, "StartError"),
     "evicted": (EVICTED, PEER, "Evicted"),
     "torchrun": (ended(1, at=NOW), ended(1, at=LATER), "Error"),
     "aborted peers": (ended(1, at=LATER), ended(134, at=LATER + timedelta(seconds=1)), "Error"),

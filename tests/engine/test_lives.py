@@ -91,7 +91,9 @@ class Lives(RuleBasedStateMachine):
     def the_budget_is_never_overdrawn(self) -> None:
         status = self.world.status
         assert status.get("restartsCountedTowardsLimit", 0) <= MAX_RESTARTS
-        assert len([f for f in status.get("failures", []) if f["action"] == "Restart"]) == status.get("restarts", 0)
+        failures = status.get("failures", [])
+        shown = len([f for f in failures if f["action"] == "Restart"])
+        assert shown == status.get("restarts", 0) or (shown < status["restarts"] and len(failures) == 5)
 
     @invariant()
     def no_pod_is_of_an_attempt_that_was_not_recorded(self) -> None:

@@ -46,7 +46,7 @@ def test_wrong_value_of_a_known_field_is_reported_beside_an_unknown_field(world:
     assert "numNodes" in message and "compression" not in message
 
 
-@pytest.mark.parametrize("recorded", ["0123456789abcdef", "v3:0123456789abcdef", None])
+@pytest.mark.parametrize("recorded", ["0123456789abcdef", "v2:0123456789abcdef", None])
 def test_digest_that_another_release_recorded_is_replaced(recorded: str | None) -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))
     own, pods = world.status["specHash"], dict(world.pods)

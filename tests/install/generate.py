@@ -1,6 +1,7 @@
 """Write every generated file: ``make generate``.
 
-models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; flow.py → docs/flow.svg;
+models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; table of failures → docs/failures.md;
+flow.py → docs/flow.svg;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api.crd import as_yaml
+from tests.install import failures
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -18,6 +20,7 @@ from tests.kind import prepare
 CRD = ROOT / "manifests" / "crd.yaml"
 CHART_CRD = ROOT / "charts" / "ddpjob" / "files" / "crd.yaml"
 FIELDS = ROOT / "docs" / "fields.md"
+FAILURES = ROOT / "docs" / "failures.md"
 FLOW = ROOT / "docs" / "flow.svg"
 RBAC = ROOT / "manifests" / "rbac.yaml"
 OPERATOR = ROOT / "manifests" / "operator.yaml"
@@ -70,7 +73,8 @@ def _text(objects: list[Object]) -> str:
 
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
-    for path, text in ((CRD, as_yaml()), (CHART_CRD, as_yaml()), (FIELDS, reference()), (FLOW, draw().svg())):
+    texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
+    for path, text in (texts | {FLOW: draw().svg()}).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     prepare.ensure("helm")

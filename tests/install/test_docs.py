@@ -154,9 +154,16 @@ def test_field_reference_marks_fixed_fields() -> None:
     assert fixed == set(IMMUTABLE)
     assert {name for name, _ in rows} - fixed == {
         "restartPolicy",
+        "successPolicy",
         "activeDeadlineSeconds",
+        "startupDeadlineSeconds",
+        "progressDeadlineSeconds",
+        "completionGraceSeconds",
         "ttlSecondsAfterFinished",
+        "podRetention",
+        "logTail",
         "suspend",
+        "restartedAt",
     }
 
 

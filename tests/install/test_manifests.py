@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from ddpjob.api.crd import as_yaml, custom_resource_definition
+from tests.install import failures
 from tests.install.chart import ROOT, Object, of_kind, template
 from tests.install.fields import reference
 from tests.install.flow import draw
-from tests.install.generate import CHART_CRD, CRD, FIELDS, FLOW, OPERATOR, RBAC, plain_manifests
+from tests.install.generate import CHART_CRD, CRD, FAILURES, FIELDS, FLOW, OPERATOR, RBAC, plain_manifests
 from tests.prepared import program
 
 AGAIN = "is out of date: run `make generate` and commit the result"
@@ -27,6 +28,7 @@ def test_every_copy_of_the_crd_is_current(path: Path) -> None:
 
 def test_field_reference_is_current() -> None:
     assert FIELDS.read_text(encoding="utf-8") == reference(), f"docs/fields.md {AGAIN}"
+    assert FAILURES.read_text(encoding="utf-8") == failures.reference(), f"docs/failures.md {AGAIN}"
 
 
 def test_the_flow_diagram_is_current() -> None:

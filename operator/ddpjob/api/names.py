@@ -41,6 +41,8 @@ MAX_NPROC_PER_NODE: Final = 64
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddpjob-operator"
+CONTROLLER: Final = f"{GROUP}/operator"
+"""Value of spec.managedBy for jobs of this operator."""
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"

@@ -248,6 +248,15 @@ class PodResourceClaim(OpenModel):
     """Name of the claim in the containers' `resources.claims`."""
 
 
+class SchedulingGate(OpenModel):
+    """A condition that another controller removes."""
+
+    list_keys: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: ShortText
+    """Name of the gate."""
+
+
 class PodTemplateSpec(OpenModel):
     """A pod spec. All fields of Kubernetes are accepted; the declared ones are validated."""
 
@@ -261,6 +270,8 @@ class PodTemplateSpec(OpenModel):
     """Tolerations, added to those of the operator: 30 s for nodes that are not ready or unreachable."""
     affinity: dict[str, Any] | None = None
     """Affinity and anti-affinity."""
+    scheduling_gates: Annotated[list[SchedulingGate], Field(max_length=64)] | None = None
+    """Gates that must be removed before the pods are scheduled."""
     scheduler_name: ShortText | None = None
     """Name of the scheduler."""
     priority_class_name: ShortText | None = None

@@ -14,7 +14,7 @@ from functools import reduce
 from operator import getitem
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ddpjob.api import names
@@ -28,13 +28,16 @@ from ddpjob.api.pods import (
     LongText,
     MountPath,
     PodTemplate,
+    PodTemplateSpec,
     PullPolicy,
     Quantity,
     Resources,
 )
+from ddpjob.api.status import MAX_REASON, Time
 from ddpjob.api.volumes import Checkpoint, Data
 from ddpjob.api.wire import depth_exceeds
 
+HOUR = 3_600
 DAY = 86_400
 YEAR = 365 * DAY
 MAX_DEPTH = 100  # a pod has about 15 levels; Python's and pydantic's recursion end at a few hundred
@@ -66,6 +69,15 @@ NprocPerNode = Annotated[
     ),
 ]
 Seconds = Annotated[int, Field(ge=1, le=YEAR)]
+Reason = Annotated[str, StringConstraints(min_length=1, max_length=MAX_REASON, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
+"""A reason of ``status.failures``: one CamelCase word."""
+ManagedBy = Annotated[
+    str,
+    StringConstraints(
+        max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+    ),
+]
+"""A controller, as in a Job of Kubernetes: a domain and a path."""
 
 
 class Rendezvous(ApiModel):
@@ -129,11 +141,75 @@ class PodSecurity(ApiModel):
         return self
 
 
+class Backoff(ApiModel):
+    """Delay before a restart: none after a first failure, then initialSeconds, doubled after each further one in a row.
+
+    An attempt that ran longer than maxSeconds ends the row.
+    """
+
+    rules: ClassVar = (Rule("self.initialSeconds <= self.maxSeconds", "initialSeconds must not exceed maxSeconds"),)
+
+    initial_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 1
+    """Seconds before the restart after the second failure in a row."""
+    max_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 60
+    """Maximum delay in seconds."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.initial_seconds > self.max_seconds:
+            raise ValueError(self.rules[0].message)
+        return self
+
+
+class OnExitCodes(ApiModel):
+    """Exit codes of the trainer of the pod that failed first."""
+
+    operator: Literal["In", "NotIn"]
+    """In: the rule applies to these exit codes. NotIn: to all others except 0."""
+    values: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=255)]
+    """Exit codes."""
+
+
+class RestartRule(ApiModel):
+    """What to do after a failure that the rule matches, instead of the default."""
+
+    rules: ClassVar = (
+        Rule("has(self.onExitCodes) != has(self.onReasons)", "a rule has either onExitCodes or onReasons"),
+    )
+
+    on_exit_codes: OnExitCodes | None = None
+    """The rule applies to these exit codes."""
+    on_reasons: Annotated[list[Reason], Field(min_length=1, max_length=64)] | None = None
+    """The rule applies to these reasons of `status.failures`, for example `[OOMKilled, Hang]`."""
+    action: Literal["Restart", "RestartIgnoreLimit", "Fail"]
+    """Restart: a restart that counts. RestartIgnoreLimit: one that counts only towards maxTotalRestarts. Fail: none."""
+
+    @model_validator(mode="after")
+    def _matches_one_fact(self) -> Self:
+        if (self.on_exit_codes is None) == (self.on_reasons is None):
+            raise ValueError(self.rules[0].message)
+        return self
+
+
+def _defaulted(model: type[ApiModel]) -> Any:
+    # The whole object, not {}: the API server checks a default against the rules before it sets nested defaults.
+    return Field(default_factory=model, json_schema_extra={"default": model().wire()})
+
+
 class RestartPolicy(ApiModel):
     """Restarts after a failure. A restart starts all pods again; training continues from the last checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Maximum number of restarts. The next failure after them fails the job."""
+    """Maximum number of restarts that count. Planned and external losses, such as a drained node, do not count."""
+    max_total_restarts: Annotated[int, Field(ge=0, le=10_000)] = 100
+    """Maximum number of all restarts."""
+    reset_after_seconds: Seconds | None = None
+    """An attempt that ran this long sets the number of restarts that count back to 0; default: never."""
+    backoff: Backoff = _defaulted(Backoff)
+    """Delay before a restart."""
+    # "rules" is the class variable with the CEL rules of a model.
+    restart_rules: Annotated[list[RestartRule], Field(max_length=20)] | None = Field(default=None, alias="rules")
+    """Exceptions from the default reaction to a failure (docs/failures.md). The first rule that matches applies."""
 
 
 # Changing one of these on a live job would mix two programs in one training.
@@ -155,20 +231,54 @@ IMMUTABLE = (
     "podSecurity",
     "checkpoint",
     "data",
+    "managedBy",
 )
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
 OPEN_PARTS = (("template",), ("checkpoint", "claimTemplate"), ("resources", "claims"))
 
 
+# What decides where pods may run. It may change while the job is suspended, as in a Job of Kubernetes, so that a queue
+# can place the job: https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+SCHEDULING_PARTS = (
+    ("template", "metadata", "labels"),
+    ("template", "metadata", "annotations"),
+    ("template", "spec", "nodeSelector"),
+    ("template", "spec", "tolerations"),
+    ("template", "spec", "affinity"),
+    ("template", "spec", "schedulingGates"),
+)
+
+
+def _same(path: str) -> str:
+    """Return the CEL expression that a field is equal, or absent, in both versions."""
+    keys = path.split(".")
+    places = [".".join(keys[: n + 1]) for n in range(len(keys))]
+    new, old = (" && ".join(f"has({of}.{place})" for place in places) for of in ("self", "oldSelf"))
+    new, old = (text if len(keys) == 1 else f"({text})" for text in (new, old))
+    return f"{new} == {old} && (!{new} || self.{path} == oldSelf.{path})"
+
+
+def _template_rule() -> Rule:
+    """The template is immutable; while the job is suspended, only its declared fields that do not affect scheduling."""
+    scheduling = {path[-1] for path in SCHEDULING_PARTS}
+    fields = [f"template.spec.{field.alias}" for field in PodTemplateSpec.model_fields.values()]
+    fixed = " && ".join(_same(field) for field in fields if field.rpartition(".")[2] not in scheduling)
+    return Rule(
+        f"({_same('template')}) || (oldSelf.suspend && {fixed})",
+        "template is immutable: delete the job and apply it again to change it (its checkpoints stay); only labels, "
+        "annotations, nodeSelector, tolerations, affinity and schedulingGates may change while the job is suspended",
+    )
+
+
 # Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
 _IMMUTABLE_RULES = {
     name: Rule(
-        f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
+        _same(name),
         f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)",
     )
     for name in IMMUTABLE
-}
+} | {"template": _template_rule()}
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
@@ -181,11 +291,6 @@ _CLAIMS_MESSAGE = (
     "nprocPerNode must be a number when the template has resourceClaims: the operator cannot count their devices"
 )
 _PATHS_MESSAGE = "checkpoint.mountPath and data.mountPath must differ"
-
-
-def _defaulted(model: type[ApiModel]) -> Any:
-    # The whole object, not {}: the API server checks a default against the rules before it sets nested defaults.
-    return Field(default_factory=model, json_schema_extra={"default": model().wire()})
 
 
 class DDPJobSpec(ApiModel):
@@ -246,12 +351,35 @@ class DDPJobSpec(ApiModel):
     """Security context of the pods."""
     restart_policy: RestartPolicy = _defaulted(RestartPolicy)
     """Restarts after a failure."""
+    success_policy: Literal["AllNodes", "NodeZero"] = "AllNodes"
+    """AllNodes: the job succeeds when every node's trainer exits with 0. NodeZero: when node 0's does."""
     active_deadline_seconds: Seconds | None = None
     """Maximum active time in seconds, with restarts and without suspensions. After it the job fails."""
+    startup_deadline_seconds: Seconds | None = None
+    """Maximum seconds from an attempt's start until all nodes run, and until the first step if the trainer reports it.
+
+    An attempt that never had all nodes running fails the job, for example because no node has enough GPUs or because
+    the image cannot be pulled. One whose nodes ran restarts, and the restart counts.
+    """
+    progress_deadline_seconds: Annotated[int, Field(ge=30, le=YEAR)] | None = None
+    """Maximum seconds without a new step. The restart after them counts. A trainer that reports no steps is not ended.
+
+    Only time during which the operator reached the trainer counts.
+    """
+    completion_grace_seconds: Seconds = 300
+    """Maximum seconds from the first node's exit code 0 until all have ended. The restart after them counts."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=YEAR)] | None = None
     """Seconds after which a finished job and its pods are deleted; default: never."""
+    pod_retention: Literal["LastAttempt", "None", "All"] = "LastAttempt"
+    """Ended pods to keep, for their logs: those of the last attempt and of the failure before it, none, or all."""
+    log_tail: Literal["Include", "Omit"] = "Include"
+    """Whether `status.failures` includes the end of the log of the pod that failed. Omit it if logs contain secrets."""
     suspend: bool = False
     """true deletes the pods and keeps the checkpoints. Back to false starts a new attempt, which is not a restart."""
+    restarted_at: Annotated[Time, StringConstraints(max_length=64)] | None = None
+    """A new time restarts all pods after they saved a checkpoint. This restart does not count."""
+    managed_by: ManagedBy | None = None
+    """The controller of this job; default: this operator, `ddpjob.dev/operator`. Jobs of others are left alone."""
     checkpoint: Checkpoint | None = None
     """Shared volume for checkpoints. Without it a restart starts training from the beginning."""
     data: Data | None = None
@@ -327,7 +455,21 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
     The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed counts as changed.
     """
+    if old.get("suspend"):
+        old, new = (_without_scheduling(spec) for spec in (old, new))
     return [rule.message for name, rule in _IMMUTABLE_RULES.items() if not _is_equal(old.get(name), new.get(name))]
+
+
+def _without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec without ``SCHEDULING_PARTS``, and without the objects that are empty then."""
+    spec = copy.deepcopy(spec)
+    for *path, field in SCHEDULING_PARTS:
+        part = spec
+        for key in path:
+            part = part.get(key) or {}
+        part.pop(field, None)
+    template = {key: part for key, part in (spec.pop("template", None) or {}).items() if part}
+    return spec | ({"template": template} if template else {})
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -37,6 +37,8 @@ def _time(value: str) -> str:
 MAX_REASON = 128
 MAX_MESSAGE = 2048
 MAX_ADVICE = 1024
+MAX_LOG_TAIL = 2048
+MAX_AVOIDED = 16
 
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
 CONDITIONS = (
@@ -156,18 +158,28 @@ class Failure(ApiModel):
     """Exit code of the trainer."""
     signal: int | None = None
     """Signal that ended the trainer."""
+    step: int | None = None
+    """Optimizer step at which it failed, from the trainer's report."""
+    exception: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    """Type of the exception, from the trainer's report."""
     reason: str
-    """Why, in one CamelCase word: the `kind` of the trainer's report if there is one."""
+    """Why, in one CamelCase word (docs/failures.md)."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, for a person."""
     hint: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
-    """The usual cause, from the trainer's report."""
+    """The usual cause, from the trainer's report or from docs/failures.md."""
     next: Annotated[str, Field(max_length=MAX_ADVICE)] | None = None
-    """What to do, from the trainer's report."""
+    """What to do: a command, or a field to change."""
+    log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] | None = None
+    """End of the log, if the trainer wrote no report; absent with `spec.logTail: Omit`."""
     action: str
     """The operator's reaction: Restart or Fail."""
     counted: bool
     """Whether the restart counts towards restartPolicy.maxRestarts."""
+    provisional: bool | None = None
+    """true: the restart no longer counts if the Kubernetes node proves lost within 120 s."""
+    node_suspected: bool | None = None
+    """true: the Kubernetes node may be the cause. Two such failures on one node put it into `status.avoidNodes`."""
     time: Time
     """When the operator decided."""
 
@@ -183,6 +195,30 @@ class Ending(ApiModel):
     """When the ending began."""
     until: Time | None = None
     """When the wait for the cause ends at the latest, or after the verdict: when the next attempt starts."""
+    drain_until: Time | None = None
+    """After a planned loss: when the next attempt starts at the latest. It starts when all pods have stopped."""
+
+
+class AvoidedNode(ApiModel):
+    """A Kubernetes node on which new attempts do not run."""
+
+    node_name: str
+    """Name of the Kubernetes node."""
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
+    """Reason of the last failure on it."""
+    until: Time
+    """When the node is used again. Attempts that started before keep avoiding it."""
+
+
+class Timings(ApiModel):
+    """How long the parts of the job took, in whole seconds."""
+
+    schedule_seconds: int | None = None
+    """From the start of the current attempt until all its pods ran."""
+    first_step_seconds: int | None = None
+    """From the start of the current attempt until the operator saw its first step reported."""
+    last_recovery_seconds: int | None = None
+    """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
 
 
 class CurrentAttempt(ApiModel):
@@ -196,6 +232,12 @@ class CurrentAttempt(ApiModel):
     """When the attempt started."""
     all_running_time: Time | None = None
     """When all its pods first ran at the same time."""
+    first_step_time: Time | None = None
+    """When the operator first saw a step of this attempt reported."""
+    first_success_time: Time | None = None
+    """When the operator first saw one of its nodes succeed."""
+    failures_in_row: int | None = None
+    """Attempts in a row, before this one, that failed before restartPolicy.backoff.maxSeconds had passed."""
     refusals: int | None = None
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     ending: Ending | None = None
@@ -241,6 +283,12 @@ class DDPJobStatus(ApiModel):
     """The last checkpoint that the trainer reported."""
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None
     """Why the last attempts ended, newest last."""
+    avoid_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] | None = None
+    """Kubernetes nodes on which new attempts do not run, because two failures point to them."""
+    timings: Timings | None = None
+    """How long the parts of the job took."""
+    restarted_at: Time | None = None
+    """The last spec.restartedAt that was carried out."""
 
 
 def readable_status(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         state=one_line(status.get("state") or "Pending"),
         message=one_line(_message(status)),
         attempt=attempt,
-        restarts=int(status.get("restarts") or 0),
+        restarts=int(status.get("restartsCountedTowardsLimit") or 0),
         max_restarts=spec["restartPolicy"]["maxRestarts"],
         nodes_ready=one_line(status.get("nodesReady") or f"0/{spec['numNodes']}"),
         num_nodes=spec["numNodes"],

@@ -6,6 +6,7 @@ The server is a program of the user, so a request has a short timeout, a size li
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,16 @@ class Answer:
     progress: Json
 
 
+@dataclass
+class Stall:
+    """The time over which consecutive responses of a pod showed the same step, in monotonic seconds."""
+
+    pod: str
+    mark: tuple[object, ...]
+    since: float
+    seen: float
+
+
 class UnusableAnswerError(Exception):
     """The response is not a progress report."""
 
@@ -51,11 +62,14 @@ class ProgressPoller:
         on_news: Callable[[Key], None],
         on_poll: Callable[[str], None] = lambda result: None,
         port_of: Callable[[str, int], int] = lambda pod, port: port,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interval = interval
         self._on_news = on_news
         self._on_poll = on_poll
         self._port_of = port_of
+        self._clock = clock
+        self._stalls: dict[Key, Stall] = {}
         self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
         # No proxies and no cookies: the addresses are pods of this cluster.
@@ -70,6 +84,15 @@ class ProgressPoller:
         """Return the last usable response of the job's rank 0, of any attempt."""
         return self._answers.get(key)
 
+    def stalled_seconds(self, key: Key) -> float | None:
+        """Return for how long consecutive responses of rank 0 showed the same step; None after one that failed.
+
+        The time after the last response does not count: a pod that cannot be reached may train, and so may all while
+        the operator is down.
+        """
+        stall = self._stalls.get(key)
+        return stall.seen - stall.since if stall else None
+
     def follow(self, key: Key, target: Target | None) -> None:
         """Poll ``target`` from now on; None stops polling and drops the last response.
 
@@ -82,6 +105,7 @@ class ProgressPoller:
                 return
             task.cancel()
             del self._tasks[key]
+            self._stalls.pop(key, None)
         if target is None:
             self._answers.pop(key, None)
         else:
@@ -106,18 +130,29 @@ class ProgressPoller:
                 self._take(key, answer)
             except UnusableAnswerError as error:
                 self._on_poll("unusable")
+                self._stalls.pop(key, None)
                 logger.debug("%s: unusable progress response: %s", target[0], error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self._on_poll("unreachable")
+                self._stalls.pop(key, None)
                 logger.debug("%s: progress is unreachable: %s", target[0], type(error).__name__)
             await asyncio.sleep(self._interval)
 
     def _take(self, key: Key, answer: Answer) -> None:
+        self._observe_step(key, answer)
         known = self._answers.get(key)
         self._answers[key] = answer
         # ageSeconds always changes.
         if known is None or known.pod != answer.pod or _content(known) != _content(answer):
             self._on_news(key)
+
+    def _observe_step(self, key: Key, answer: Answer) -> None:
+        now, stall = self._clock(), self._stalls.get(key)
+        mark = tuple(answer.progress.get(name) for name in ("step", "epoch", "phase"))
+        if stall is not None and (stall.pod, stall.mark) == (answer.pod, mark):
+            stall.seen = now
+        else:
+            self._stalls[key] = Stall(answer.pod, mark, since=now, seen=now)
 
     async def _ask(self, target: Target) -> Json:
         pod, address, port = target

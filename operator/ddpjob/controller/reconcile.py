@@ -187,6 +187,7 @@ class Reconciler:
             round="complete" if memory.created == attempt else "begun" if memory.begun == attempt else "unknown",
             progress=answer.progress if answer else None,
             progress_pod=answer.pod if answer else None,
+            stalled_seconds=self.poller.stalled_seconds(key),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.api.wire import Json, seconds_since, timestamp
+from ddpjob.api.wire import Json, seconds_between, seconds_since, timestamp
 
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 SUSPENDED = "Suspended"
@@ -23,6 +23,12 @@ SETTLE_SECONDS = 3
 
 FIRST_RETRY_SECONDS = 1
 MAX_RETRY_SECONDS = 600
+MAX_BACKOFF_SECONDS = 3600  # of restartPolicy.backoff
+PROVISIONAL_SECONDS = 120
+"""For how long after a failure the loss of a Kubernetes node can explain it: the control plane takes 40 s to notice."""
+DRAIN_MARGIN_SECONDS = 5
+"""What a pod takes to stop beyond its grace period."""
+MAX_GRACE_SECONDS = 86_400  # of terminationGracePeriodSeconds
 
 
 @dataclass(frozen=True)
@@ -30,20 +36,27 @@ class Attempt:
     """``status.currentAttempt``.
 
     number: from 1; 0 before the first attempt.
+    first_step_time, first_success_time: when the first step was reported, and when the first node succeeded.
     refusals: consecutive attempts, with this one, that were abandoned before all their pods existed.
+    failures_in_row: consecutive attempts that failed soon after their start; with this one after its failure.
     verdict, message: why the attempt ended; verdict is None as long as it has not ended or the cause is not known.
     until: when the wait for the cause ends, or after the verdict, when the next attempt starts.
+    drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
     """
 
     number: int = 0
     phase: str = CREATING
     start_time: str = ""
     all_running_time: str | None = None
+    first_step_time: str | None = None
+    first_success_time: str | None = None
     refusals: int = 0
+    failures_in_row: int = 0
     verdict: str | None = None
     message: str = ""
     since: str = ""
     until: str | None = None
+    drain_until: str | None = None
 
     @classmethod
     def recorded(cls, status: Mapping[str, Any], now: datetime) -> "Attempt":
@@ -63,11 +76,15 @@ class Attempt:
             phase=str(body.get("phase") or CREATING),
             start_time=str(body.get("startTime") or timestamp(now)),
             all_running_time=body.get("allRunningTime"),
+            first_step_time=body.get("firstStepTime"),
+            first_success_time=body.get("firstSuccessTime"),
             refusals=int(body.get("refusals") or 0),
+            failures_in_row=int(body.get("failuresInRow") or 0),
             verdict=ending.get("verdict"),
             message=str(ending.get("message") or ""),
             since=str(ending.get("since") or ""),
             until=ending.get("until"),
+            drain_until=ending.get("drainUntil"),
         )
 
     @property
@@ -86,21 +103,43 @@ class Attempt:
 
     def waits(self, now: datetime) -> bool:
         """Return whether ``until`` is in the future, but not later than any wait lasts: then a clock was set."""
-        longest = SETTLE_SECONDS if self.verdict is None else MAX_RETRY_SECONDS
-        return self.until is not None and 0 < -seconds_since(self.until, now) <= longest + 1
+        return _is_ahead(self.until, now, PROVISIONAL_SECONDS if self.verdict is None else MAX_BACKOFF_SECONDS)
+
+    def drains(self, now: datetime) -> bool:
+        """Return whether the pods of the ended attempt may still save a checkpoint."""
+        return _is_ahead(self.drain_until, now, MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS)
+
+    def seconds_running(self, now: datetime) -> float:
+        """Return for how long all pods have run, until the ending began."""
+        if self.all_running_time is None:
+            return 0.0
+        return seconds_between(self.all_running_time, datetime.fromisoformat(self.since) if self.since else now)
 
     def wire(self) -> Json:
         """Return the value of ``status.currentAttempt``."""
-        ending = {"verdict": self.verdict, "message": self.message, "since": self.since, "until": self.until}
+        ending = {
+            "verdict": self.verdict,
+            "message": self.message,
+            "since": self.since,
+            "until": self.until,
+            "drainUntil": self.drain_until,
+        }
         body = {
             "number": self.number,
             "phase": self.phase,
             "startTime": self.start_time,
             "allRunningTime": self.all_running_time,
+            "firstStepTime": self.first_step_time,
+            "firstSuccessTime": self.first_success_time,
             "refusals": self.refusals,
+            "failuresInRow": self.failures_in_row,
             "ending": {key: value for key, value in ending.items() if value} if self.phase == ENDING else None,
         }
         return {key: value for key, value in body.items() if value}
+
+
+def _is_ahead(time: str | None, now: datetime, longest: float) -> bool:
+    return time is not None and 0 < -seconds_since(time, now) <= longest + 1
 
 
 def retry_seconds(refusals: int) -> float:

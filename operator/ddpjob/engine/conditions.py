@@ -1,13 +1,13 @@
 """The conditions of a status. All are set from the first reconcile on, each with a reason and a message."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
 from ddpjob.api.wire import Json, shorten, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED
-from ddpjob.engine.decision import Decision
+from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
 
@@ -95,6 +95,8 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
     if failure and not runs and (decision.failure or _recovers_from(s, decision, failure)):
         text = decision.message if decision.failure else failure_text(failure)
         aspects["Restarting"] = (True, failure["reason"], text)
+    elif RESTART_REQUESTED in (s.attempt.verdict, decision.reason) and not runs:
+        aspects["Restarting"] = (True, RESTART_REQUESTED, decision.message or s.attempt.message)
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
     if problem := next((p for p in s.observed.problems if p.reason in ("NameConflict", DELETE_REFUSED)), None):
@@ -111,29 +113,19 @@ def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, 
         return "Failing", s.attempt.message
     if s.attempt.verdict is not None:
         return s.attempt.verdict, s.attempt.message
-    return next(obstacles(s), ("Starting", ready))
+    return next(s.obstacles(), ("Starting", ready))
 
 
 def _recovers_from(s: JobState, decision: Decision, failure: Mapping[str, Any]) -> bool:
     """Whether the last failure is why the current attempt does not run yet, perhaps after abandoned attempts."""
     attempt = s.attempt
+    if attempt.is_closed and not decision.begins_attempt:
+        return not s.suspended and int(failure["attempt"]) >= attempt.number - attempt.refusals
     if attempt.all_running_time is not None and not decision.begins_attempt:
         return False
     refusals = decision.refusals if decision.kind in ("start", "close") else attempt.refusals
     number = attempt.number + (decision.kind == "start")
     return not s.suspended and int(failure["attempt"]) >= number - 1 - refusals
-
-
-def obstacles(s: JobState) -> Iterator[tuple[str, str]]:
-    """Yield reason and message of everything that keeps the attempt from running, the most important first."""
-    for problem in s.observed.problems:
-        yield problem.reason, problem.message
-    for pod in s.current.values():
-        if pod.waiting:
-            yield pod.waiting[0], f"{pod.where}: {pod.waiting[1]}"
-    for pod in s.current.values():
-        if pod.unschedulable is not None:
-            yield "Unschedulable", f"{pod.where}: {pod.unschedulable}"
 
 
 def _scheduled(s: JobState, decision: Decision) -> Aspect:

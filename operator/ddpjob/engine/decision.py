@@ -4,16 +4,43 @@
 has passed is not restarted. A rule returns None if it does not apply.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.wire import Json, seconds_since, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
-from ddpjob.engine.attempt import RUNNING, SUSPENDED, retry_time
-from ddpjob.engine.failures import evidence, failed_pods, failure_record, failure_text, root_cause
+from ddpjob.engine.attempt import (
+    DRAIN_MARGIN_SECONDS,
+    PROVISIONAL_SECONDS,
+    RUNNING,
+    SUSPENDED,
+    retry_time,
+    whole_second_after,
+)
+from ddpjob.engine.budget import Spending, spend
+from ddpjob.engine.evidence import (
+    evidence_of,
+    evidence_of_missing,
+    evidence_of_waiting,
+    failed_pods,
+    obeyed_sigterm,
+    root_cause,
+    whose_failure,
+)
+from ddpjob.engine.failures import (
+    CONFIG_ERROR,
+    INVALID_IMAGE,
+    Judgement,
+    failure_record,
+    failure_text,
+    judge,
+)
 from ddpjob.engine.pods import PodView
+from ddpjob.engine.rules import overrule
 from ddpjob.engine.state import JobState
+from ddpjob.engine.timers import deadlines
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
 
@@ -25,7 +52,11 @@ class Decision:
     kind: "created": all pods exist, so from now on a missing pod is lost. "settle": a pod failed, wait for the cause.
         "close": the attempt ends, and the next one starts later. "hold": nothing starts until the spec is corrected.
     refusals: of the attempt that starts or is closed, see ``Attempt``.
-    until: when the next attempt starts after "close"; None if that depends on the user.
+    until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
+    drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
+    spending: what the restart costs, if it is one.
+    restarted_at: the spec.restartedAt that the decision carries out.
+    forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
     """
 
     kind: Kind
@@ -34,6 +65,10 @@ class Decision:
     failure: Json | None = None
     refusals: int = 0
     until: str | None = None
+    drain_until: str | None = None
+    spending: Spending | None = None
+    restarted_at: str | None = None
+    forgets_nodes: bool = False
 
     @property
     def begins_attempt(self) -> bool:
@@ -52,6 +87,8 @@ class Decision:
 
 
 CONTINUE = Decision("continue")
+RESTART_REQUESTED = "RestartRequested"
+"""Verdict of an attempt that a new spec.restartedAt ended."""
 
 
 def decide(s: JobState) -> Decision:
@@ -65,6 +102,8 @@ def decide(s: JobState) -> Decision:
 def _success(s: JobState) -> Decision | None:
     if s.attempt.is_closed or not s.all_succeeded:
         return None
+    if s.job.spec.success_policy == "NodeZero":
+        return Decision("succeed", "NodeZeroSucceeded", f"node 0 of attempt {s.attempt.number} succeeded")
     text = f"all {len(s.job.node_ranks)} node(s) of attempt {s.attempt.number} succeeded"
     return Decision("succeed", "AllNodesSucceeded", text)
 
@@ -72,18 +111,35 @@ def _success(s: JobState) -> Decision | None:
 def _suspension(s: JobState) -> Decision | None:
     if not s.job.spec.suspend:
         return None
-    return CONTINUE if s.suspended else Decision("suspend", SUSPENDED, "spec.suspend is true")
+    if s.suspended:
+        return CONTINUE
+    return Decision("suspend", SUSPENDED, "spec.suspend is true", drain_until=_drain_until(s))
 
 
-def _deadline(s: JobState) -> Decision | None:
-    limit = s.job.spec.active_deadline_seconds
-    if limit is None or s.attempt.number == 0 or s.active_seconds < limit:
+def _job_deadline(s: JobState) -> Decision | None:
+    passed = next((d for d in deadlines(s) if d.left <= 0 and d.ends == "job"), None)
+    return Decision("fail", passed.reason, passed.message) if passed else None
+
+
+def _restart_request(s: JobState) -> Decision | None:
+    """Restart for a new spec.restartedAt, like ``kubectl rollout restart``, after a checkpoint."""
+    asked = s.job.spec.restarted_at
+    if asked is None or asked == s.before.get("restartedAt") or s.attempt.is_closed:
         return None
-    text = (
-        f"active for {int(s.active_seconds)} s, activeDeadlineSeconds is {limit}: increase it, or train fewer epochs; "
-        "the checkpoints are kept"
-    )
-    return Decision("fail", "DeadlineExceeded", text)
+    text = f"spec.restartedAt is {asked}: attempt {s.attempt.number} saves a checkpoint and ends"
+    return Decision("close", RESTART_REQUESTED, text, drain_until=_drain_until(s), restarted_at=asked)
+
+
+def _attempt_deadline(s: JobState) -> Decision | None:
+    passed = next((d for d in deadlines(s) if d.left <= 0 and d.ends != "job"), None)
+    if passed is None or s.attempt.is_closed:
+        return None
+    if passed.ends == "abandons":
+        return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
+    if passed.reason == CONFIG_ERROR:
+        pod = next(pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == CONFIG_ERROR)
+        return _react(s, judge(evidence_of_waiting(pod), s.earlier_failures, s.job.name))
+    return _react(s, Judgement(passed.reason, passed.message, hint=passed.hint, next=passed.next))
 
 
 def _first_attempt(s: JobState) -> Decision | None:
@@ -112,6 +168,8 @@ def _next_attempt(s: JobState) -> Decision | None:
         return _held(s)
     if s.attempt.waits(s.now) and not s.spec_edited:
         return CONTINUE
+    if s.attempt.drains(s.now) and not s.nothing_runs:
+        return CONTINUE
     number = number_of_next(s)
     if s.suspended:
         return Decision("start", "Resumed", f"resumed after suspension: attempt {number} starts")
@@ -128,19 +186,42 @@ def _completion(s: JobState) -> Decision | None:
 
 def _failure(s: JobState) -> Decision | None:
     creating = s.attempt.is_creating
-    # While pods are created, one that is being deleted has not trained; ``_creation`` gives the attempt up.
+    # While pods are created, one that is being deleted has not trained; ``_creation`` abandons the attempt.
     failed = [pod for pod in failed_pods(s.current.values()) if not (creating and pod.deleting)]
     failed = [pod for pod in failed if pod.node_rank not in s.succeeded_nodes]
     lost = [] if creating else s.missing_nodes
+    refused = next((pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == INVALID_IMAGE), None)
+    if refused is not None and not failed and not lost:
+        return _react(s, judge(evidence_of_waiting(refused), s.earlier_failures, s.job.name))
     cause = root_cause(failed) if failed else None
-    is_known = bool(lost) or (cause is not None and evidence(cause) == "own")
     if cause is None and not lost:
         return _unconfirmed(s)
-    if is_known or creating or s.all_stopped:
-        return _verdict(s, cause, lost)
+    is_own = cause is not None and whose_failure(cause) == "own" and not obeyed_sigterm(cause)
+    # A lost pod precedes one that only perhaps failed by itself.
+    found = evidence_of(cause) if cause is not None and (is_own or not lost) else evidence_of_missing(lost[0])
+    judgement = judge(found, s.earlier_failures, s.job.name)
+    if judgement.planned or is_own or lost or creating or s.all_stopped:
+        return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:
         return Decision("settle", "Failing", _settling_text(s, cause))
-    return CONTINUE if s.attempt.waits(s.now) else _verdict(s, cause, lost)
+    return CONTINUE if s.attempt.waits(s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
+
+
+def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
+    """Wait, before the job fails, whether a Kubernetes node proves lost: then the restart does not count.
+
+    Only as long as some pod has not ended. The others end by themselves, because they have lost a peer.
+    """
+    if not judgement.provisional or s.all_stopped or spend(s, counted=judgement.counted).exceeded is None:
+        return None
+    since = s.attempt.since or timestamp(s.now)
+    if seconds_since(since, s.now) >= PROVISIONAL_SECONDS:
+        return None
+    until = whole_second_after(datetime.fromisoformat(since), PROVISIONAL_SECONDS)
+    if s.attempt.is_settling and s.attempt.until == until:
+        return CONTINUE
+    text = f"attempt {s.attempt.number} failed and no restart is left: waiting whether a Kubernetes node proves lost"
+    return Decision("settle", "Failing", text, until=until)
 
 
 def _unconfirmed(s: JobState) -> Decision | None:
@@ -155,22 +236,50 @@ def _settling_text(s: JobState, seen: PodView | None) -> str:
     return f"attempt {s.attempt.number} failed: {where} ended; waiting for the other nodes to find the cause"
 
 
-def _verdict(s: JobState, cause: PodView | None, lost: list[int]) -> Decision:
-    """Return what follows from the failure. A lost pod precedes one that only perhaps failed by itself."""
+def _react(s: JobState, judgement: Judgement) -> Decision:
+    """Return the reaction to a failure: a restart as far as the user's rules and the budget allow it."""
+    policy = s.job.spec.restart_policy
+    judgement = overrule(judgement, policy.restart_rules or ())
     number = s.attempt.number
-    if lost and cause is not None and evidence(cause) != "own":
-        cause = None
-    used = int(s.before.get("restartsCountedTowardsLimit") or 0)
-    limit = s.job.spec.restart_policy.max_restarts
-    action = "Restart" if used < limit else "Fail"
-    lost_node = None if cause else lost[0]
-    record = failure_record(number, cause, lost_node, time=timestamp(s.now), action=action)
-    if action == "Fail":
-        message = f"attempt {number} failed and all {limit} restarts are used: {failure_text(record)}"
-        return Decision("fail", "MaxRestartsExceeded" if limit else record["reason"], message, record)
-    message = f"attempt {number} failed (restart {used + 1} of {limit} follows): {failure_text(record)}"
-    kind: Kind = "close" if s.spec_changed else "restart"
-    return Decision(kind, record["reason"], message, record)
+    spending = spend(s, counted=judgement.counted)
+    fails = judgement.action == "Fail" or spending.exceeded is not None
+    record = failure_record(
+        number,
+        judgement,
+        time=timestamp(s.now),
+        action="Fail" if fails else "Restart",
+        counted=judgement.counted and not fails,
+        with_log=s.job.spec.log_tail == "Include",
+    )
+    if judgement.action == "Fail":
+        return Decision("fail", record["reason"], f"attempt {number} failed: {failure_text(record)}", record)
+    if spending.exceeded is not None:
+        return _exhausted(s, spending.exceeded, record)
+    follows = f"restart {spending.counted} of {policy.max_restarts} follows"
+    follows = follows if judgement.counted else "a restart follows that does not count"
+    message = f"attempt {number} failed ({follows}): {failure_text(record)}"
+    drain_until = _drain_until(s) if judgement.planned else None
+    if not (s.spec_changed or spending.delay or drain_until):
+        return Decision("restart", record["reason"], message, record, spending=spending)
+    until = whole_second_after(s.now, spending.delay) if spending.delay else None
+    return Decision("close", record["reason"], message, record, until=until, drain_until=drain_until, spending=spending)
+
+
+def _exhausted(s: JobState, limit: str, record: Json) -> Decision:
+    policy = s.job.spec.restart_policy
+    text = f"attempt {s.attempt.number} failed and"
+    if limit == "maxTotalRestarts":
+        message = f"{text} all {policy.max_total_restarts} restarts (maxTotalRestarts) are used: {failure_text(record)}"
+        return Decision("fail", "MaxTotalRestartsExceeded", message, record)
+    message = f"{text} all {policy.max_restarts} restarts are used: {failure_text(record)}"
+    return Decision("fail", "MaxRestartsExceeded" if policy.max_restarts else record["reason"], message, record)
+
+
+def _drain_until(s: JobState) -> str | None:
+    """Return until when the running pods may save a checkpoint after SIGTERM; None if none runs."""
+    if s.nothing_runs:
+        return None
+    return whole_second_after(s.now, s.grace_seconds + DRAIN_MARGIN_SECONDS)
 
 
 def _creation(s: JobState) -> Decision | None:
@@ -231,11 +340,13 @@ def number_of_next(s: JobState) -> int:
 _RULES = (
     _success,
     _suspension,
-    _deadline,
+    _job_deadline,
     _first_attempt,
     _unknown_attempt,
     _next_attempt,
     _completion,
     _failure,
+    _attempt_deadline,
+    _restart_request,
     _creation,
 )

@@ -7,13 +7,13 @@ The pod of node 0 is rendered; the other nodes' pods are copies with their own n
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
 from ddpjob.api import names
-from ddpjob.api.spec import OPEN_PARTS, DDPJobSpec, parse_spec
+from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec
 from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
@@ -22,7 +22,7 @@ from ddpjob.engine.template import render
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
 # Changes whenever spec_hash hashes other parts, or in another way.
-_HASH_FORM = "v2:"
+_HASH_FORM = "v3:"
 # The variables that differ between the nodes of an attempt; the value is the node_rank.
 _ENV_OF_NODE = frozenset({names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"})
 
@@ -90,16 +90,43 @@ class Job:
 
 
 def spec_hash(spec: Json) -> str:
-    """Return a digest of the parts of a stored spec that CEL transition rules cannot compare.
+    """Return two digests of the parts of a stored spec that CEL transition rules cannot compare.
+
+    The second one is of the parts that affect scheduling only, which may change while the job is suspended.
 
     It reads the JSON and no model, and these parts have no defaults, so that neither a new field nor a changed default
     of another release changes the digest. A null is left out, because the API server drops it once a schema declares
     the field.
     """
-    open_parts = {".".join(path): _at(spec, path) for path in OPEN_PARTS}
-    given = {name: _without_nulls(part) for name, part in open_parts.items() if part is not None}
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
-    return f"{_HASH_FORM}{digest}"
+    whole: dict[tuple[str, ...], Any] = {path: _at(spec, path) for path in OPEN_PARTS}
+    scheduling: dict[tuple[str, ...], Any] = {path: _at(spec, path) for path in SCHEDULING_PARTS}
+    fixed = _without_parts(whole, SCHEDULING_PARTS)
+    return f"{_HASH_FORM}{_digest(fixed)}-{_digest(scheduling)}"
+
+
+def has_same_fixed_part(one: str, other: str) -> bool:
+    """Return whether two digests of ``spec_hash`` differ at most in the parts that affect scheduling only."""
+    return one.partition("-")[0] == other.partition("-")[0]
+
+
+def _digest(parts: Mapping[tuple[str, ...], Any]) -> str:
+    given = {".".join(path): _without_nulls(part) for path, part in parts.items() if part is not None}
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_parts(parts: Mapping[tuple[str, ...], Any], left_out: Iterable[tuple[str, ...]]) -> dict[Any, Any]:
+    """Return copies of the parts without those at ``left_out``, and without objects that are empty then."""
+    copied = copy.deepcopy(dict(parts))
+    for root, *path, field_ in left_out:
+        part = _at(copied.get((root,)), path)
+        if isinstance(part, dict):
+            part.pop(field_, None)
+    return {path: _without_empty(part) for path, part in copied.items()}
+
+
+def _without_empty(part: Any) -> Any:
+    """Return an object without its direct members that are empty objects; None if nothing is left."""
+    return {key: value for key, value in part.items() if value != {}} or None if isinstance(part, dict) else part
 
 
 def is_comparable(recorded: str | None) -> bool:
@@ -207,11 +234,34 @@ def desired_pods(
     attempt: int,
     settings: EngineSettings,
     node_ranks: Sequence[int] | None = None,
+    *,
     beside: Sequence[Create] = (),
+    avoid: Sequence[str] = (),
 ) -> DesiredPods:
-    """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order."""
+    """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
+
+    avoid: names of the Kubernetes nodes on which they must not run.
+    """
     ranks = job.node_ranks if node_ranks is None else node_ranks
-    return DesiredPods(job, attempt, _pod_of_node_0(job, attempt, settings), ranks, beside)
+    first = _pod_of_node_0(job, attempt, settings)
+    if avoid:
+        first["spec"]["affinity"] = _affinity_without(first["spec"].get("affinity") or {}, avoid)
+    return DesiredPods(job, attempt, first, ranks, beside)
+
+
+def _affinity_without(affinity: Json, nodes: Sequence[str]) -> Json:
+    """Return the affinity with a requirement against these nodes in every term, because the terms are alternatives.
+
+    A nodeSelectorTerm matches the field ``metadata.name`` only with one value per requirement.
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#NodeSelector
+    """
+    of_nodes = affinity.get("nodeAffinity") or {}
+    required: Json = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    others: list[Json] = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    given: Iterable[Json] = required.get("nodeSelectorTerms") or ({},)
+    terms = [term | {"matchFields": [*(term.get("matchFields") or ()), *others]} for term in given]
+    selector = required | {"nodeSelectorTerms": terms}
+    return affinity | {"nodeAffinity": of_nodes | {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
 
 
 def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> list[dict[str, str]]:

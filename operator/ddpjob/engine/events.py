@@ -5,7 +5,6 @@ from typing import Any
 
 from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
-from ddpjob.engine.conditions import obstacles
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.launcher import launch_warning
 from ddpjob.engine.state import JobState
@@ -20,7 +19,7 @@ def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterato
             yield Note("Normal", decision.reason, decision.message)
             if warning := launch_warning(s.job):
                 yield Note("Warning", "NoLauncher", warning)
-        case "restart":
+        case "restart" | "close" if decision.failure is not None:
             yield Note("Warning", "Restarting", shorten(decision.message, _MAX_NOTE))
         case "fail":
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", _MAX_NOTE))
@@ -41,7 +40,7 @@ def _observations(s: JobState, decision: Decision, status: Mapping[str, Any]) ->
         if condition["type"] == "Running" and condition["status"] == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition["reason"] != old.get("reason") and decision.kind != "close"
-            if is_new and condition["reason"] in {reason for reason, _ in obstacles(s)} - {"NameConflict"}:
+            if is_new and condition["reason"] in {reason for reason, _ in s.obstacles()} - {"NameConflict"}:
                 yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Suspended" and turned_true:
             running = any(pod.holds_resources for pod in s.pods)
@@ -49,6 +48,23 @@ def _observations(s: JobState, decision: Decision, status: Mapping[str, Any]) ->
             yield Note("Normal", "Suspended", message)
         if condition["type"] == "Stalled" and turned_true and status["state"] != "Failed":
             yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
+    yield from _changes(s, status)
     step = (status.get("checkpoint") or {}).get("resumedFromStep")
     if step is not None and step != (s.before.get("checkpoint") or {}).get("resumedFromStep"):
         yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status['attempt']} continues after step {step}")
+
+
+def _changes(s: JobState, status: Mapping[str, Any]) -> Iterator[Note]:
+    """Yield notes about the budget and the avoided nodes."""
+    provisional = {f["attempt"] for f in s.before.get("failures") or () if f.get("provisional")}
+    for failure in status.get("failures") or ():
+        if failure["attempt"] in provisional and not failure.get("provisional"):
+            yield Note("Normal", "RestartRefunded", shorten(failure["message"], _MAX_NOTE))
+    known = {entry["nodeName"] for entry in s.before.get("avoidNodes") or ()}
+    for entry in status.get("avoidNodes") or ():
+        if entry["nodeName"] not in known:
+            name, until = entry["nodeName"], entry["until"]
+            text = (
+                f"new attempts avoid Kubernetes node {name} until {until}: two failures ({entry['reason']}) point to it"
+            )
+            yield Note("Warning", "NodeAvoided", text)

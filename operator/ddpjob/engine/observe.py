@@ -19,6 +19,7 @@ class Observed:
         "unknown", for example after a restart of the operator.
     progress: rank 0's last response to ``GET /progress``, or None.
     progress_pod: name of the pod that sent it; a response from a pod of an older attempt is ignored.
+    stalled_seconds: for how long consecutive responses of that pod showed the same step, or None if it is not known.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -29,6 +30,7 @@ class Observed:
     round: Literal["unknown", "begun", "complete"] = "unknown"
     progress: Json | None = None
     progress_pod: str | None = None
+    stalled_seconds: float | None = None
     live: bool = False
 
 

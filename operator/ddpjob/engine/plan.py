@@ -21,6 +21,7 @@ from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
+from ddpjob.engine.timers import deadlines
 
 MIN_REQUEUE_SECONDS = 1.0
 """No job is planned again earlier without an event, so that no spec can keep the operator busy."""
@@ -43,6 +44,8 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         job = Job.of(body)
     except ValidationError as error:
         return _refuse(body, before, explain(error), now)
+    if job.spec.managed_by not in (None, names.CONTROLLER):
+        return Plan()
     state = JobState(job, before, observed, now, settings)
     if state.finished:
         return _plan_finished(state)
@@ -62,7 +65,7 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
-    creates = _creates(s, decision)
+    creates = _creates(s, decision, status)
     return Plan(
         status=status if status != s.before else None,
         urgent=decision.kind not in ("continue", "hold"),
@@ -82,19 +85,22 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
     if decision.kind == "settle":
         return
     number = next_number(s, decision)
+    retention = s.job.spec.pod_retention
     nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
+    finishes = decision.kind in ("succeed", "fail")
     # Logs of the attempt before are kept until the next one starts: an end must not race with a user who reads them.
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure or {}
-    kept = {number, failure.get("attempt")}
+    kept = {number, failure.get("attempt")} if retention == "LastAttempt" else {number}
     for pod in s.pods:
         if pod.deleting:
             continue
         must_not_run = pod.holds_resources and (nothing_runs or pod.attempt != number)
-        if must_not_run or (pod.stopped and pod.attempt not in kept):
+        is_dropped = pod.attempt not in kept or (retention == "None" and finishes)
+        if must_not_run or (pod.stopped and is_dropped and retention != "All"):
             yield pod.deletion()
 
 
-def _creates(s: JobState, decision: Decision) -> tuple[Sequence[Create], ...]:
+def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Create], ...]:
     """Return the phases of creation: the claim, then the pods and the Service.
 
     A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
@@ -116,7 +122,9 @@ def _creates(s: JobState, decision: Decision) -> tuple[Sequence[Create], ...]:
     # The first attempt requests the claim even if it is cached: claims are not watched, and the user may have deleted
     # it together with an earlier job of this name.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
-    pods = desired_pods(s.job, number, s.settings, node_ranks, service if beside else ()) if node_ranks else ()
+    avoid = [entry["nodeName"] for entry in status.get("avoidNodes") or ()]
+    together = service if beside else ()
+    pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid) if node_ranks else ()
     phases = ((claim,) if claim is not None else (), () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
 
@@ -128,7 +136,8 @@ def _is_cautious(s: JobState, decision: Decision) -> bool:
 
 def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
-    stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources)
+    keeps = s.job.spec.pod_retention != "None"
+    stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources or not (keeps or pod.deleting))
     generation = {"observedGeneration": s.job.generation}
     status = dict(s.before) | generation if s.before.get("observedGeneration") != s.job.generation else None
     ttl = s.job.spec.ttl_seconds_after_finished
@@ -155,11 +164,11 @@ def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | Non
     attempt = Attempt.recorded(status, s.now)
     if decision.kind in ("succeed", "fail") or attempt.verdict == SUSPENDED or not attempt.number:
         return None
-    left = []
-    if (limit := s.job.spec.active_deadline_seconds) is not None:
-        left.append(limit - s.active_seconds)
-    if attempt.until is not None and decision.kind != "hold":
-        left.append(-seconds_since(attempt.until, s.now))
+    # Deadlines of the attempt before the decision, unless the decision ends it.
+    left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
+    if decision.kind != "hold":
+        left += [-seconds_since(time, s.now) for time in (attempt.until, attempt.drain_until) if time is not None]
+        left = [seconds for seconds in left if seconds > 0] or left
     return max(min(left), MIN_REQUEUE_SECONDS) if left else None
 
 

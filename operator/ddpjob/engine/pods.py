@@ -25,13 +25,17 @@ _CLOCK_SKEW = timedelta(seconds=2)
 class PodView:
     """One node of one attempt.
 
-    message: of the pod and of the terminated container (the trainer's report or the end of its log).
+    message: the kubelet's, about the pod or about an init container that failed.
+    log: the termination message if it is no report: what the program wrote there, or the end of its log.
     report: the trainer's JSON report in the termination message, or None.
     waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
     deleted: someone deleted the pod before its trainer ended.
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
+    disruption: reason of the condition DisruptionTarget: who ended the pod, for example EvictionByEvictionAPI; or "".
+    node_unready: the control plane set the pod to not ready although its containers are: its node does not respond.
+    start_time: when the kubelet accepted the pod.
     """
 
     name: str
@@ -43,12 +47,16 @@ class PodView:
     stopped: bool
     deleted: bool = False
     evicted: bool = False
+    disruption: str = ""
+    node_unready: bool = False
+    start_time: str | None = None
     node_name: str | None = None
     ip: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
     message: str = ""
+    log: str = ""
     report: Json | None = None
     finished_at: str | None = None
     waiting: tuple[str, str] | None = None
@@ -100,7 +108,8 @@ def _view(pod: Mapping[str, Any]) -> PodView:
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
-    message = "\n".join(part for part in (clean(status.get("message") or ""), text or _init_failure(status)) if part)
+    report = _report(text)
+    message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
     state = _state(meta, status, container, ended)
     deleting = "deletionTimestamp" in meta
     drained = _was_drained(meta, ended) if ended else state not in ("succeeded", "failed")
@@ -114,13 +123,17 @@ def _view(pod: Mapping[str, Any]) -> PodView:
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         deleted=deleting and drained,
         evicted=_was_evicted(status),
+        disruption=_disruption(status),
+        node_unready=_node_is_unready(status),
+        start_time=status.get("startTime"),
         node_name=(pod.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),
         signal=ended.get("signal") or None,
         reason=str(status.get("reason") or ended.get("reason") or ""),
         message=message,
-        report=_report(text),
+        log="" if report else text,
+        report=report,
         finished_at=ended.get("finishedAt"),
         waiting=_waiting(status, container),
         unschedulable=_unschedulable(status),
@@ -168,6 +181,22 @@ def _was_drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
 def _was_evicted(status: Mapping[str, Any]) -> bool:
     """Return whether the kubelet ended the pod (eviction, node shutdown), which sets no deletionTimestamp."""
     return status.get("phase") == "Failed" and (bool(status.get("reason")) or is_true(status, "DisruptionTarget"))
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    target = condition(status, "DisruptionTarget")
+    return str(target.get("reason") or "Disruption") if target.get("status") == "True" else ""
+
+
+def _node_is_unready(status: Mapping[str, Any]) -> bool:
+    """Return whether the node lifecycle controller marked the pod, because its node stopped sending heartbeats.
+
+    It only sets Ready to False; the kubelet never does so while ContainersReady is True, except for a readiness gate.
+    https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/controller/util/node/controller_utils.go
+    """
+    ready = condition(status, "Ready")
+    marked = ready.get("status") == "False" and ready.get("reason") != "ReadinessGatesNotReady"
+    return marked and is_true(status, "ContainersReady")
 
 
 def _init_failure(status: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -9,9 +9,12 @@ from typing import Any
 from ddpjob.api.wire import Json, seconds_between
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, Attempt
-from ddpjob.engine.desired import Job, is_comparable, spec_hash
+from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
+from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
+
+_DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,57 @@ class JobState:
 
     @property
     def all_succeeded(self) -> bool:
+        """Whether the job has succeeded, by its success policy."""
+        if self.job.spec.success_policy == "NodeZero":
+            return 0 in self.succeeded_nodes
         return self.succeeded_nodes.issuperset(self.job.node_ranks)
 
     @property
     def all_stopped(self) -> bool:
         """Whether no pod of this attempt can report a failure any more: it ended, is being deleted, or is gone."""
         return all(pod.ended or pod.deleting for pod in self.current.values())
+
+    @property
+    def nothing_runs(self) -> bool:
+        """Whether no pod of any attempt has a running container, except on Kubernetes nodes that are lost."""
+        return all(pod.stopped or is_on_lost_node(pod) for pod in self.pods)
+
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        """Yield reason and message of everything that keeps the attempt from running, the most important first."""
+        for problem in self.observed.problems:
+            yield problem.reason, problem.message
+        for pod in self.current.values():
+            if pod.waiting:
+                yield pod.waiting[0], f"{pod.where}: {pod.waiting[1]}"
+        for pod in self.current.values():
+            if pod.unschedulable is not None:
+                yield "Unschedulable", f"{pod.where}: {pod.unschedulable}"
+
+    @property
+    def answer(self) -> Json | None:
+        """The last response of rank 0's pod; one of a pod of an earlier attempt may arrive late and is ignored."""
+        pod = self.current.get(0)
+        return self.observed.progress if pod is not None and self.observed.progress_pod == pod.name else None
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether rank 0 reported a step that this attempt trained."""
+        if self.attempt.first_step_time is not None:
+            return True
+        answer = self.answer or {}
+        step, resumed = answer.get("step"), (answer.get("resumedFrom") or {}).get("step") or 0
+        return step is not None and step > resumed
+
+    @property
+    def stalled_seconds(self) -> float | None:
+        """For how long rank 0 has reported the same step; None if not known, or before its first step."""
+        return self.observed.stalled_seconds if self.answer is not None and self.has_stepped else None
+
+    @property
+    def grace_seconds(self) -> int:
+        """Seconds between SIGTERM and SIGKILL of a pod."""
+        given = self.job.template_spec.get("terminationGracePeriodSeconds")
+        return _DEFAULT_GRACE_SECONDS if given is None else int(given)
 
     @property
     def finished(self) -> bool:
@@ -98,7 +146,19 @@ class JobState:
     def spec_changed(self) -> bool:
         """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
         recorded = self.before.get("specHash")
-        return is_comparable(recorded) and recorded != self.spec_hash
+        if not is_comparable(recorded) or recorded == self.spec_hash:
+            return False
+        return not (self.may_be_rescheduled and has_same_fixed_part(str(recorded), self.spec_hash))
+
+    @property
+    def may_be_rescheduled(self) -> bool:
+        """Whether the scheduling fields of the template may change, because no pod runs or none has been created."""
+        return self.suspended or self.attempt.number == 0
+
+    @property
+    def earlier_failures(self) -> Sequence[Json]:
+        """``status.failures``, newest last."""
+        return tuple(self.before.get("failures") or ())
 
     @property
     def last_failure(self) -> Json | None:

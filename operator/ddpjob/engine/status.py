@@ -3,17 +3,20 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, get_args
 
 from ddpjob.api.status import MAX_MESSAGE
-from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.api.wire import Json, seconds_between, shorten, timestamp
 from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, Attempt, whole_second_after
+from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.pods import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.state import JobState
+from ddpjob.engine.suspects import avoided, avoided_after
 
 _KEPT_FAILURES = 5
 
@@ -23,7 +26,7 @@ def next_status(s: JobState, decision: Decision) -> Json:
     begins = decision.begins_attempt
     status: Json = dict(s.before)
     status["observedGeneration"] = s.job.generation
-    if not is_comparable(status.get("specHash")):
+    if not is_comparable(status.get("specHash")) or (s.may_be_rescheduled and not s.spec_changed):
         status["specHash"] = s.spec_hash
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountedTowardsLimit", 0)
@@ -33,10 +36,16 @@ def next_status(s: JobState, decision: Decision) -> Json:
     status["nodes"] = nodes
     status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
     if status["attempt"]:
-        status["currentAttempt"] = _next_attempt(s, decision, nodes).wire()
+        attempt = _next_attempt(s, decision, nodes)
+        status["currentAttempt"] = attempt.wire()
         status["world"] = _world(s, status["attempt"])
+        status |= _timings(s, attempt)
     status |= _times(s, decision)
-    status |= _failures(s, decision)
+    status |= refund(s)
+    status |= _failures(s, status, decision)
+    status |= _avoided_nodes(s, decision)
+    if decision.restarted_at or (begins and s.job.spec.restarted_at):
+        status["restartedAt"] = decision.restarted_at or s.job.spec.restarted_at
     status |= _training(s)
     if begins or decision.ends_attempt:
         status |= _without_speed(status, ended=decision.kind)
@@ -64,14 +73,17 @@ def next_number(s: JobState, decision: Decision) -> int:
 def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> Attempt:
     """Return the attempt after the decision: the only place where its phase changes."""
     now, attempt = timestamp(s.now), s.attempt
+    row = decision.spending.in_row if decision.spending else attempt.failures_in_row
     if decision.begins_attempt:
-        return Attempt(number_of_next(s), CREATING, now, refusals=decision.refusals)
+        row = 0 if decision.reason == "Resumed" or decision.restarted_at else row
+        return Attempt(number_of_next(s), CREATING, now, refusals=decision.refusals, failures_in_row=row)
     match decision.kind:
         case "created":
             return replace(attempt, phase=RUNNING, refusals=0, message="", since="", until=None)
         case "settle":
-            until = whole_second_after(s.now, SETTLE_SECONDS)
-            return replace(attempt, phase=ENDING, message=decision.message, since=now, until=until)
+            until = decision.until or whole_second_after(s.now, SETTLE_SECONDS)
+            since = attempt.since or now
+            return replace(attempt, phase=ENDING, message=decision.message, since=since, until=until)
         case "close" | "suspend" | "succeed" | "fail":
             return replace(
                 attempt,
@@ -81,11 +93,39 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> 
                 message=shorten(decision.message, MAX_MESSAGE),
                 since=attempt.since or now,
                 until=decision.until,
+                drain_until=decision.drain_until,
                 refusals=decision.refusals,
+                failures_in_row=row,
             )
+    return attempt if attempt.is_closed else _with_first_times(s, attempt, nodes)
+
+
+def _with_first_times(s: JobState, attempt: Attempt, nodes: Mapping[str, int]) -> Attempt:
+    """Return the attempt with the times of what was seen for the first time."""
+    now = timestamp(s.now)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
-        return replace(attempt, all_running_time=now)
+        attempt = replace(attempt, all_running_time=now)
+    if attempt.first_step_time is None and s.has_stepped:
+        attempt = replace(attempt, first_step_time=now)
+    if attempt.first_success_time is None and s.succeeded_nodes:
+        attempt = replace(attempt, first_success_time=now)
     return attempt
+
+
+def _timings(s: JobState, attempt: Attempt) -> Json:
+    """Return how long the start of the attempt took, and the recovery from the failure before it."""
+    started = {"scheduleSeconds": attempt.all_running_time, "firstStepSeconds": attempt.first_step_time}
+    timings = {key: _seconds(attempt.start_time, time) for key, time in started.items() if time}
+    failure, recovered = s.last_failure, attempt.first_step_time or attempt.all_running_time
+    if failure and failure["attempt"] < attempt.number and recovered:
+        timings["lastRecoverySeconds"] = _seconds(failure["time"], recovered)
+    elif "lastRecoverySeconds" in (before := s.before.get("timings") or {}):
+        timings["lastRecoverySeconds"] = before["lastRecoverySeconds"]
+    return {"timings": timings} if timings or "timings" in s.before else {}
+
+
+def _seconds(start: str, end: str) -> int:
+    return int(seconds_between(start, datetime.fromisoformat(end)))
 
 
 def _count_nodes(s: JobState, decision: Decision) -> dict[str, int]:
@@ -109,14 +149,27 @@ def _times(s: JobState, decision: Decision) -> Json:
     return changes
 
 
-def _failures(s: JobState, decision: Decision) -> Json:
+def _failures(s: JobState, status: Json, decision: Decision) -> Json:
     if decision.failure is None:
         return {}
-    changes: Json = {"failures": [*(s.before.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
-    if decision.failure["action"] == "Restart":
-        changes["restarts"] = int(s.before.get("restarts") or 0) + 1
-        changes["restartsCountedTowardsLimit"] = int(s.before.get("restartsCountedTowardsLimit") or 0) + 1
+    changes: Json = {"failures": [*(status.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
+    if decision.spending is not None:
+        changes["restarts"] = decision.spending.restarts
+        changes["restartsCountedTowardsLimit"] = decision.spending.counted
     return changes
+
+
+def _avoided_nodes(s: JobState, decision: Decision) -> Json:
+    """Return the changed list of avoided nodes. It stays as it is while an attempt runs, whose pods it describes."""
+    if decision.failure is not None and decision.spending is not None:
+        entries = avoided_after(s.before, decision.failure, s.now)
+    elif decision.forgets_nodes:
+        entries = []
+    elif decision.begins_attempt:
+        entries = avoided(s.before, s.now)
+    else:
+        return {}
+    return {"avoidNodes": entries} if entries or "avoidNodes" in s.before else {}
 
 
 def _training(s: JobState) -> Json:
@@ -150,8 +203,7 @@ def _report_of_rank_zero(s: JobState) -> Json | None:
         if not isinstance(last, dict) or pod.report is None:
             return None
         return last | {k: pod.report[k] for k in ("accuracy", "checkpoint", "resumedFrom") if pod.report.get(k)}
-    # A late response may come from a pod of an earlier attempt.
-    return s.observed.progress if s.observed.progress_pod == pod.name else None
+    return s.answer
 
 
 def _world(s: JobState, attempt: int) -> Json:

@@ -5,15 +5,15 @@ the same for both; a field that they begin to read must be added here.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, is_true
 
 _METADATA = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds")
 _OWNER = ("kind", "uid", "controller")
-_STATUS = ("phase", "reason", "message", "podIP")
+_STATUS = ("phase", "reason", "message", "podIP", "startTime")
 _CONDITIONS = ("PodScheduled", "DisruptionTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _TERMINATED = ("exitCode", "signal", "reason", "message", "startedAt", "finishedAt")
@@ -44,7 +44,8 @@ def trim_pod(pod: Mapping[str, Any], like: Json | None = None) -> Json:
 
 def _trimmed_status(status: Mapping[str, Any]) -> Json:
     trimmed = _part(status, _STATUS)
-    conditions = [_part(c, _CONDITION) for c in status.get("conditions") or () if _is_condition_of_interest(c)]
+    kinds = ("Ready", "ContainersReady", *_CONDITIONS) if _is_marked(status) else _CONDITIONS
+    conditions = [_part(c, _CONDITION) for c in status.get("conditions") or () if _is_of_interest(c, kinds)]
     if conditions:
         trimmed["conditions"] = conditions
     for key in ("containerStatuses", "initContainerStatuses"):
@@ -70,10 +71,15 @@ def _is_label_of_ours(key: str) -> bool:
     return key == names.LABEL_MANAGED_BY or key.startswith(f"{names.GROUP}/")
 
 
-def _is_condition_of_interest(condition: Mapping[str, Any]) -> bool:
+def _is_marked(status: Mapping[str, Any]) -> bool:
+    """Return whether the pod is not ready although its containers are, see ``PodView.node_unready``."""
+    return is_true(status, "ContainersReady") and not is_true(status, "Ready")
+
+
+def _is_of_interest(condition: Mapping[str, Any], kinds: Sequence[str]) -> bool:
     """Return whether a condition can change a view; every running pod has the condition PodScheduled."""
     kind = condition.get("type")
-    return kind in _CONDITIONS and not (kind == "PodScheduled" and condition.get("status") == "True")
+    return kind in kinds and not (kind == "PodScheduled" and condition.get("status") == "True")
 
 
 def _part(obj: Mapping[str, Any], keys: Iterable[str]) -> Json:

@@ -1,0 +1,93 @@
+"""How many restarts a job has left, how long the next one waits, and when a restart stops to count.
+
+The numbers are in the status and are never derived from pods.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpjob.api.spec import Backoff
+from ddpjob.api.wire import Json, seconds_since
+from ddpjob.engine.attempt import PROVISIONAL_SECONDS
+from ddpjob.engine.evidence import is_on_lost_node
+from ddpjob.engine.state import JobState
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What one more restart costs.
+
+    exceeded: the limit that does not allow it, "maxRestarts" or "maxTotalRestarts", or None.
+    restarts, counted: numbers with this restart: of all restarts, and of those that count.
+    in_row: failures in a row with this one.
+    delay: seconds before the next attempt.
+    """
+
+    exceeded: str | None
+    restarts: int
+    counted: int
+    in_row: int
+    delay: float
+
+
+def spend(s: JobState, *, counted: bool) -> Spending:
+    """Return what a restart after the current attempt costs."""
+    policy = s.job.spec.restart_policy
+    restarts = int(s.before.get("restarts") or 0)
+    used = int((dict(s.before) | refund(s)).get("restartsCountedTowardsLimit") or 0)
+    ran = s.attempt.seconds_running(s.now)
+    if policy.reset_after_seconds is not None and ran >= policy.reset_after_seconds:
+        used = 0
+    exceeded = None
+    if counted and used >= policy.max_restarts:
+        exceeded = "maxRestarts"
+    elif restarts >= policy.max_total_restarts:
+        exceeded = "maxTotalRestarts"
+    in_row = 1 if s.attempt.all_running_time and ran > policy.backoff.max_seconds else s.attempt.failures_in_row + 1
+    delay = restart_delay(policy.backoff, in_row, f"{s.job.uid}/{s.attempt.number}")
+    return Spending(exceeded, restarts + 1, used + counted, in_row, delay)
+
+
+def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
+    """Return the seconds before the restart after this many failures in a row: 0, then 1, 2, 4, ... with jitter.
+
+    The jitter takes off up to a quarter, so that jobs that fail together do not restart together. It is drawn from
+    ``key`` and so the same in every plan of this restart.
+    """
+    if in_row <= 1:
+        return 0.0
+    longest = min(backoff.initial_seconds * 2.0 ** min(in_row - 2, 20), float(backoff.max_seconds))
+    drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
+    return longest * (1 - drawn / 4)
+
+
+def refund(s: JobState) -> Json:
+    """Return the changed status fields if the last restart no longer counts, because its Kubernetes node proved lost.
+
+    When a node fails, its peers report first: they lost a connection. The control plane notices the loss 40 s later.
+    """
+    failure = s.last_failure
+    if not failure or not _is_refundable(failure, s):
+        return {}
+    lost = next(
+        (pod for pod in s.pods if is_on_lost_node(pod) and _explains(pod.attempt, pod.node_name, failure)), None
+    )
+    if lost is None:
+        return {}
+    text = f"{failure['message']}; Kubernetes node {lost.node_name} proved lost, so the restart does not count"
+    refunded = {k: v for k, v in failure.items() if k != "provisional"}
+    refunded |= {"reason": "NodeLost", "message": text, "counted": False}
+    used = int(s.before.get("restartsCountedTowardsLimit") or 0)
+    failures = [*s.before["failures"][:-1], refunded]
+    return {"failures": failures, "restartsCountedTowardsLimit": max(used - 1, 0)}
+
+
+def _is_refundable(failure: Mapping[str, Any], s: JobState) -> bool:
+    recent = 0 <= seconds_since(failure["time"], s.now) <= PROVISIONAL_SECONDS
+    return recent and bool(failure.get("provisional")) and bool(failure.get("counted"))
+
+
+def _explains(attempt: int, node_name: str | None, failure: Mapping[str, Any]) -> bool:
+    return attempt == failure["attempt"] or (node_name is not None and node_name == failure.get("nodeName"))

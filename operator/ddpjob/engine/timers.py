@@ -1,0 +1,139 @@
+"""The deadlines of a job. Each returns how many seconds are left and what happens then; ``decision`` orders them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ddpjob.api.wire import seconds_between, timestamp
+from ddpjob.engine.attempt import RUNNING
+from ddpjob.engine.failures import CONFIG_ERROR
+from ddpjob.engine.state import JobState
+from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS, avoided
+
+CONFIG_ERROR_SECONDS = 60
+"""How long a Secret or ConfigMap may be missing: it may have been applied together with the job."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A deadline of the current attempt.
+
+    left: seconds until it passes; it has passed at 0.
+    ends: "job": the job fails. "attempt": the attempt fails, and the restart counts. "abandons": the attempt ends, and
+        the next one costs nothing.
+    """
+
+    left: float
+    ends: Literal["job", "attempt", "abandons"]
+    reason: str
+    message: str
+    hint: str = ""
+    next: str = ""
+
+
+def deadlines(s: JobState) -> list[Deadline]:
+    """Return the deadlines that run now, those that end the job first."""
+    return [deadline for timer in _TIMERS if (deadline := timer(s)) is not None]
+
+
+def _active(s: JobState) -> Deadline | None:
+    limit = s.job.spec.active_deadline_seconds
+    if limit is None or s.attempt.number == 0 or s.suspended:
+        return None
+    text = (
+        f"active for {int(s.active_seconds)} s, activeDeadlineSeconds is {limit}: increase it, or train fewer epochs; "
+        "the checkpoints are kept"
+    )
+    return Deadline(limit - s.active_seconds, "job", "DeadlineExceeded", text)
+
+
+def _startup(s: JobState) -> Deadline | None:
+    limit = s.job.spec.startup_deadline_seconds
+    if limit is None or s.attempt.is_closed or s.attempt.is_settling or s.attempt.first_success_time:
+        return None
+    all_ran = s.attempt.all_running_time is not None
+    if all_ran and (s.attempt.first_step_time or s.answer is None):
+        return None
+    left = limit - seconds_between(s.attempt.start_time, s.now)
+    if all_ran:
+        text = f"attempt {s.attempt.number} has reported no step within {limit} s (startupDeadlineSeconds)"
+        hint = "loading data or the rendezvous takes longer than expected, or a rank hangs"
+        return Deadline(left, "attempt", "StartupDeadlineExceeded", text, hint, f"kubectl ddpjob logs {s.job.name}")
+    waiting = [r for r in s.job.node_ranks if r not in s.current or s.current[r].state == "pending"]
+    text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
+    obstacle = next(s.obstacles(), None)
+    if obstacle:
+        text += f": {obstacle[0]}: {obstacle[1]}"
+    return Deadline(left, "job", "StartupDeadlineExceeded", text)
+
+
+def _progress(s: JobState) -> Deadline | None:
+    limit = s.job.spec.progress_deadline_seconds
+    if limit is None or s.attempt.phase != RUNNING or s.stalled_seconds is None:
+        return None
+    step = (s.observed.progress or {}).get("step")
+    text = f"step {step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
+    hint = "a rank, the data loader or the network stopped without an error"
+    return Deadline(
+        limit - s.stalled_seconds,
+        "attempt",
+        "ProgressDeadlineExceeded",
+        text,
+        hint,
+        f"kubectl ddpjob logs {s.job.name}",
+    )
+
+
+def _completion(s: JobState) -> Deadline | None:
+    if s.attempt.phase != RUNNING or s.attempt.first_success_time is None:
+        return None
+    limit = s.job.spec.completion_grace_seconds
+    left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]
+    if not left:
+        return None
+    text = (
+        f"node_rank {', '.join(map(str, left[:8]))} of attempt {s.attempt.number} still run {limit} s after the first "
+        "node succeeded (completionGraceSeconds)"
+    )
+    hint = "a rank waits for peers that have ended, for example in a collective after the last step"
+    return Deadline(
+        limit - seconds_between(s.attempt.first_success_time, s.now),
+        "attempt",
+        "CompletionDeadlineExceeded",
+        text,
+        hint,
+        "end with torch.distributed.destroy_process_group() on every rank, or increase completionGraceSeconds",
+    )
+
+
+def _avoided_nodes(s: JobState) -> Deadline | None:
+    """No Kubernetes node is left for the pods: a suspected node is better than none."""
+    entries = avoided(s.before, s.now)
+    if not entries or s.attempt.is_closed or s.attempt.all_running_time is not None:
+        return None
+    if not any(pod.unschedulable is not None for pod in s.current.values()):
+        return None
+    names = ", ".join(entry["nodeName"] for entry in entries)
+    text = f"no Kubernetes node is left without {names}: these nodes are used again"
+    left = UNSCHEDULABLE_SECONDS - seconds_between(s.attempt.start_time, s.now)
+    return Deadline(left, "abandons", "AvoidedNodesNeeded", text)
+
+
+def _configuration(s: JobState) -> Deadline | None:
+    """A container that cannot be configured: its failure is judged like that of a pod that ended."""
+    times = [
+        CONFIG_ERROR_SECONDS - seconds_between(pod.start_time or timestamp(s.now), s.now)
+        for pod in s.current.values()
+        if pod.waiting and pod.waiting[0] == CONFIG_ERROR
+    ]
+    return Deadline(min(times), "attempt", CONFIG_ERROR, "") if times else None
+
+
+_TIMERS: tuple[Callable[[JobState], Deadline | None], ...] = (
+    _active,
+    _startup,
+    _progress,
+    _completion,
+    _avoided_nodes,
+    _configuration,
+)

@@ -1,0 +1,236 @@
+"""The budget of restarts: limits, delays, resets and refunds."""
+
+from typing import Any
+
+import pytest
+
+from ddpjob.api.spec import Backoff
+from ddpjob.engine.budget import restart_delay
+from tests.builders import World, a_job, a_running_world, failed, running
+
+PEER = failed(77, cause="peer", kind="PeerLost", message="connection closed")
+DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+LOST = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}])
+
+
+def counts(world: World) -> tuple[int, int]:
+    return world.status["restarts"], world.status["restartsCountedTowardsLimit"]
+
+
+def test_delay_doubles_up_to_the_maximum_and_loses_at_most_a_quarter() -> None:
+    backoff = Backoff(initial_seconds=2, max_seconds=10)
+    for in_row, longest in ((0, 0), (1, 0), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
+        delays = [restart_delay(backoff, in_row, f"{n}") for n in range(50)]
+        assert all(0.75 * longest <= delay <= longest for delay in delays)
+        assert restart_delay(backoff, in_row, "same") == restart_delay(backoff, in_row, "same")
+        assert len(set(delays)) > 40 or not longest
+
+
+def test_second_failure_in_a_row_waits_and_the_wait_survives_a_crash() -> None:
+    world = a_running_world(a_job(restartPolicy={"backoff": {"initialSeconds": 20, "maxSeconds": 60}}))
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert world.status["attempt"] == 2, "the first failure restarts at once"
+    world.run_all()
+    world.settle()
+    world.set_pod(0, failed(1))
+    world.reconcile(crash_after=1)
+    until = world.status["currentAttempt"]["ending"]["until"]
+    world.settle()
+    assert world.status["currentAttempt"]["ending"]["until"] == until
+    assert world.status["attempt"] == 2 and world.status["state"] == "Restarting"
+    assert 15 <= (world.reconcile().requeue_after or 0) <= 21
+    world.forward(21)
+    world.settle()
+    assert world.status["attempt"] == 3 and counts(world) == (2, 2)
+
+
+def test_attempt_that_ran_long_ends_the_row() -> None:
+    world = a_running_world(a_job())
+    for attempt in (2, 3, 4):
+        world.forward(61)
+        world.set_pod(0, failed(1))
+        world.settle()
+        assert world.status["attempt"] == attempt, "it restarts at once"
+        world.run_all()
+        world.settle()
+
+
+def test_restarts_that_do_not_count_are_limited_by_max_total_restarts() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "maxTotalRestarts": 3}))
+    for _ in range(4):
+        del world.pods[world.pod(1)["metadata"]["name"]]
+        world.settle_after_backoff()
+        if world.status["state"] != "Failed":
+            world.run_all()
+            world.settle()
+    assert world.condition("Failed")["reason"] == "MaxTotalRestartsExceeded"
+    assert counts(world) == (3, 0)
+    assert [f["action"] for f in world.status["failures"]] == ["Restart"] * 3 + ["Fail"]
+
+
+def test_four_drained_nodes_do_not_fail_a_job() -> None:
+    world = a_running_world(a_job())
+    for attempt in range(2, 6):
+        pod = world.pod(1)
+        pod["metadata"] |= DELETING
+        pod["status"] = running(
+            conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+        )
+        world.settle()
+        world.pods.clear()
+        world.settle_after_backoff()
+        assert world.status["attempt"] == attempt
+        world.run_all()
+        world.settle()
+    assert counts(world) == (4, 0) and world.status["state"] == "Running"
+
+
+def test_long_attempt_resets_the_number_of_counted_restarts() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 1, "resetAfterSeconds": 600}))
+    for _ in range(3):
+        world.forward(600)
+        world.set_pod(0, failed(1))
+        world.settle()
+        world.run_all()
+        world.settle()
+    assert counts(world) == (3, 1)
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert world.condition("Failed")["reason"] == "MaxRestartsExceeded"
+
+
+def lose_node_after_restart(world: World, seconds: float) -> None:
+    """Fail node 0 with a lost peer; after the restart the old pod of node 1 proves to be on a lost node."""
+    world.set_pod(0, PEER)
+    world.settle()
+    silent = world.pod(1)
+    world.forward(4)
+    world.settle()
+    assert world.status["failures"][-1]["provisional"] and counts(world) == (1, 1)
+    world.pods["old"] = silent | {"metadata": silent["metadata"] | DELETING}
+    world.settle()
+    world.forward(seconds)
+    world.pods["old"]["status"] = LOST
+
+
+def test_restart_is_refunded_once_when_the_node_proves_lost() -> None:
+    world = a_running_world(a_job())
+    lose_node_after_restart(world, 100)
+    notes = [note.reason for note in world.reconcile().events]
+    world.settle()
+    last = world.status["failures"][-1]
+    assert (last["reason"], last["counted"], last.get("provisional")) == ("NodeLost", False, None)
+    assert counts(world) == (1, 0) and notes.count("RestartRefunded") == 1
+    assert "worker" in last["message"]
+
+
+def test_restart_is_not_refunded_after_two_minutes() -> None:
+    world = a_running_world(a_job())
+    lose_node_after_restart(world, 130)
+    world.settle()
+    assert counts(world) == (1, 1)
+
+
+def test_job_without_restarts_waits_whether_the_node_proves_lost() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.set_pod(0, PEER)
+    world.settle()
+    world.forward(4)
+    world.settle()
+    assert world.status["state"] == "Ending" and "failures" not in world.status
+    assert world.reconcile().requeue_after == pytest.approx(116)
+    world.forward(60)
+    world.pod(1)["status"] = LOST
+    world.pod(1)["metadata"] |= DELETING
+    world.settle()
+    assert world.status["failures"][0]["reason"] == "NodeLost"
+    assert world.status["attempt"] == 2 and counts(world) == (1, 0)
+
+
+def test_job_without_restarts_fails_if_no_node_proves_lost() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.set_pod(0, PEER)
+    world.settle()
+    for _ in range(3):
+        world.forward(41)
+        world.settle()
+    assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == "PeerLost"
+
+
+def suspect(world: World, code: int = 139, node: str = "bad") -> None:
+    world.run_all()
+    world.settle()
+    world.set_pod(1, {"phase": "Failed", "containerStatuses": [_ended(code)]}, node=node)
+    world.settle_after_backoff()
+    if world.status["currentAttempt"]["phase"] == "Ending":  # the settle time came before the delay
+        world.settle_after_backoff()
+
+
+def _ended(code: int) -> dict[str, Any]:
+    return {"name": "trainer", "state": {"terminated": {"exitCode": code, "finishedAt": "2026-03-01T12:00:00Z"}}}
+
+
+def node_terms(world: World) -> list[dict[str, Any]]:
+    affinity = world.pod(0)["spec"].get("affinity") or {}
+    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return list(required.get("nodeSelectorTerms") or ())
+
+
+AVOIDS = [{"key": "metadata.name", "operator": "NotIn", "values": ["bad"]}]
+
+
+def test_node_with_two_crashes_is_avoided_for_an_hour() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    assert not node_terms(world) and "avoidNodes" not in world.status
+    suspect(world)
+    (entry,) = world.status["avoidNodes"]
+    assert (entry["nodeName"], entry["reason"]) == ("bad", "SIGSEGV")
+    assert node_terms(world) == [{"matchFields": AVOIDS}]
+    assert [n.reason for made in world.plans for n in made.events].count("NodeAvoided") == 1
+    world.forward(3601)
+    suspect(world, node="other")
+    assert world.status["avoidNodes"] == [] and not node_terms(world)
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_errors_of_the_program_put_no_node_into_the_list(code: int) -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    for _ in range(3):
+        suspect(world, code)
+    assert "avoidNodes" not in world.status
+
+
+def test_every_alternative_of_the_users_affinity_gets_the_requirement() -> None:
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": [{"key": "x"}]}]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
+        "podAffinity": {"kept": True},
+    }
+    world = World(a_job(restartPolicy={"maxRestarts": 9}, template={"spec": {"affinity": affinity}}))
+    world.settle()
+    suspect(world)
+    suspect(world)
+    assert node_terms(world) == [terms[0] | {"matchFields": AVOIDS}, {"matchFields": [{"key": "x"}, *AVOIDS]}]
+    assert world.pod(0)["spec"]["affinity"]["podAffinity"] == {"kept": True}
+
+
+def test_avoided_node_is_used_again_if_no_other_fits() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    suspect(world)
+    attempt = world.status["attempt"]
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    for rank in (0, 1):
+        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.settle()
+    assert world.condition("Running")["reason"] == "Unschedulable"
+    world.forward(31)
+    restarts = counts(world)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
+    assert not node_terms(world) and counts(world) == restarts

@@ -1,0 +1,213 @@
+"""The table of failures: what each kind of failed pod leads to, through whole plans."""
+
+from typing import Any
+
+import pytest
+
+from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
+from ddpjob.engine.failures import TABLE, judge
+from ddpjob.engine.pods import pod_view
+from tests.builders import World, a_job, a_running_world, ended, failed
+
+Json = dict[str, Any]
+DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+MARKED = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+
+
+def disrupted(reason: str) -> Json:
+    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
+
+
+def waiting(reason: str, started: str = "2026-03-01T11:00:00Z") -> Json:
+    state = {"waiting": {"reason": reason, "message": 'secret "token" not found'}}
+    return {"phase": "Pending", "startTime": started, "containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+def alive(**more: Any) -> Json:
+    return {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]} | more
+
+
+RESTART, FREE, FAIL = ("Restart", True), ("Restart", False), ("Fail", False)
+# Per case: status of the pod, its metadata, and the reason and reaction that follow.
+CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
+    "node lost, taint": (alive(**disrupted("DeletionByTaintManager")), DELETING, "NodeLost", FREE),
+    "node removed": (alive(**disrupted("DeletionByPodGC")), DELETING, "NodeLost", FREE),
+    "node unreachable": (alive(reason="NodeLost"), DELETING, "NodeLost", FREE),
+    "node marked": (alive(conditions=MARKED), DELETING, "NodeLost", FREE),
+    "preempted": (alive(**disrupted("PreemptionByScheduler")), DELETING, "Preempted", FREE),
+    "drained": (alive(**disrupted("EvictionByEvictionAPI")), DELETING, "Drained", FREE),
+    "node shutdown": ({"phase": "Failed", "reason": "Terminated"} | disrupted("TerminationByKubelet"), {},
+                      "NodeShutdown", FREE),
+    "node pressure": (EVICTED | disrupted("TerminationByKubelet"), {}, "Evicted", FREE),
+    "own limit of storage": (EVICTED, {}, "LimitExceeded", RESTART),
+    "refused by the kubelet": ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, {},
+                               "UnexpectedAdmissionError", FREE),
+    "deleted": (alive(), DELETING, "PodDeleted", FREE),
+    "out of memory": (ended(137, reason="OOMKilled"), {}, "OOMKilled", RESTART),
+    "a rank out of memory": (failed(137, kind="OOMKilled", message="rank 1"), {}, "OOMKilled", RESTART),
+    "bad image name": (waiting("InvalidImageName"), {}, "InvalidImageName", FAIL),
+    "no secret": (waiting("CreateContainerConfigError"), {}, "CreateContainerConfigError", FAIL),
+    "not executable": (ended(126), {}, "StartError", FAIL),
+    "not found": (ended(127), {}, "StartError", FAIL),
+    "not started": (ended(128, reason="StartError"), {}, "StartError", FAIL),
+    "usage": (failed(2, kind="UsageError", message="m"), {}, "UsageError", FAIL),
+    "impossible ranks": (failed(71, kind="RanksImpossible", message="m"), {}, "RanksImpossible", FAIL),
+    "mismatch": (failed(78, kind="ConfigMismatch", message="m"), {}, "ConfigMismatch", FAIL),
+    "not finite": (failed(79, kind="NotFinite", message="m"), {}, "NotFinite", FAIL),
+    "stopped": (failed(75, kind="Stopped", outcome="stopped", message="m"), {}, "Stopped", FREE),
+    "superseded": (failed(80, kind="Superseded", message="m"), {}, "Superseded", FREE),
+    "hang": (failed(76, kind="Hang", message="m"), {}, "Hang", RESTART),
+    "no data": (failed(66, kind="DataMissing", message="m"), {}, "DataMissing", RESTART),
+    "rendezvous": (failed(69, kind="RendezvousFailed", message="m"), {}, "RendezvousFailed", RESTART),
+    "volume full": (failed(73, kind="VolumeUnwritable", message="m"), {}, "VolumeUnwritable", RESTART),
+    "lost peer": (failed(77, cause="peer", kind="PeerLost", message="m"), {}, "PeerLost", RESTART),
+    "killed": (ended(137), {}, "SIGKILL", RESTART),
+    "crashed": (ended(139), {}, "SIGSEGV", RESTART),
+    "exception": (failed(1, kind="ValueError", exception="ValueError", message="m"), {}, "ValueError", RESTART),
+    "other program's code 78": (ended(78), {}, "Error", RESTART),
+    "no exit code": ({"phase": "Failed"}, {}, "PodFailed", RESTART),
+}  # fmt: skip
+
+
+def failure(status: Json, metadata: Json, **spec: Any) -> tuple[World, Json]:
+    """Return the world and the failure after one pod of two got this status, and the other none."""
+    world = a_running_world(a_job(**spec))
+    pod = world.set_pod(1, status)
+    pod["metadata"] |= metadata
+    world.settle()
+    world.forward(4)
+    world.settle()
+    return world, world.status["failures"][0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_failed_pod_leads_to_the_reaction_of_its_row(case: str) -> None:
+    status, metadata, reason, (action, counted) = CASES[case]
+    world, found = failure(status, metadata)
+    assert (found["reason"], found["action"], found["counted"]) == (reason, action, counted)
+    assert found["hint"] and found["next"] and found["nodeRank"] == 1
+    assert world.status["restarts"] == (action == "Restart")
+    assert world.status["restartsCountedTowardsLimit"] == counted
+    assert (world.status["state"] == "Failed") == (action == "Fail")
+
+
+def test_every_row_of_the_table_is_reached_by_a_case() -> None:
+    seen = set()
+    earlier: list[Json] = []
+    repeated = failed(1, exception="ValueError", step=7, message="m")
+    for status, metadata, *_ in [*CASES.values(), (repeated, {}, "", FAIL)]:
+        pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
+        view = pod_view(pod)
+        facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
+        seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, earlier)))
+        earlier = [{"exception": "ValueError", "step": 7}]
+    seen.add(next(i for i, row in enumerate(TABLE) if row.matches(evidence_of_missing(0), [])))
+    assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
+
+
+@pytest.mark.parametrize("status", [ended(137, reason="OOMKilled"), EVICTED])
+def test_limit_exceeded_twice_fails_the_job(status: Json) -> None:
+    world, first = failure(status, {})
+    world.run_all()
+    world.settle()
+    world.set_pod(0, status)
+    world.settle()
+    last = world.status["failures"][-1]
+    assert (last["reason"], last["action"]) == (first["reason"], "Fail")
+    assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == first["reason"]
+
+
+def fail_twice(first: Json, second: Json) -> World:
+    world, _ = failure(failed(1, **first), {})
+    world.run_all()
+    world.settle()
+    world.set_pod(0, failed(1, **second))
+    world.settle_after_backoff()
+    return world
+
+
+def test_same_exception_at_the_same_step_twice_is_deterministic() -> None:
+    report = {"exception": "ValueError", "kind": "ValueError", "step": 7, "message": "bad label"}
+    world = fail_twice(report, report | {"message": "bad label 9"})
+    assert world.condition("Failed")["reason"] == "DeterministicError"
+    assert "the attempt before failed in the same way" in world.condition("Failed")["message"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"exception": "ValueError", "step": 7}, {"exception": "ValueError", "step": 8}),
+        ({"exception": "ValueError", "step": 7}, {"exception": "KeyError", "step": 7}),
+        ({"exception": "OSError", "step": 7}, {"exception": "OSError", "step": 7}),
+        ({"exception": "DistBackendError", "step": 7}, {"exception": "DistBackendError", "step": 7}),
+        ({"step": 7}, {"step": 7}),
+    ],
+)
+def test_other_repeated_failures_are_not_deterministic(first: Json, second: Json) -> None:
+    world = fail_twice({"message": "m"} | first, {"message": "m"} | second)
+    assert world.status["attempt"] == 3 and world.status["state"] != "Failed"
+
+
+def test_missing_secret_is_waited_for_60_seconds() -> None:
+    world = World(a_job())
+    world.settle()
+    world.set_pod(1, waiting("CreateContainerConfigError", started="2026-03-01T12:00:00Z"))
+    world.settle()
+    assert "failures" not in world.status
+    assert world.condition("Running")["reason"] == "CreateContainerConfigError"
+    assert world.reconcile().requeue_after == pytest.approx(60)
+    world.forward(60)
+    world.settle()
+    assert world.condition("Failed")["reason"] == "CreateContainerConfigError"
+    assert 'secret "token" not found' in world.condition("Failed")["message"]
+
+
+def test_commands_name_the_job_the_pod_and_the_node() -> None:
+    pod = {"metadata": {"name": "p-1", "uid": "u", "labels": {}}, "spec": {"nodeName": "n-1"}}
+    for row in TABLE:
+        text = row.next.format(job="j", pod="p", node="n")
+        assert "{" not in text and "}" not in text, row.when
+    view = pod_view(pod | {"status": {"phase": "Failed"}})
+    assert judge(evidence_of(view), (), "mnist").next == "kubectl describe pod p-1"
+
+
+def test_log_tail_can_be_omitted() -> None:
+    status = ended(1, message="password=hunter2")
+    for keep, spec in ((True, {}), (False, {"logTail": "Omit"})):
+        world, found = failure(status, {}, **spec)
+        assert ("logTail" in found) == keep
+        assert ("hunter2" in str(world.status)) == keep
+        assert ("hunter2" in str([note for made in world.plans for note in made.events])) == keep
+
+
+RULES = [
+    {"onExitCodes": {"operator": "In", "values": [3, 4]}, "action": "Fail"},
+    {"onExitCodes": {"operator": "NotIn", "values": [3, 4, 5, 137]}, "action": "RestartIgnoreLimit"},
+    {"onReasons": ["OOMKilled", "Drained"], "action": "Restart"},
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "metadata", "expected"),
+    [
+        (ended(3), {}, FAIL),
+        (ended(9), {}, FREE),
+        (ended(5), {}, RESTART),
+        (ended(137, reason="OOMKilled"), {}, RESTART),
+        (alive(**disrupted("EvictionByEvictionAPI")), DELETING, RESTART),
+        (alive(), DELETING, FREE),
+    ],
+)
+def test_first_rule_that_matches_precedes_the_table(status: Json, metadata: Json, expected: tuple[str, bool]) -> None:
+    _, found = failure(status, metadata, restartPolicy={"rules": RULES})
+    assert (found["action"], found["counted"]) == expected
+
+
+def test_rule_lifts_the_limit_of_one_restart_after_out_of_memory() -> None:
+    world, _ = failure(ended(137, reason="OOMKilled"), {}, restartPolicy={"rules": RULES})
+    world.run_all()
+    world.settle()
+    world.set_pod(0, ended(137, reason="OOMKilled"))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 3

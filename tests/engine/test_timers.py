@@ -1,0 +1,283 @@
+"""Deadlines, planned ends and requests of the user: what happens at which time."""
+
+from typing import Any
+
+import pytest
+
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed, running
+
+DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+DRAINED = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}])
+STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
+
+
+def report(world: World, **progress: Any) -> None:
+    world.progress = progress, world.pod(0)["metadata"]["name"]
+
+
+def verdict(world: World) -> str:
+    return str(world.status["currentAttempt"]["ending"]["verdict"])
+
+
+def test_attempt_that_never_ran_fails_the_job_after_the_startup_deadline() -> None:
+    world = World(a_job(startupDeadlineSeconds=600))
+    world.settle()
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no gpu"}
+    world.pod(1)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.settle()
+    assert world.reconcile().requeue_after == pytest.approx(600)
+    world.forward(600)
+    world.settle()
+    failed = world.condition("Failed")
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert "2 of 2 nodes have not started within 600 s" in failed["message"] and "no gpu" in failed["message"]
+
+
+def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
+    world = a_running_world(a_job(startupDeadlineSeconds=600))
+    report(world, phase="data", step=0)
+    world.settle()
+    world.forward(600)
+    world.settle()
+    assert world.status["failures"][0]["reason"] == "StartupDeadlineExceeded"
+    assert (world.status["attempt"], world.status["restartsCountedTowardsLimit"]) == (2, 1)
+
+
+@pytest.mark.parametrize("progress", [None, {"step": 41, "resumedFrom": {"run": 1, "step": 40}}, {"step": 1}])
+def test_startup_ends_with_the_first_step_or_when_all_run_without_reports(progress: dict[str, Any] | None) -> None:
+    world = a_running_world(a_job(startupDeadlineSeconds=600))
+    if progress:
+        report(world, **progress)
+        world.settle()
+    world.forward(700)
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["state"] == "Running"
+
+
+def test_resumed_step_is_no_first_step() -> None:
+    world = a_running_world(a_job(startupDeadlineSeconds=600))
+    report(world, step=40, resumedFrom={"run": 1, "step": 40})
+    world.settle()
+    assert "firstStepTime" not in world.status["currentAttempt"]
+
+
+def test_no_step_for_the_progress_deadline_restarts_and_counts() -> None:
+    world = a_running_world(a_job(progressDeadlineSeconds=60))
+    report(world, step=5, phase="train")
+    world.stalled_seconds = 59.0
+    world.settle()
+    assert world.status["attempt"] == 1 and world.reconcile().requeue_after == pytest.approx(1)
+    world.stalled_seconds = 60.0
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "ProgressDeadlineExceeded" and "step 5" in failure["message"] and failure["counted"]
+    assert "nodeRank" not in failure
+
+
+@pytest.mark.parametrize("progress", [None, {"phase": "data"}, {"step": 0}])
+def test_trainer_that_has_reported_no_step_is_not_ended(progress: dict[str, Any] | None) -> None:
+    world = a_running_world(a_job(progressDeadlineSeconds=60))
+    if progress:
+        report(world, **progress)
+    world.stalled_seconds = 9999.0
+    world.settle()
+    assert world.status["attempt"] == 1
+
+
+def test_node_that_runs_on_after_the_first_success_restarts_the_job() -> None:
+    world = a_running_world(a_job(completionGraceSeconds=100))
+    world.set_pod(0, ended(0))
+    world.settle()
+    assert world.reconcile().requeue_after == pytest.approx(100)
+    world.forward(100)
+    world.settle()
+    failure = world.status["failures"][0]
+    assert failure["reason"] == "CompletionDeadlineExceeded" and "node_rank 1" in failure["message"]
+    assert world.status["attempt"] == 2
+
+
+def test_node_zero_policy_succeeds_with_node_zero() -> None:
+    world = a_running_world(a_job(successPolicy="NodeZero"))
+    world.set_pod(0, ended(0))
+    world.settle()
+    assert world.status["state"] == "Succeeded"
+    assert world.condition("Succeeded")["reason"] == "NodeZeroSucceeded"
+    assert list(world.pods) == ["mnist-0a1b2-1-0"]
+
+
+def test_node_zero_policy_waits_for_node_zero() -> None:
+    world = a_running_world(a_job(successPolicy="NodeZero"))
+    world.set_pod(1, ended(0))
+    world.settle()
+    assert world.status["state"] == "Running"
+
+
+def drain(world: World) -> None:
+    """Evict the pod of node 1 while its trainer runs."""
+    world.set_pod(1, DRAINED)["metadata"] |= DELETING
+    made = world.reconcile()
+    assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-0"], "SIGTERM reaches every pod"
+    assert not made.creates and verdict(world) == "Drained"
+
+
+def keep_pods(world: World) -> None:
+    """Deleted pods stay, as those of a kubelet that waits for their grace period."""
+    world.lingering = True
+
+
+def test_drained_pods_save_together_before_the_next_attempt() -> None:
+    world = a_running_world(a_job())
+    keep_pods(world)
+    drain(world)
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["state"] == "Restarting"
+    for rank in (0, 1):
+        world.set_pod(rank, STOPPED if rank == 0 else STOPPED | {"conditions": DRAINED["conditions"]})
+        world.settle()
+        assert world.status["attempt"] == 1 + rank, "only when all have stopped"
+    assert [f["reason"] for f in world.status["failures"]] == ["Drained"]
+    assert (world.status["restarts"], world.status["restartsCountedTowardsLimit"]) == (1, 0)
+
+
+def test_next_attempt_starts_after_the_grace_period_of_a_pod_that_does_not_stop() -> None:
+    world = a_running_world(a_job(template={"spec": {"terminationGracePeriodSeconds": 100}}))
+    keep_pods(world)
+    drain(world)
+    assert world.reconcile().requeue_after == pytest.approx(105)
+    world.forward(105)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_pod_on_a_lost_node_delays_no_attempt() -> None:
+    world = a_running_world(a_job())
+    keep_pods(world)
+    drain(world)
+    world.set_pod(0, STOPPED)
+    lost = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    world.pod(1)["status"]["conditions"] += lost
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_restart_request_saves_restarts_and_is_carried_out_once() -> None:
+    world = a_running_world(a_job())
+    keep_pods(world)
+    world.job["spec"]["restartedAt"] = "2026-03-01T12:00:00Z"
+    made = world.reconcile()
+    assert len(made.deletes) == 2 and verdict(world) == "RestartRequested"
+    for rank in (0, 1):
+        world.set_pod(rank, STOPPED)
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0 and "failures" not in world.status
+    assert world.status["restartedAt"] == "2026-03-01T12:00:00Z"
+    world.run_all()
+    world.settle()
+    assert world.status["attempt"] == 2 and world.status["state"] == "Running"
+
+
+def test_job_created_with_a_restart_time_does_not_restart() -> None:
+    world = a_running_world(a_job(restartedAt="2026-03-01T12:00:00Z"))
+    assert world.status["attempt"] == 1 and world.status["restartedAt"] == "2026-03-01T12:00:00Z"
+
+
+def test_resumed_job_waits_until_the_suspended_pods_have_saved() -> None:
+    world = a_running_world(a_job())
+    keep_pods(world)
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.status["state"] == "Suspended"
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["attempt"] == 1, "its pods still save"
+    for rank in (0, 1):
+        world.set_pod(rank, STOPPED)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_suspended_job_may_be_placed_on_other_nodes(started: bool) -> None:
+    template = {"spec": {"dnsPolicy": "Default"}}
+    world = a_running_world(a_job(template=template)) if started else World(a_job(template=template, suspend=True))
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    placed = {"nodeSelector": {"zone": "a"}, "affinity": AFFINITY}
+    world.job["spec"] |= {"template": {"spec": {"dnsPolicy": "Default"} | placed}, "suspend": False}
+    world.settle()
+    assert world.condition("Stalled")["status"] == "False"
+    assert world.pod(0)["spec"]["nodeSelector"] == {"zone": "a"}
+    assert world.pod(0)["spec"]["affinity"] == AFFINITY
+
+
+@pytest.mark.parametrize("edit", [{"dnsPolicy": "None"}, {"dnsPolicy": "None", "affinity": AFFINITY}])
+def test_other_undeclared_fields_may_not_change_while_suspended(edit: dict[str, Any]) -> None:
+    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "Default"}}))
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"] |= {"template": {"spec": edit}, "suspend": False}
+    world.settle()
+    assert world.condition("Stalled")["reason"] == "SpecChanged" and world.status["attempt"] == 1
+
+
+def test_affinity_may_not_change_while_the_job_runs() -> None:
+    world = a_running_world(a_job(template={"spec": {}}))
+    world.job["spec"]["template"] = {"spec": {"affinity": AFFINITY}}
+    world.settle()
+    assert world.condition("Stalled")["reason"] == "SpecChanged"
+
+
+@pytest.mark.parametrize(("retention", "left"), [("LastAttempt", ["1", "2"]), ("All", ["1", "2"]), ("None", [])])
+def test_ended_pods_are_kept_as_the_retention_says(retention: str, left: list[str]) -> None:
+    world = a_running_world(a_job(podRetention=retention))
+    world.set_pod(0, failed(1))
+    world.settle()
+    world.run_all()
+    world.settle()
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    assert world.status["state"] == "Succeeded" and world.attempts() == left
+
+
+def test_all_ended_pods_of_many_attempts_are_kept_on_request() -> None:
+    world = a_running_world(a_job(podRetention="All"))
+    for _ in range(3):
+        world.set_pod(0, failed(1))
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    assert world.attempts() == ["1", "2", "3", "4"]
+
+
+def test_job_of_another_controller_is_left_alone() -> None:
+    world = World(a_job(managedBy="kueue.x-k8s.io/multikueue"))
+    assert world.settle() == 0 and not world.pods and not world.status
+    own = World(a_job(managedBy="ddpjob.dev/operator"))
+    own.settle()
+    assert len(own.pods) == 2
+
+
+def test_timings_tell_start_first_step_and_recovery() -> None:
+    world = World(a_job())
+    world.settle()
+    world.forward(5)
+    world.run_all()
+    world.settle()
+    world.forward(3)
+    report(world, step=1)
+    world.settle()
+    assert world.status["timings"] == {"scheduleSeconds": 5, "firstStepSeconds": 8}
+    world.set_pod(0, failed(1))
+    world.settle()
+    world.forward(4)
+    world.run_all()
+    world.settle()
+    world.forward(6)
+    report(world, step=9, resumedFrom={"run": 1, "step": 8})
+    world.settle()
+    assert world.status["timings"] == {"scheduleSeconds": 4, "firstStepSeconds": 10, "lastRecoverySeconds": 10}
+    assert world.now > NOW

@@ -1,0 +1,78 @@
+"""Generate docs/failures.md from the engine's table of failures."""
+
+from collections.abc import Iterator
+
+from ddpjob.engine.attempt import PROVISIONAL_SECONDS, SETTLE_SECONDS
+from ddpjob.engine.failures import TABLE, Row
+from ddpjob.engine.suspects import AVOID_SECONDS
+
+HEAD = f"""\
+# Failures and what follows from them
+
+<!-- Generated from operator/ddpjob/engine/failures.py by `make generate`; do not edit. -->
+
+When a pod of an attempt fails or is lost, the attempt ends: the operator waits until the cause is known, at most
+{SETTLE_SECONDS} s, finds the node that failed first, and compares what it knows about it with this table from top to
+bottom. The first row that matches applies. `restartPolicy.rules` precede the table.
+
+- **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`.
+  Every restart counts towards `maxTotalRestarts`.
+- **Restart once**: the job fails if one of the last five failures had the same reason.
+- **Fail**: the job fails, because a restart would end in the same way.
+- **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
+  when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
+  delays the next attempt by that time; `torchrun` and `ddptrain` do not.
+- **Provisional**: the restart no longer counts if a Kubernetes node of the attempt proves lost within
+  {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 40 s later. If no
+  restart is left, the job waits for that time before it fails.
+- **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, new
+  attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no other node fits.
+
+A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
+
+"""
+
+
+def reference() -> str:
+    """Return the whole page."""
+    head = "| reason | what is seen | reaction | usual cause | what to do |\n|---|---|---|---|---|"
+    deadlines = """
+## Deadlines
+
+| reason | what is seen | reaction |
+|---|---|---|
+| `DeadlineExceeded` | the job was active for `activeDeadlineSeconds` | Fail |
+| `StartupDeadlineExceeded` | not all nodes ran within `startupDeadlineSeconds` | Fail, with the obstacle |
+| `StartupDeadlineExceeded` | all nodes ran, but the trainer reported no step in that time | Restart; counts |
+| `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
+| `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
+
+Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`.
+
+## Waiting
+
+These are no failures. The condition `Running` shows them, and `startupDeadlineSeconds` limits them: an image that
+cannot be pulled, a pod that no Kubernetes node fits, a volume that cannot be mounted, and a create that quota,
+LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the operator creates it
+again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed.
+"""
+    return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + deadlines
+
+
+def _lines() -> Iterator[str]:
+    for row in TABLE:
+        reason = f"`{row.reason}`" if row.reason else "*its own*"
+        yield f"| {reason} | {row.when} | {_reaction(row)} | {row.hint} | {_next(row)} |"
+
+
+def _next(row: Row) -> str:
+    return row.next.format(job="JOB", pod="POD", node="NODE")
+
+
+def _reaction(row: Row) -> str:
+    if row.action == "Fail":
+        return "Fail"
+    parts = ["Restart once" if row.action == "RestartOnce" else "Restart"]
+    parts.append("counts" if row.counted else "does not count")
+    marks = {"saves first": row.planned, "provisional": row.provisional, "suspects the node": row.node_suspected}
+    return "; ".join([*parts, *(text for text, holds in marks.items() if holds)])
