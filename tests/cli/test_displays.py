@@ -37,6 +37,7 @@ STATUS = {
     "state": "Running",
     "attempt": 2,
     "restarts": 1,
+    "restartsCountedTowardsLimit": 1,
     "nodesReady": "2/2",
     "world": {"worldSize": 4, "nprocPerNode": 2},
     "progress": PROGRESS,

@@ -166,10 +166,10 @@ def test_missing_secret_is_waited_for_60_seconds() -> None:
 def test_commands_name_the_job_the_pod_and_the_node() -> None:
     pod = {"metadata": {"name": "p-1", "uid": "u", "labels": {}}, "spec": {"nodeName": "n-1"}}
     for row in TABLE:
-        text = row.next.format(job="j", pod="p", node="n")
+        text = row.next.format(logs="l", pod="p", node="n")
         assert "{" not in text and "}" not in text, row.when
     view = pod_view(pod | {"status": {"phase": "Failed"}})
-    assert judge(evidence_of(view), (), "mnist").next == "kubectl describe pod p-1"
+    assert judge(evidence_of(view), (), "").next == "kubectl describe pod p-1"
 
 
 def test_log_tail_can_be_omitted() -> None:

@@ -66,7 +66,7 @@ def _lines() -> Iterator[str]:
 
 
 def _next(row: Row) -> str:
-    return row.next.format(job="JOB", pod="POD", node="NODE")
+    return row.next.format(logs="`kubectl logs POD`", pod="POD", node="NODE")
 
 
 def _reaction(row: Row) -> str:

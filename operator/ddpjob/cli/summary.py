@@ -170,7 +170,7 @@ def _failed(result: RunResult) -> list[str]:
         hint or ("its last lines are below" if log else "the logs may say more"),
         next_step or logs_command,
     )
-    return [*error_lines(error), *([f"logs:  {logs_command}"] if next_step else []), *log]
+    return [*error_lines(error), *([] if next_step in ("", logs_command) else [f"logs:  {logs_command}"]), *log]
 
 
 def _first_line(message: str) -> str:

@@ -61,6 +61,8 @@ class EngineSettings:
     """Settings of the cluster and the operator that plans depend on."""
 
     cluster_domain: str = "cluster.local"
+    logs_command: str = "kubectl logs {pod} -n {namespace}"
+    """Command that shows the log of a pod, with the fields namespace, job, attempt, node_rank and pod."""
     delete_finished: bool = True
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
 

@@ -138,7 +138,7 @@ def _attempt_deadline(s: JobState) -> Decision | None:
         return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
     if passed.reason == CONFIG_ERROR:
         pod = next(pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == CONFIG_ERROR)
-        return _react(s, judge(evidence_of_waiting(pod), s.earlier_failures, s.job.name))
+        return _react(s, judge(evidence_of_waiting(pod), s.earlier_failures, s.logs_command(pod.node_rank)))
     return _react(s, Judgement(passed.reason, passed.message, hint=passed.hint, next=passed.next))
 
 
@@ -192,14 +192,14 @@ def _failure(s: JobState) -> Decision | None:
     lost = [] if creating else s.missing_nodes
     refused = next((pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == INVALID_IMAGE), None)
     if refused is not None and not failed and not lost:
-        return _react(s, judge(evidence_of_waiting(refused), s.earlier_failures, s.job.name))
+        return _react(s, judge(evidence_of_waiting(refused), s.earlier_failures, s.logs_command(refused.node_rank)))
     cause = root_cause(failed) if failed else None
     if cause is None and not lost:
         return _unconfirmed(s)
     is_own = cause is not None and whose_failure(cause) == "own" and not obeyed_sigterm(cause)
     # A lost pod precedes one that only perhaps failed by itself.
     found = evidence_of(cause) if cause is not None and (is_own or not lost) else evidence_of_missing(lost[0])
-    judgement = judge(found, s.earlier_failures, s.job.name)
+    judgement = judge(found, s.earlier_failures, s.logs_command(found.node_rank))
     if judgement.planned or is_own or lost or creating or s.all_stopped:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:

@@ -44,7 +44,8 @@ class Row:
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt proves lost within 120 s.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
-    hint, next: the usual cause and what to do, unless the trainer's report says more; {job}, {pod}, {node} are names.
+    hint, next: the usual cause and what to do, unless the trainer's report says more. {logs} is the command that
+        shows the log, {pod} and {node} are names.
     """
 
     reason: str | None
@@ -240,7 +241,7 @@ TABLE: tuple[Row, ...] = (
         _repeats,
         action="Fail",
         hint="the error follows from the code or the data, so another restart would end in the same way",
-        next="kubectl ddpjob logs {job}; correct the code, and create the job again",
+        next="{logs}; correct the code, and create the job again",
     ),
     Row(
         None,
@@ -248,7 +249,7 @@ TABLE: tuple[Row, ...] = (
         _code(_HANG),
         node_suspected=True,
         hint="a rank or the network stopped; the report names the collective and the ranks that are missing",
-        next="kubectl ddpjob logs {job} shows where each rank stood",
+        next="{logs}",
     ),
     Row(
         None,
@@ -277,7 +278,7 @@ TABLE: tuple[Row, ...] = (
         lambda e, _: e.whose == "peer",
         provisional=True,
         hint="a pod or its network failed without a report; its Kubernetes node may be down",
-        next="kubectl get nodes; kubectl get pods -o wide",
+        next="{logs}",
     ),
     Row(
         None,
@@ -286,14 +287,14 @@ TABLE: tuple[Row, ...] = (
         provisional=True,
         node_suspected=True,
         hint="SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code",
-        next="kubectl ddpjob logs {job}; SIGBUS: increase sharedMemory.sizeLimit",
+        next="{logs}; SIGBUS: increase sharedMemory.sizeLimit",
     ),
     Row(
         None,
         "any other exit code",
         lambda e, _: e.exit_code is not None,
         hint="the program ended with an error",
-        next="kubectl ddpjob logs {job}",
+        next="{logs}",
     ),
     Row(
         None,
@@ -324,12 +325,12 @@ class Judgement:
     evidence: Evidence | None = None
 
 
-def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], job: str) -> Judgement:
+def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], logs: str) -> Judgement:
     """Return what follows from these facts.
 
     Args:
         earlier: ``status.failures``, newest last.
-        job: name of the job, for commands.
+        logs: the command that shows the log of the node.
     """
     row = next(row for row in TABLE if row.matches(evidence, earlier))
     reason, message = _reason_and_message(evidence, row)
@@ -344,7 +345,7 @@ def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], job: str) ->
         provisional=row.provisional,
         node_suspected=row.node_suspected,
         hint=_advice(report, "hint") or row.hint,
-        next=_advice(report, "next") or _command(row.next, job, evidence),
+        next=_advice(report, "next") or _command(row.next, logs, evidence),
         evidence=evidence,
     )
 
@@ -438,9 +439,9 @@ def _kubelet_message(e: Evidence) -> str:
     return f": {e.pod.message.strip()}" if e.pod and e.pod.message.strip() else ""
 
 
-def _command(text: str, job: str, e: Evidence) -> str:
+def _command(text: str, logs: str, e: Evidence) -> str:
     pod, node = (e.pod.name, e.pod.node_name) if e.pod else (None, None)
-    return text.format(job=job, pod=pod or "POD", node=node or "NODE")
+    return text.format(logs=logs, pod=pod or "POD", node=node or "NODE")
 
 
 def _advice(report: Json, key: str) -> str | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from ddpjob.api import names
 from ddpjob.api.wire import Json, seconds_between
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, Attempt
@@ -114,6 +115,14 @@ class JobState:
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.stalled_seconds if self.answer is not None and self.has_stepped else None
+
+    def logs_command(self, node_rank: int = 0) -> str:
+        """Return the command that shows the log of a node of the current attempt."""
+        job, number = self.job, self.attempt.number
+        pod = names.pod_name(job.name, job.uid, number, node_rank)
+        return self.settings.logs_command.format(
+            namespace=job.namespace, job=job.name, attempt=number, node_rank=node_rank, pod=pod
+        )
 
     @property
     def grace_seconds(self) -> int:

@@ -58,7 +58,7 @@ def _startup(s: JobState) -> Deadline | None:
     if all_ran:
         text = f"attempt {s.attempt.number} has reported no step within {limit} s (startupDeadlineSeconds)"
         hint = "loading data or the rendezvous takes longer than expected, or a rank hangs"
-        return Deadline(left, "attempt", "StartupDeadlineExceeded", text, hint, f"kubectl ddpjob logs {s.job.name}")
+        return Deadline(left, "attempt", "StartupDeadlineExceeded", text, hint, s.logs_command())
     waiting = [r for r in s.job.node_ranks if r not in s.current or s.current[r].state == "pending"]
     text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
     obstacle = next(s.obstacles(), None)
@@ -80,7 +80,7 @@ def _progress(s: JobState) -> Deadline | None:
         "ProgressDeadlineExceeded",
         text,
         hint,
-        f"kubectl ddpjob logs {s.job.name}",
+        s.logs_command(),
     )
 
 

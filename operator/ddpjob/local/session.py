@@ -34,6 +34,7 @@ from ddpjob.local.volumes import sweep_shared_memory
 
 _PAUSE_SECONDS = 0.1
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Session:
         begin = resume.start_or_resume(self._cluster, self._folder, self._admitted, self._say)
         self._killed_at = begin.killed_at
         resume.explain_differences(self._admitted, self._state, self._options.volumes, self._say)
-        spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False)
+        spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND)
         ports = Ports(rendezvous=spec.rendezvous.port, progress=spec.rendezvous.progress_port)
         controller = Controller(
             self._cluster,
