@@ -40,6 +40,26 @@ def test_bench_reads_settings_from_a_file_and_the_environment(ddptrain: ForkServ
     assert results["of"] == {"data": "idx", "globalBatch": 37}
 
 
+def test_speed_is_compared_with_plain_loops_on_the_same_data(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("bench", "--data", "idx", "--data-dir", idx, "--parts", "throughput,tutorial", "--json")
+    run = ddptrain.start(*argv, env={"DDPTRAIN_BATCH_SIZE": 10})
+    wait_until(lambda: run.ended, "the benchmark", 4 * PATIENCE)
+    assert run.wait() == 0, run.output()
+    results = json.loads(run.output().splitlines()[-1])
+    assert [(row["model"], row["shift"]) for row in results["throughput"]] == [
+        ("cnn", 1), ("cnn", 0), ("mlp", 1), ("mlp", 0),
+    ]  # fmt: skip
+    for row in results["throughput"]:
+        assert row["times"] == row["samplesPerSecond"] / row["dataLoaderLoop"] > 0
+    race = results["tutorial"]
+    assert race["times"] == race["theirs"]["seconds"] / race["ours"]["seconds"] > 0
+    assert len(race["theirs"]["accuracies"]) == race["theirs"]["epochs"] > 0
+    shown = tables(results)
+    assert f"| cnn | ±1 pixel | {results['throughput'][0]['samplesPerSecond']:,.0f} |" in shown
+    assert f"| mlp | none | {results['throughput'][3]['samplesPerSecond']:,.0f} |" in shown
+    assert f"{race['theirs']['epochs']} epochs" in shown
+
+
 def test_failed_cold_run_is_reported_with_the_end_of_its_output(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,11 @@ def test_rollback_sets_newer_checkpoints_aside_and_deletes_nothing(saved: Path) 
     assert len(list(saved.rglob("*.rolled-back"))) == 6
 
 
+def test_rollback_without_a_step_is_refused(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rollback(saved) == 2
+    assert "next:  `ddptrain ckpt ls --checkpoint-dir" in capsys.readouterr().err
+
+
 def test_rollback_to_a_damaged_checkpoint_changes_nothing(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (saved / "run-000001" / "step-000000010.pt").write_bytes(b"y")
     before = sorted(saved.rglob("*"))
@@ -156,6 +161,24 @@ def test_why_skips_invalid_reports_and_unknown_fields(tmp_path: Path, capsys: py
     node.write_text(json.dumps(whole))
     assert main(["why", str(tmp_path)]) == 0
     assert "root cause: rank 0," in capsys.readouterr().out
+
+
+def test_why_prints_hint_and_next_step_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = tmp_path / "reports" / "local-0" / "node-0.json"
+    node.parent.mkdir(parents=True)
+    advice = {"message": "no data", "hint": "the volume is empty", "next": "fetch the data"}
+    node.write_text(json.dumps({**node_report(0, 1.0, [], code=66, rank=0, **advice), "nnodes": 1}))
+    assert main(["why", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1:] == [
+        "root cause: rank 0, exit code 66: no data",
+        "where is not known",
+        "hint:  the volume is empty",
+        "next:  fetch the data",
+    ]
+    assert main(["why", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["attempt"], found["report"]["hint"], found["ranks"]) == ("local-0", "the volume is empty", [])
 
 
 def test_why_explains_a_hang(

@@ -107,6 +107,18 @@ def test_a_number_out_of_range_is_refused_with_its_bound(
     assert capsys.readouterr().err.splitlines()[0].endswith(said)
 
 
+def test_an_unknown_part_is_refused_with_the_nearest_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
+    assert main(["bench", "--parts", "acuracy"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --parts 'acuracy' is not a list of accuracy, throughput, tutorial",
+        "hint:  did you mean accuracy?",
+        "next:  for example --parts accuracy,throughput",
+    ]
+
+
 def test_help_shows_the_defaults_of_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, default in (("compare", "digits"), ("bench", "mnist")):
         with pytest.raises(SystemExit):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddptrain.cli import main
-from ddptrain.config import Config, resolve
+from ddptrain.config import Config, check_compatible, check_same_as_rank_zero, resolve
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
-from ddptrain.errors import Mismatch, UsageError
+from ddptrain.errors import ConfigMismatch, DataMismatch, Mismatch, UsageError
 from ddptrain.fault_injection import Fault
 from ddptrain.resources import threads_per_rank
 
@@ -153,3 +153,25 @@ def test_digits_other_than_decimals_are_not_numbers() -> None:
         Fault.parse("kill:²:7")
     assert threads_per_rank(1, {"OMP_NUM_THREADS": "²"}) == threads_per_rank(1, {})
     assert parse_rendezvous_timeout("timeout=²") == DEFAULT_TIMEOUT
+
+
+def facts(data: str = "a" * 64, **settings: Any) -> dict[str, Any]:
+    return {"config": Config(**settings).identity(), "dataDigest": data}
+
+
+def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path) -> None:
+    check_compatible(facts(lr=0.5), facts(lr=0.5), tmp_path)
+    with pytest.raises(ConfigMismatch, match=r"another configuration: lr 0\.006 → 0\.5$"):
+        check_compatible(facts(lr=0.006), facts(lr=0.5), tmp_path)
+    with pytest.raises(DataMismatch, match=f"trained on other data: {'a' * 16}…, now {'b' * 16}…"):
+        check_compatible(facts(), facts("b" * 64), tmp_path)
+
+
+def test_a_rank_that_differs_from_rank_zero_is_refused_with_every_difference() -> None:
+    check_same_as_rank_zero(facts(), facts(), 1)
+    with pytest.raises(
+        DataMismatch, match=f"rank 1 has different settings from rank 0: data {'a' * 16}… → {'b' * 16}…"
+    ):
+        check_same_as_rank_zero(facts(), facts("b" * 64), 1)
+    with pytest.raises(ConfigMismatch, match=f"rank 2 .*: seed 0 → 3, data {'a' * 16}… → {'b' * 16}…"):
+        check_same_as_rank_zero(facts(seed=0), facts("b" * 64, seed=3), 2)

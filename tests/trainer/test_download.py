@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from ddptrain.config import Config
 from ddptrain.data import download as fetch
 from ddptrain.data.mnist import MNIST_FILES, IdxFile, load
-from ddptrain.errors import DataError
+from ddptrain.errors import DataError, UsageError
 from tests.trainer.runs import ForkServer
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler, str], None]
@@ -217,3 +218,8 @@ def test_data_fetch_exits_with_66_if_the_content_is_not_mnist(ddptrain: ForkServ
         run = ddptrain.run("data", "fetch", "--data-dir", tmp_path, "--url", url, code=66)
     assert "wrong content" in run.output()
     assert json.loads(run.termination_log.read_text())["code"] == 66
+
+
+def test_download_without_a_directory_is_refused() -> None:
+    with pytest.raises(UsageError, match="--download needs --data-dir"):
+        fetch.load(Config(data="mnist", download=True), log=print, alive=lambda: None)

@@ -1,20 +1,31 @@
-"""Gradient synchronization: resources that it must release."""
+"""Gradient synchronization: micro-batches and unused parameters on two ranks, and resources that it must release."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+import multiprocessing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.config import Config
+from ddptrain.data.batches import GlobalBatch, Piece
+from ddptrain.distributed.process_group import Group
+from ddptrain.distributed.topology import Ranks
+from ddptrain.heartbeat import Heartbeat
 from ddptrain.inference import alone
+from ddptrain.signals import StopFlag
 from ddptrain.training import models
-from ddptrain.training.gradient_sync import Ddp
+from ddptrain.training.gradient_sync import Bucketed, Ddp, GradientSync, Manual
+from tests.trainer.runs import PATIENCE
 
 
 @pytest.fixture
@@ -31,3 +42,71 @@ def test_close_destroys_ddp_before_the_process_group() -> None:
     [wrapped] = [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is DistributedDataParallel]
     ddp.close()
     assert wrapped() is None, "its destructor, run later, could hang"
+
+
+COUNT, WORLD = 37, 2  # samples, ranks: no part of a batch has the size of another
+DOUBLE = Config(dtype="float64")
+CPU = torch.device("cpu")
+
+
+class WithUnused(nn.Module):
+    """A model with a parameter that the loss does not depend on, so that its gradient hook is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = models.build(DOUBLE, CPU)
+        self.unused = nn.Parameter(torch.ones(5, dtype=torch.float64))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.used(images)
+        return output
+
+
+def batch() -> GlobalBatch:
+    numbers = torch.Generator().manual_seed(1)
+    images = torch.randn(COUNT, 1, 28, 28, dtype=torch.float64, generator=numbers)
+    labels = torch.randint(0, 10, (COUNT,), generator=numbers)
+    return GlobalBatch(COUNT, lambda part: Piece(images[part], labels[part]))
+
+
+def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group, accum: int) -> None:
+    """Compare two steps with what plain autograd computes from the whole batch in one process."""
+    whole, parameters = batch().piece(slice(0, COUNT)), list(model.parameters())
+    mean = functional.cross_entropy(model(whole.images), whole.labels)
+    wanted = torch.autograd.grad(mean, parameters, allow_unused=True)
+    sync = kind(model, group, accum=accum, bf16=False)
+    for stop in (False, True):  # the second step must not contain the first one's gradient
+        sync.clear()
+        loss, stops = sync.step(batch(), stop and group.rank == WORLD - 1)
+        assert stops is stop
+        assert loss == pytest.approx(COUNT * mean.item())
+        for parameter, gradient in zip(parameters, wanted, strict=True):
+            zero = torch.zeros_like(parameter)
+            got = zero if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(got, zero if gradient is None else gradient, rtol=0, atol=1e-12)
+    sync.close()
+
+
+def run_rank(rank: int, meeting: str) -> None:
+    """Check every way to synchronize on one of two ranks. Runs in a process of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+    group = Group(Ranks(rank=rank, world_size=WORLD), CPU, None, StopFlag(), Heartbeat())
+    for kind, accum in itertools.product((Manual, Ddp, Bucketed), (1, 3, 5)):
+        check_step(kind, models.build(DOUBLE, CPU), group, accum)
+    for kind in (Manual, Bucketed):  # our models have no unused parameter, so DDP is not told to look for one
+        check_step(kind, WithUnused(), group, accum=2)
+    dist.destroy_process_group()
+
+
+def test_gradients_of_two_ranks_in_micro_batches_equal_those_of_one_process(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=run_rank, args=(rank, str(tmp_path / "meeting"))) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(PATIENCE)
+        hung = process.is_alive()
+        process.kill()
+        assert not hung
+    assert [process.exitcode for process in ranks] == [0] * WORLD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,26 @@ def test_metrics_go_to_a_printed_temporary_path_without_a_checkpoint_dir(
     assert [row["step"] for row in effective_rows(path, "train")] == list(range(1, 19))
     assert effective_rows(path, "eval")[-1]["accuracy"] == run.message()["accuracy"]
     assert json.loads((path.parent / "progress.json").read_text())["step"] == 18
+
+
+def test_a_loss_that_is_not_finite_leaves_its_batch_beside_the_metrics(tmp_path: Path) -> None:
+    logger = opened(tmp_path / "metrics.jsonl", 1)
+    path = logger.not_finite(3, loss=float("nan"), learning_rate=0.5, indices=[4, 1, 7], folder=None)
+    assert path == str(tmp_path / "not-finite-000000003.json")
+    assert json.loads(Path(path).read_text()) == {"step": 3, "loss": "nan", "lr": 0.5, "indices": [4, 1, 7]}
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["event"], row["step"], row["loss"], row["lr"]) == ("not finite", 3, None, 0.5)
+    absent = tmp_path / "absent"
+    assert logger.not_finite(4, loss=float("inf"), learning_rate=0.5, indices=[2], folder=absent) is None
+
+
+def test_metrics_without_a_temporary_directory_are_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    logger = MetricsLogger(Progress(1, "idx"), Console(0, None), epochs=2, steps_per_epoch=9)
+    logger.open_temporary()
+    assert "warning: no metrics: " in capsys.readouterr().out
+    logger.log("train", 1, loss=1.0)
+    assert logger.flush(1)
+    assert logger.not_finite(1, loss=float("nan"), learning_rate=0.5, indices=[1], folder=None) is None

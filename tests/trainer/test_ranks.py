@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddptrain.config import Config
-from ddptrain.distributed.device import resolve_device
+from ddptrain.distributed.device import resolve_backend, resolve_device
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
 from ddptrain.distributed.topology import (
     free_port,
@@ -16,6 +16,7 @@ from ddptrain.distributed.topology import (
     from_node_environment,
     from_rank_environment,
     needs_launch,
+    route_interface,
     without_operator_rank,
 )
 from ddptrain.errors import RanksError, TrainerError
@@ -200,3 +201,37 @@ def test_a_free_port_is_below_the_ephemeral_range_where_there_is_room(
     ports = {free_port(tmp_path / "range") for _ in range(20)}
     assert len(ports) > 1
     assert all(first <= port <= last for port in ports)
+
+
+@pytest.mark.parametrize("content", [None, "", "unlimited"])
+def test_a_free_port_is_found_without_a_readable_ephemeral_range(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "range").write_text(content)
+    assert 1024 <= free_port(tmp_path / "range") < 32768
+
+
+def test_the_interface_of_a_route_is_named_and_none_for_an_unknown_host() -> None:
+    assert route_interface("127.0.0.1") == "lo"
+    assert route_interface("no-such-host.invalid") is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+def test_cuda_without_a_gpu_is_refused_and_auto_takes_the_cpu() -> None:
+    for config in (Config(device="cuda"), Config(backend="nccl")):
+        with pytest.raises(RanksError, match="PyTorch finds no GPU") as caught:
+            resolve_device(config, from_rank_environment({"RANK": "0", "WORLD_SIZE": "1"}))
+        assert caught.value.code == 71
+    assert resolve_device(Config(), from_flags({})) == torch.device("cpu")
+
+
+def test_a_backend_that_cannot_work_is_refused() -> None:
+    cpu = torch.device("cpu")
+    assert resolve_backend("auto", cpu) == "gloo"
+    with pytest.raises(RanksError, match="nccl needs CUDA devices"):
+        resolve_backend("nccl", cpu)
+
+
+@pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this build has MPI")
+def test_a_backend_that_torch_was_not_built_with_is_refused() -> None:
+    with pytest.raises(RanksError, match="this PyTorch build has no mpi"):
+        resolve_backend("mpi", torch.device("cpu"))

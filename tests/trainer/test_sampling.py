@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.sampling import Schedule, epoch_order, micro_shards, shard, shift_of
 from ddptrain.training.evaluate import chunks_of
 
@@ -81,3 +83,14 @@ def test_micro_batches_partition_a_ranks_share_and_are_empty_only_without_sample
         pieces = micro_shards(count, rank, world_size, accum)
         assert [i for piece in pieces for i in range(piece.start, piece.stop)] == list(range(part.start, part.stop))
         assert len(pieces) == max(1, min(accum, part.stop - part.start))
+
+
+def test_indices_name_the_samples_of_each_global_batch() -> None:
+    labels = np.arange(50, dtype=np.uint8)  # a sample's label is its index
+    schedule = Schedule(50, 8, 2, seed=3)
+    batches = TrainingBatches(
+        np.zeros((50, 28, 28), np.uint8), labels, schedule, shift=1, device=torch.device("cpu"), dtype=torch.float32
+    )
+    for step in range(schedule.total_steps):
+        batch = batches.at(step)
+        assert batch.piece(slice(0, batch.count)).labels.tolist() == batches.indices(step).tolist()
