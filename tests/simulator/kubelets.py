@@ -68,15 +68,21 @@ class Kubelets:
         with contextlib.suppress(NotFound, Conflict):
             self._server.delete(names.PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
 
-    def lose(self, pod: Json) -> None:
-        """Make the pod's node unreachable. The control plane then deletes the pod, and no kubelet stops it."""
-        meta = pod["metadata"]
-        self.unreachable.add(meta["uid"])
-        self.were_unreachable.add(meta["uid"])
+    def cut_off(self, pod: Json) -> None:
+        """Make the pod's node unreachable: nothing reports or stops the pod any more."""
+        self.unreachable.add(pod["metadata"]["uid"])
+        self.were_unreachable.add(pod["metadata"]["uid"])
+
+    def mark_lost(self, pod: Json) -> None:
+        """Delete the pod of an unreachable node, as the control plane does when it notices the loss."""
+        meta, reason = pod["metadata"], "DeletionByTaintManager"
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "node is unreachable"}
         with contextlib.suppress(NotFound, Conflict):
+            body = {"status": {"conditions": [condition]}}
+            self._server.patch_status(names.PODS, meta["namespace"], meta["name"], body)
             self._server.delete(names.PODS, meta["namespace"], meta["name"], uid=meta["uid"])
 
-    def return_of_nodes(self) -> None:
+    def reconnect(self) -> None:
         """Let the unreachable nodes respond again: they stop what was deleted meanwhile."""
         pods, self.unreachable = self.unreachable, set()
         for pod in list(self._server.store.all(names.PODS)):

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.simulator.mutants import MUTANTS
-from tests.simulator.runs import RANDOM, Run, ViolationError, compare, execute, undisturbed
+from tests.simulator.runs import RANDOM, Run, ViolationError, compare, undisturbed
 
 CORES = 2
 _BATCH = 25
@@ -55,7 +55,8 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
 def first_detection(mutant: str) -> str | None:
     """Return the first run that fails with a mutant although it passes without, and how it fails; None if none does."""
     for run in MUTANTS[mutant].runs:
-        _undisturbed_of(run)
+        if run.scenario != RANDOM:
+            undisturbed(run.scenario)  # cached before the mutant is applied
         with MUTANTS[mutant].apply():
             failure = _failure_of(run)
         if failure is not None and _failure_of(run) is None:
@@ -63,18 +64,9 @@ def first_detection(mutant: str) -> str | None:
     return None
 
 
-def _undisturbed_of(run: Run) -> None:
-    """Carry out what the run is compared with, before a mutant is applied."""
-    if run.scenario != RANDOM:
-        undisturbed(run.scenario)
-
-
 def _failure_of(run: Run) -> str | None:
     try:
-        if run.scenario == RANDOM:
-            execute(run)
-        else:
-            compare(run)
+        compare(run)
     except Exception as error:
         return str(error)
     return None
@@ -89,12 +81,9 @@ def _carry_out(runs: Sequence[Run]) -> Batch:
     for run in runs:
         counts = Counter(runs=1)
         try:
-            if run.scenario == RANDOM:
-                simulation = execute(run).simulation
-                counts.update(faults=simulation.faults, starts=simulation.starts)
-                batch.counts.setdefault(simulation.watch, Counter()).update(counts)
-            else:
-                compare(run)
+            simulation = compare(run).simulation
+            counts.update(faults=simulation.faults, starts=simulation.starts)
+            batch.counts.setdefault(simulation.watch, Counter()).update(counts)
         except ViolationError as error:
             batch.failures.append(str(error))
         except Exception as error:

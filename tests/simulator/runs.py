@@ -67,13 +67,13 @@ class Result:
     simulation: Simulation
 
 
-def execute(run: Run) -> Result:
-    """Carry out a run. Raises ``ViolationError`` if it violates an invariant."""
+def execute(run: Run, *, is_calm: bool = False) -> Result:
+    """Carry out a run; ``is_calm``: a random one without what disturbs it. Raises ``ViolationError``."""
     try:
-        simulation = run_in_simulated_time(_live(run))
+        simulation = run_in_simulated_time(_live(run, is_calm=is_calm))
         check(simulation)
-        if not (run.faults or run.scenario == RANDOM) and run.watch == "prompt":
-            check_undisturbed(simulation, SCENARIOS[run.scenario].refused)
+        if is_calm or (run.scenario != RANDOM and not run.faults and run.watch == "prompt"):
+            check_undisturbed(simulation, 0 if is_calm else SCENARIOS[run.scenario].refused)
         needed = simulation.reconciles_needed
         assert needed <= RECONCILES_AFTER_FAULT, f"{needed} reconciles after the last fault"
     except AssertionError as error:
@@ -82,18 +82,22 @@ def execute(run: Run) -> Result:
     return Result(outcome(simulation), story(simulation), writes, simulation)
 
 
-def compare(run: Run) -> None:
+def compare(run: Run) -> Result:
     """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``."""
-    expected, result = undisturbed(run.scenario), execute(run)
-    compares = SCENARIOS[run.scenario].compares
-    compared = [("story", expected.story, result.story)] if compares != "nothing" else []
-    if compares == "outcome" and not _makes_more(expected, run):
-        compared.append(("outcome", expected.outcome, result.outcome))
-    for what, want, got in compared:
-        differences = {key: (want[key], got[key]) for key in want if want[key] != got[key]}
-        if differences:
+    if run.scenario == RANDOM:
+        expected, result = execute(run, is_calm=True), execute(run)
+        pairs = [(expected.story, result.story)]
+    else:
+        expected, result = undisturbed(run.scenario), execute(run)
+        compares = SCENARIOS[run.scenario].compares
+        pairs = [(expected.story, result.story)] if compares != "nothing" else []
+        if compares == "outcome" and not _makes_more(expected, run):
+            pairs.append((expected.outcome, result.outcome))
+    for want, got in pairs:
+        if differences := {key: (want[key], got[key]) for key in want if want[key] != got[key]}:
             text = "\n".join(f"  {key}: {a}\n    with faults: {b}" for key, (a, b) in differences.items())
-            raise ViolationError(f"the {what} differs:\n{text}\n  replay: {run.command}")
+            raise ViolationError(f"the outcome differs:\n{text}\n  replay: {run.command}")
+    return result
 
 
 @functools.cache
@@ -111,10 +115,10 @@ def _makes_more(expected: Result, run: Run) -> bool:
     )
 
 
-async def _live(run: Run) -> Simulation:
+async def _live(run: Run, *, is_calm: bool) -> Simulation:
     asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
     if run.scenario == RANDOM:
-        scenario, simulation = _random_simulation(run.seed)
+        scenario, simulation = _random_simulation(run.seed, is_calm=is_calm)
     else:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt"
@@ -137,22 +141,22 @@ async def _live(run: Run) -> Simulation:
     return simulation
 
 
-def _random_simulation(seed: int) -> tuple[Scenario, Simulation]:
+def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulation]:
     """Return a random story, and a simulation with random faults in three of four cases."""
     chance = random.Random(f"run {seed}")
     nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
     spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}])
-    simulation = Simulation(
-        spec,
-        now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(()),
-        seed=seed,
-        watch=chance.choice(MODES),
-        order=chance.randrange(6),
-        eager=chance.random() < 0.5,
-        downtime=chance.choice(_DOWNTIMES),
-    )
-    return Scenario(random_story), simulation
+    choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
+    disturbances: dict[str, Any] = {
+        "watch": chance.choice(MODES),
+        "order": chance.randrange(6),
+        "eager": chance.random() < 0.5,
+        "downtime": chance.choice(_DOWNTIMES),
+    }
+    if is_calm:
+        choose, disturbances = at_writes(()), {}
+    return Scenario(random_story), Simulation(spec, choose, seed=seed, **disturbances)
 
 
 def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

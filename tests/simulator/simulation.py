@@ -32,6 +32,7 @@ OTHER = Key("default", "other")
 """A suspended job that exists before, so that the operator has written a status when the simulated job appears."""
 PATIENCE = 20_000.0
 """Maximum loop time of a run, in seconds."""
+POLL_SECONDS = 0.05
 STEPS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 PAUSE_SECONDS = 100.0
 """Longest time for which a killed operator stays dead during a pause."""
@@ -76,31 +77,48 @@ class RecordedCluster(FaultyCluster):
 
 
 class Reports:
-    """The last report of the simulated rank 0. Replaces the poller, without requests.
+    """The poller of one process of the operator, without requests: it reads what the simulated rank 0 shows.
 
-    on_plan: called in each reconcile of the job, after its plan is made.
+    read: returns the answer of rank 0 now. on_plan: called in each reconcile of the job, after its plan is made.
     """
 
-    def __init__(self, on_news: Callable[[Key], None], on_plan: Callable[[], None]) -> None:
+    def __init__(
+        self, read: Callable[[], Answer | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
+    ) -> None:
+        self._read = read
         self._on_news = on_news
         self._on_plan = on_plan
+        self._target: Any = None
         self._answer: Answer | None = None
+        self._since = 0.0
 
-    def say(self, pod: str, progress: Json) -> None:
-        self._answer = Answer(pod, progress)
-        self._on_news(KEY)
+    def poll(self) -> None:
+        """Take the answer of the pod that is followed."""
+        answer = self._read()
+        if self._target is not None and answer and answer.pod == self._target[0] and answer != self._answer:
+            self._answer, self._since = answer, asyncio.get_running_loop().time()
+            self._on_news(KEY)
 
     def answer(self, key: Key) -> Answer | None:
         return self._answer if key == KEY else None
 
+    def stalled_seconds(self, key: Key) -> float | None:
+        """Return for how long the answer has been the same."""
+        return asyncio.get_running_loop().time() - self._since if self.answer(key) else None
+
     def follow(self, key: Key, target: Any) -> None:
-        """Send no request: the run sends the reports."""
-        if key == KEY:
-            self._on_plan()
+        if key != KEY:
+            return
+        self._on_plan()
+        is_new, self._target = target != self._target, target
+        if target is None:
+            self._answer = None
+        elif is_new:
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self.poll)
 
     def forget(self, key: Key) -> None:
         if key == KEY:
-            self._answer = None
+            self._target = self._answer = None
 
     async def close(self) -> None:
         """Do nothing."""
@@ -147,8 +165,11 @@ class Simulation:
         self._metrics = Metrics()
         self.starts = 0
         self._is_dead = self._is_started = False
-        self._plans = self._abandoned = 0
+        self._plans: list[float] = []
+        self._abandoned = 0
+        self._fault_time = 0.0
         self._plans_at_fault: int | None = None
+        self._progress: Answer | None = None
         self._reports: Reports
 
     # The operator.
@@ -184,11 +205,11 @@ class Simulation:
         asyncio.create_task(controller.serve(watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
-        self._reports = Reports(on_news, self._count_plan)
+        self._reports = Reports(lambda: self._progress, on_news, self._count_plan)
         return self._reports
 
     def _count_plan(self) -> None:
-        self._plans += 1
+        self._plans.append(asyncio.get_running_loop().time())
 
     async def _kill_tasks(self) -> None:
         """Cancel all tasks of the operator, so that it writes nothing any more."""
@@ -207,12 +228,17 @@ class Simulation:
             await self._converge(self._plans_at_fault)
 
     async def _converge(self, before: int) -> None:
-        self._plans_at_fault, seen = None, -1
-        while self._plans != seen and not self._is_dead:
-            seen = self._plans
+        """Wait until the operator pauses, and count its reconciles until its first pause after the fault."""
+        self._plans_at_fault, seen, last = None, -1, self._fault_time
+        while len(self._plans) != seen and not self._is_dead:
+            seen = len(self._plans)
             await asyncio.sleep(CALM_SECONDS)
         self.kubelets.frozen = False
-        needed = seen - before - RECONCILES_OF_A_RETRY * self._abandoned
+        needed = -RECONCILES_OF_A_RETRY * self._abandoned
+        for time in self._plans[before:]:
+            if time - last > CALM_SECONDS:
+                break
+            needed, last = needed + 1, time
         self.reconciles_needed = max(self.reconciles_needed, needed)
 
     def reconciles(self) -> float:
@@ -239,7 +265,8 @@ class Simulation:
         self.faults += 1
         self._is_dead = kind in CRASHES
         if self._freezes:
-            self._plans_at_fault, self.kubelets.frozen = self._plans, True
+            self._plans_at_fault, self.kubelets.frozen = len(self._plans), True
+            self._fault_time = asyncio.get_running_loop().time()
             self._abandoned = int(_refusals(self.job() or {}) > 0)
         if kind == "late" and call.verb == "create":
             self.late_creates.add(call.name)
@@ -298,8 +325,13 @@ class Simulation:
                 lambda number=number: self.is_running() or self.attempt() != number or self.is_finished(),  # type: ignore[misc]
             )
             if self.is_running() and self.attempt() == number:
-                self._reports.say(pods[0]["metadata"]["name"], {"step": 10, "totalSteps": 100, "phase": "train"})
+                self.make_step(pods[0], 10)
                 return pods
+
+    def make_step(self, pod: Json, step: int) -> None:
+        """Let rank 0, in this pod, report a step."""
+        self._progress = Answer(pod["metadata"]["name"], {"step": step, "totalSteps": 100, "phase": "train"})
+        self._reports.poll()
 
     async def in_any_order(self, *actions: Callable[[], None]) -> None:
         """Carry out actions of different nodes, in the order of this run, shortly one after the other."""

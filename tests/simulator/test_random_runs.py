@@ -1,4 +1,7 @@
-"""Random stories with random faults and watches: the invariants of ``oracle`` hold. ``make soak`` carries out more."""
+"""Random stories with random faults and watches: the invariants of ``oracle`` hold, and the job ends as without faults.
+
+``make soak`` carries out more.
+"""
 
 from concurrent.futures import ProcessPoolExecutor
 
@@ -8,6 +11,6 @@ from tests.simulator.runs import RANDOM, Run
 RUNS = 2000
 
 
-def test_invariants_hold_in_two_thousand_random_runs(processes: ProcessPoolExecutor) -> None:
+def test_two_thousand_random_runs_end_as_without_faults(processes: ProcessPoolExecutor) -> None:
     failures = failures_of(processes, [Run(RANDOM, seed=seed) for seed in range(RUNS)])
     assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])
