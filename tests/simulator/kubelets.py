@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from ddpjob.api import names
@@ -24,8 +26,9 @@ class Kubelets:
     frozen: while true, no pod starts or stops.
     """
 
-    def __init__(self, server: ApiServer, seed: str, *, eager: bool) -> None:
+    def __init__(self, server: ApiServer, seed: str, now: Callable[[], datetime], *, eager: bool) -> None:
         self._server = server
+        self._now = now
         self._seed = seed
         self._eager = eager
         self.frozen = False
@@ -95,7 +98,8 @@ class Kubelets:
         if known is None or pod["metadata"]["uid"] in self.unreachable:
             return
         if known["spec"].get("nodeName"):
-            results = (ended(143), ended(0), failed(77, cause="peer"), failed(1), ended(137))
+            at = self._now()
+            results = (ended(143, at=at), ended(0, at=at), failed(77, cause="peer", at=at), ended(137, at=at))
             self.report(pod, self._chance(pod).choice(results))
         self.remove(pod)
 

@@ -16,7 +16,7 @@ from ddpjob.controller import reconcile
 from ddpjob.controller.apply import Executor
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.engine import decision, status
+from ddpjob.engine import budget, decision, status
 from ddpjob.engine.actions import Plan
 from tests.simulator.faults import CRASHES, At
 from tests.simulator.runs import RANDOM, Run
@@ -92,6 +92,24 @@ def _budget_derived_from_pods() -> Iterator[None]:
         return original(job | {"status": recorded | counted}, observed, *more)
 
     with mock.patch.object(reconcile, "make_plan", make_plan):
+        yield
+
+
+@_mutant(Run("refund-of-the-second-restart"))
+def _restart_refunded_twice() -> Iterator[None]:
+    """Refund a restart although its failure is already recorded as one that does not count."""
+
+    def is_refundable(failure: Any, s: Any) -> bool:
+        return bool(failure["attempt"] == s.attempt.number - 1)
+
+    with mock.patch.object(budget, "_is_refundable", is_refundable):
+        yield
+
+
+@_mutant(Run("node-loss-noticed-late"))
+def _restart_never_refunded() -> Iterator[None]:
+    """Let a restart count although its node proved lost."""
+    with mock.patch.object(status, "refund", lambda s: {}):
         yield
 
 

@@ -37,7 +37,7 @@ def outcome(sim: Simulation) -> Outcome:
     return _story(status, numbers) | {
         "attempt": status.get("attempt"),
         "world": status.get("world"),
-        "messages": [failure.get("message") for failure in status.get("failures", ())],
+        "messages": [failure.get("message") for failure in map(_without_timing, status.get("failures", ()))],
         "made": made,
     }
 

@@ -1,5 +1,6 @@
 """Many runs on several processes."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -74,6 +75,8 @@ def _failure_of(run: Run) -> str | None:
 
 def _begin() -> None:
     logging.disable(logging.CRITICAL)  # thousands of expected warnings
+    gc.freeze()  # the modules stay; each collection of them would take a tenth of the time
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _carry_out(runs: Sequence[Run]) -> Batch:

@@ -209,12 +209,59 @@ async def _restarts_used_up(sim: Simulation) -> None:
     assert sim.is_finished()
 
 
+@_scenario("refund-of-the-second-restart")
+async def _refund_of_the_second_restart(sim: Simulation) -> None:
+    """Of two restarts the second one does not count, because its node proves lost."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await _node_loss_noticed_late(sim)
+    await succeed(sim)
+
+
+@_scenario("reset-of-the-budget", restartPolicy={"maxRestarts": 1, "resetAfterSeconds": 600})
+async def _reset_of_the_budget(sim: Simulation) -> None:
+    """An attempt trains for longer than resetAfterSeconds before it fails."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await sim.running_attempt()
+    await sim.pause(700.0)
+    await _rank_failure(sim)
+    await succeed(sim)
+
+
 @_scenario("deadline", activeDeadlineSeconds=600)
 async def _deadline(sim: Simulation) -> None:
     """The training takes longer than the job's deadline."""
     sim.create_job()
     await sim.running_attempt()
     await sim.until("the job is finished", sim.is_finished)
+
+
+@_scenario("hang", progressDeadlineSeconds=300)
+async def _hang(sim: Simulation) -> None:
+    """Rank 0 responds, but makes no step."""
+    sim.create_job()
+    await sim.running_attempt()
+    await sim.next_attempt(sim.attempt())
+    await succeed(sim)
+
+
+@_scenario("startup-deadline", startupDeadlineSeconds=120)
+async def _startup_deadline(sim: Simulation) -> None:
+    """The pods never start."""
+    sim.create_job()
+    await sim.until("the job is finished", sim.is_finished)
+
+
+@_scenario("requested-restart")
+async def _requested_restart(sim: Simulation) -> None:
+    """The user sets spec.restartedAt."""
+    sim.create_job()
+    if await sim.running_attempt():
+        attempt = sim.attempt()
+        sim.patch_job(restartedAt="2026-03-01T12:30:00Z")
+        await sim.next_attempt(attempt)
+    await succeed(sim)
 
 
 @_scenario("deletion-during-creation", compares="nothing", refused=2)

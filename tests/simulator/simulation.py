@@ -150,7 +150,7 @@ class Simulation:
         self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
         self.cluster = RecordedCluster(self._hook, self._on_change, clock=now, new_uid=self._new_uid)
         self.server, self.store = self.cluster.server, self.cluster.store
-        self.kubelets = Kubelets(self.server, str(seed), eager=eager)
+        self.kubelets = Kubelets(self.server, str(seed), now, eager=eager)
         self.calls: list[Call] = []
         self.changes: list[tuple[float, Change]] = []
         self.quota: int | None = None
