@@ -10,7 +10,7 @@ from typing import Any
 from tests.controller.faketime import run as run_in_simulated_time
 from tests.simulator.faults import At, OperatorKilledError, at_writes, now_and_then
 from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story
-from tests.simulator.scenarios import SCENARIOS, Scenario, random_story
+from tests.simulator.scenarios import CHECKPOINT, SCENARIOS, Scenario, random_story
 from tests.simulator.simulation import Simulation
 from tests.simulator.watches import MODES
 
@@ -146,7 +146,7 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
     chance = random.Random(f"run {seed}")
     nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
-    spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}])
+    spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}]) | chance.choice([{}, {}, CHECKPOINT])
     choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
     disturbances: dict[str, Any] = {
         "watch": chance.choice(MODES),

@@ -90,9 +90,10 @@ async def random_story(sim: Simulation) -> None:
 
 
 _CLAIM = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadWriteMany"]}
+CHECKPOINT: Json = {"checkpoint": {"claimTemplate": {"spec": _CLAIM}}}
 
 
-@_scenario("success", checkpoint={"claimTemplate": {"spec": _CLAIM}})
+@_scenario("success", **CHECKPOINT)
 async def _success(sim: Simulation) -> None:
     sim.create_job()
     await succeed(sim)
