@@ -33,6 +33,27 @@ def test_attempt_that_never_ran_fails_the_job_after_the_startup_deadline() -> No
     assert "2 of 2 nodes have not started within 600 s" in failed["message"] and "no gpu" in failed["message"]
 
 
+@pytest.mark.parametrize(
+    ("prepared", "reason", "noted"), [("False", "PodNotPrepared", True), ("True", "ContainerCreating", False)]
+)
+def test_pod_that_does_not_start_is_shown_after_ten_seconds(prepared: str, reason: str, noted: bool) -> None:
+    world = World(a_job())
+    world.settle()
+    waits = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    ready = {"type": "PodReadyToStartContainers", "status": prepared}
+    status = {"phase": "Pending", "startTime": "2026-03-01T12:00:00Z", "containerStatuses": waits}
+    world.set_pod(1, status | {"conditions": [ready]})
+    world.settle()
+    assert world.condition("Running")["reason"] == "Starting"
+    assert world.reconcile().requeue_after == pytest.approx(10)
+    world.forward(10)
+    made = world.reconcile()
+    assert world.condition("Running")["reason"] == reason
+    assert "kubectl describe pod mnist-0a1b2-1-1" in world.condition("Running")["message"]
+    assert [note.reason for note in made.events] == [reason] * noted
+    assert world.reconcile().requeue_after is None, "at rest"
+
+
 def test_attempt_that_ran_but_reports_no_step_restarts_and_counts() -> None:
     world = a_running_world(a_job(startupDeadlineSeconds=600))
     report(world, phase="data", step=0)

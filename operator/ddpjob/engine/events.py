@@ -7,9 +7,11 @@ from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.launcher import launch_warning
-from ddpjob.engine.state import JobState
+from ddpjob.engine.state import CONTAINER_CREATING, JobState
 
 _MAX_NOTE = 1000
+# A name conflict has the condition Stalled, and a large image takes minutes to pull.
+_NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 
 
 def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterator[Note]:
@@ -40,7 +42,7 @@ def _observations(s: JobState, decision: Decision, status: Mapping[str, Any]) ->
         if condition["type"] == "Running" and condition["status"] == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition["reason"] != old.get("reason") and decision.kind != "close"
-            if is_new and condition["reason"] in {reason for reason, _ in s.obstacles()} - {"NameConflict"}:
+            if is_new and condition["reason"] in {reason for reason, _ in s.obstacles()} - _NO_NOTE:
                 yield Note("Warning", condition["reason"], shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Suspended" and turned_true:
             running = any(pod.holds_resources for pod in s.pods)

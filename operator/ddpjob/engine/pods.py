@@ -36,6 +36,7 @@ class PodView:
     disruption: reason of the condition DisruptionTarget: who ended the pod, for example EvictionByEvictionAPI; or "".
     node_unready: the control plane set the pod to not ready although its containers are: its node does not respond.
     start_time: when the kubelet accepted the pod.
+    prepared: the kubelet has set up the pod's volumes and network; None if it does not say.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PodView:
     disruption: str = ""
     node_unready: bool = False
     start_time: str | None = None
+    prepared: bool | None = None
     node_name: str | None = None
     ip: str | None = None
     exit_code: int | None = None
@@ -126,6 +128,7 @@ def _view(pod: Mapping[str, Any]) -> PodView:
         disruption=_disruption(status),
         node_unready=_node_is_unready(status),
         start_time=status.get("startTime"),
+        prepared={"True": True, "False": False}.get(condition(status, "PodReadyToStartContainers").get("status", "")),
         node_name=(pod.get("spec") or {}).get("nodeName"),
         ip=status.get("podIP"),
         exit_code=ended.get("exitCode"),

@@ -15,6 +15,8 @@ from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
 
+CONTAINER_CREATING = "ContainerCreating"
+_PREPARATION_SECONDS = 10.0
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 
 
@@ -95,6 +97,17 @@ class JobState:
         for pod in self.current.values():
             if pod.unschedulable is not None:
                 yield "Unschedulable", f"{pod.where}: {pod.unschedulable}"
+        for pod in self.current.values():
+            if (left := self.seconds_to_prepare(pod)) is not None and left <= 0:
+                what = "its volumes or its network are" if pod.prepared is False else "its containers are"
+                reason = "PodNotPrepared" if pod.prepared is False else CONTAINER_CREATING
+                yield reason, f"{pod.where}: {what} not ready: kubectl describe pod {pod.name} -n {self.job.namespace}"
+
+    def seconds_to_prepare(self, pod: PodView) -> float | None:
+        """Return after how many seconds a pod that does not start is an obstacle; None unless it is starting."""
+        if pod.state != "pending" or pod.start_time is None or pod.waiting or pod.deleting:
+            return None
+        return _PREPARATION_SECONDS - seconds_between(pod.start_time, self.now)
 
     @property
     def answer(self) -> Json | None:

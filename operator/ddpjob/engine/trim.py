@@ -15,6 +15,7 @@ _METADATA = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp",
 _OWNER = ("kind", "uid", "controller")
 _STATUS = ("phase", "reason", "message", "podIP", "startTime")
 _CONDITIONS = ("PodScheduled", "DisruptionTarget")
+_UNTIL_IT_RUNS = "PodReadyToStartContainers"
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _TERMINATED = ("exitCode", "signal", "reason", "message", "startedAt", "finishedAt")
 _WAITING = ("reason", "message")
@@ -45,6 +46,7 @@ def trim_pod(pod: Mapping[str, Any], like: Json | None = None) -> Json:
 def _trimmed_status(status: Mapping[str, Any]) -> Json:
     trimmed = _part(status, _STATUS)
     kinds = ("Ready", "ContainersReady", *_CONDITIONS) if _is_marked(status) else _CONDITIONS
+    kinds = (_UNTIL_IT_RUNS, *kinds) if status.get("phase") == "Pending" else kinds
     conditions = [_part(c, _CONDITION) for c in status.get("conditions") or () if _is_of_interest(c, kinds)]
     if conditions:
         trimmed["conditions"] = conditions
