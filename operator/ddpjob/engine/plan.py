@@ -119,8 +119,8 @@ def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Cr
         node_ranks = s.missing_nodes
     beside = bool(node_ranks) and not _is_cautious(s, decision)
     service = (desired_service(s.job, after_first=beside),) if s.observed.service is None else ()
-    # Claims are not watched, so one that is cached may have been deleted since: with an earlier job of this name, during
-    # a suspension or a delay. An attempt that follows none, or not at once, therefore requests the claim again.
+    # Claims are not watched, so a cached one may have been deleted since: with an earlier job of this name, during a
+    # suspension or a delay. An attempt that follows none, or not at once, therefore requests the claim again.
     claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
     avoid = [entry["nodeName"] for entry in status.get("avoidNodes") or ()]
     together = service if beside else ()
