@@ -97,6 +97,17 @@ async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling:
     await polling.until(lambda: len(polling.news) == 2)
 
 
+async def test_same_response_after_one_that_failed_queues_the_job(trainer: Trainer, polling: Polling) -> None:
+    """The time without a step begins again, so the deadline needs a new timer."""
+    trainer.handler = trainer.say({"step": 3})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.news)
+    trainer.handler = trainer.say([])
+    await polling.until(lambda: "unusable" in polling.results)
+    trainer.handler = trainer.say({"step": 3})
+    await polling.until(lambda: len(polling.news) == 2)
+
+
 async def test_same_response_of_another_pod_queues_the_job(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))

@@ -139,11 +139,12 @@ class ProgressPoller:
             await asyncio.sleep(self._interval)
 
     def _take(self, key: Key, answer: Answer) -> None:
+        is_back = key not in self._stalls  # from now on progressDeadlineSeconds can pass, which needs a plan
         self._observe_step(key, answer)
         known = self._answers.get(key)
         self._answers[key] = answer
         # ageSeconds always changes.
-        if known is None or known.pod != answer.pod or _content(known) != _content(answer):
+        if is_back or known is None or known.pod != answer.pod or _content(known) != _content(answer):
             self._on_news(key)
 
     def _observe_step(self, key: Key, answer: Answer) -> None:
