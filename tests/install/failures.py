@@ -51,10 +51,13 @@ Only time in which the operator reached the trainer counts towards `progressDead
 
 ## Waiting
 
-These are no failures. The condition `Running` shows them, and `startupDeadlineSeconds` limits them: an image that
-cannot be pulled, a pod that no Kubernetes node fits, a volume that cannot be mounted, and a create that quota,
-LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the operator creates it
-again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed.
+These are no failures. The condition `Running` shows them:
+
+- an image that cannot be pulled, a pod that no Kubernetes node fits, a volume that cannot be mounted.
+  `startupDeadlineSeconds` limits this wait.
+- a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
+  operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
+  attempt, so `startupDeadlineSeconds` begins again with it; `activeDeadlineSeconds` limits this wait.
 """
     return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + deadlines
 
