@@ -1,12 +1,14 @@
 """The budget of restarts: limits, delays, resets and refunds."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from ddpjob.api.spec import Backoff
+from ddpjob.api.wire import timestamp
 from ddpjob.engine.budget import restart_delay
-from tests.builders import World, a_job, a_running_world, failed, running
+from tests.builders import World, a_job, a_running_world, ended, failed, running
 
 PEER = failed(77, cause="peer", kind="PeerLost", message="connection closed")
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -234,3 +236,50 @@ def test_avoided_node_is_used_again_if_no_other_fits() -> None:
     world.settle()
     assert world.status["attempt"] == attempt + 1 and world.status["avoidNodes"] == []
     assert not node_terms(world) and counts(world) == restarts
+
+
+def test_node_avoided_by_waiting_pods_is_used_again_even_if_its_time_passed_meanwhile() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9}))
+    world.settle()
+    suspect(world)
+    suspect(world)
+    attempt = world.status["attempt"]
+    world.job["status"]["avoidNodes"][0]["until"] = timestamp(world.now + timedelta(seconds=10))
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    for rank in (0, 1):
+        world.pod(rank)["status"] = {"phase": "Pending", "conditions": [no_node]}
+    world.forward(31)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1 and not node_terms(world)
+
+
+def test_node_is_not_avoided_for_longer_than_an_hour_by_a_wrong_clock() -> None:
+    world = a_running_world(a_job())
+    entry = {"nodeName": "bad", "reason": "Hang", "until": timestamp(world.now + timedelta(days=365))}
+    world.job["status"]["avoidNodes"] = [entry]
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert world.status["avoidNodes"] == [] and not node_terms(world)
+
+
+@pytest.mark.parametrize(("action", "state"), [("RestartIgnoreLimit", "Pending"), ("Fail", "Failed")])
+def test_rule_that_needs_no_budget_does_not_wait_for_a_lost_node(action: str, state: str) -> None:
+    rules = [{"onReasons": ["SIGKILL"], "action": action}]
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "rules": rules}))
+    world.set_pod(1, ended(137))
+    world.settle()
+    world.forward(4)
+    world.settle()
+    assert world.status["state"] in (state, "Restarting") and "failures" in world.status
+
+
+def test_wait_for_a_lost_node_ends_when_the_clock_was_set_back() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.set_pod(0, PEER)
+    world.settle()
+    world.forward(4)
+    world.settle()
+    assert world.status["state"] == "Ending"
+    world.forward(-3600)
+    world.settle()
+    assert world.status["state"] == "Failed"

@@ -142,6 +142,7 @@ def test_same_exception_at_the_same_step_twice_is_deterministic() -> None:
         ({"exception": "OSError", "step": 7}, {"exception": "OSError", "step": 7}),
         ({"exception": "DistBackendError", "step": 7}, {"exception": "DistBackendError", "step": 7}),
         ({"step": 7}, {"step": 7}),
+        ({"exception": "RuntimeError"}, {"exception": "RuntimeError"}),
     ],
 )
 def test_other_repeated_failures_are_not_deterministic(first: Json, second: Json) -> None:

@@ -302,3 +302,84 @@ def test_timings_tell_start_first_step_and_recovery() -> None:
     world.settle()
     assert world.status["timings"] == {"scheduleSeconds": 4, "firstStepSeconds": 10, "lastRecoverySeconds": 10}
     assert world.now > NOW
+
+
+def edit(world: World, **spec: Any) -> None:
+    """Change the spec as a user does."""
+    world.job["spec"] |= spec
+    world.job["metadata"]["generation"] += 1
+
+
+def test_plan_that_sees_the_first_success_sets_the_timer() -> None:
+    world = a_running_world(a_job(completionGraceSeconds=100))
+    world.set_pod(0, ended(0))
+    assert world.reconcile().requeue_after == pytest.approx(100), "no event follows if node 1 hangs"
+
+
+def test_resumed_job_starts_after_the_grace_period_of_a_pod_that_does_not_stop() -> None:
+    world = a_running_world(a_job())
+    keep_pods(world)
+    edit(world, suspend=True)
+    world.settle()
+    assert world.reconcile().requeue_after is None
+    edit(world, suspend=False)
+    world.settle()
+    assert world.reconcile().requeue_after == pytest.approx(35)
+    world.forward(35)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_restart_request_waits_until_a_change_of_the_template_is_undone() -> None:
+    world = a_running_world(a_job(template={"spec": {"dnsPolicy": "Default"}}))
+    edit(world, template={"spec": {"dnsPolicy": "None"}}, restartedAt="2026-03-01T12:00:00Z")
+    world.settle()
+    assert len(world.pods) == 2 and world.condition("Stalled")["reason"] == "SpecChanged"
+    edit(world, template={"spec": {"dnsPolicy": "Default"}})
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
+def test_restart_request_is_a_normal_event_and_ends_the_row_of_failures() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, failed(1))
+    world.settle()
+    world.run_all()
+    world.settle()
+    assert world.status["currentAttempt"]["failuresInRow"] == 1
+    edit(world, restartedAt="2026-03-01T12:00:00Z")
+    assert next((note.type, note.reason) for note in world.reconcile().events) == ("Normal", "RestartRequested")
+    world.settle()
+    assert world.status["attempt"] == 3 and "failuresInRow" not in world.status["currentAttempt"]
+
+
+def test_recovery_is_measured_once_for_each_failure() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, failed(1))
+    world.settle()
+    world.forward(5)
+    world.run_all()
+    world.settle()
+    edit(world, suspend=True)
+    world.settle()
+    world.forward(86_400)
+    edit(world, suspend=False)
+    world.settle()
+    world.run_all()
+    world.settle()
+    assert world.status["attempt"] == 3 and world.status["timings"]["lastRecoverySeconds"] == 5
+    world.forward(100)
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert "lastRecoverySeconds" not in world.status["timings"]
+    world.forward(7)
+    world.run_all()
+    world.settle()
+    assert world.status["timings"]["lastRecoverySeconds"] == 7
+
+
+def test_status_with_small_letters_in_its_times_is_read() -> None:
+    world = a_running_world(a_job())
+    world.job["status"]["currentAttempt"] |= {"startTime": "2026-03-01t12:00:00z"}
+    world.settle()
+    assert world.status["state"] == "Running"

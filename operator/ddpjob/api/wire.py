@@ -42,9 +42,14 @@ def timestamp(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def parse_time(text: str) -> datetime:
+    """Return the time of a timestamp; RFC 3339 allows a small "t" and "z", which Python does not read."""
+    return datetime.fromisoformat(text.upper())
+
+
 def seconds_since(start: str, end: datetime) -> float:
     """Return the seconds from the timestamp ``start`` to ``end``; negative if ``start`` is later."""
-    return (end - datetime.fromisoformat(start)).total_seconds()
+    return (end - parse_time(start)).total_seconds()
 
 
 def seconds_between(start: str, end: datetime) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.api.wire import Json, seconds_between, seconds_since, timestamp
+from ddpjob.api.wire import Json, parse_time, seconds_between, seconds_since, timestamp
 
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 SUSPENDED = "Suspended"
@@ -113,7 +113,7 @@ class Attempt:
         """Return for how long all pods have run, until the ending began."""
         if self.all_running_time is None:
             return 0.0
-        return seconds_between(self.all_running_time, datetime.fromisoformat(self.since) if self.since else now)
+        return seconds_between(self.all_running_time, parse_time(self.since) if self.since else now)
 
     def wire(self) -> Json:
         """Return the value of ``status.currentAttempt``."""

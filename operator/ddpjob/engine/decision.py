@@ -5,11 +5,10 @@ has passed is not restarted. A rule returns None if it does not apply.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, seconds_since, timestamp
+from ddpjob.api.wire import Json, parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
@@ -21,6 +20,7 @@ from ddpjob.engine.attempt import (
 )
 from ddpjob.engine.budget import Spending, spend
 from ddpjob.engine.evidence import (
+    Evidence,
     evidence_of,
     evidence_of_missing,
     evidence_of_waiting,
@@ -126,6 +126,8 @@ def _restart_request(s: JobState) -> Decision | None:
     asked = s.job.spec.restarted_at
     if asked is None or asked == s.before.get("restartedAt") or s.attempt.is_closed:
         return None
+    if s.spec_changed:  # no attempt could follow
+        return None
     text = f"spec.restartedAt is {asked}: attempt {s.attempt.number} saves a checkpoint and ends"
     return Decision("close", RESTART_REQUESTED, text, drain_until=_drain_until(s), restarted_at=asked)
 
@@ -138,8 +140,9 @@ def _attempt_deadline(s: JobState) -> Decision | None:
         return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
     if passed.reason == CONFIG_ERROR:
         pod = next(pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == CONFIG_ERROR)
-        return _react(s, judge(evidence_of_waiting(pod), s.earlier_failures, s.logs_command(pod.node_rank)))
-    return _react(s, Judgement(passed.reason, passed.message, hint=passed.hint, next=passed.next))
+        return _react(s, _judged(s, evidence_of_waiting(pod)))
+    judgement = Judgement(passed.reason, passed.message, hint=passed.hint, next=passed.next)
+    return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
 
 def _first_attempt(s: JobState) -> Decision | None:
@@ -192,14 +195,14 @@ def _failure(s: JobState) -> Decision | None:
     lost = [] if creating else s.missing_nodes
     refused = next((pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == INVALID_IMAGE), None)
     if refused is not None and not failed and not lost:
-        return _react(s, judge(evidence_of_waiting(refused), s.earlier_failures, s.logs_command(refused.node_rank)))
+        return _react(s, _judged(s, evidence_of_waiting(refused)))
     cause = root_cause(failed) if failed else None
     if cause is None and not lost:
         return _unconfirmed(s)
     is_own = cause is not None and whose_failure(cause) == "own" and not obeyed_sigterm(cause)
     # A lost pod precedes one that only perhaps failed by itself.
     found = evidence_of(cause) if cause is not None and (is_own or not lost) else evidence_of_missing(lost[0])
-    judgement = judge(found, s.earlier_failures, s.logs_command(found.node_rank))
+    judgement = _judged(s, found)
     if judgement.planned or is_own or lost or creating or s.all_stopped:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:
@@ -207,17 +210,25 @@ def _failure(s: JobState) -> Decision | None:
     return CONTINUE if s.attempt.waits(s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
 
 
+def _judged(s: JobState, evidence: Evidence) -> Judgement:
+    """Return what follows from a failure by the table and the user's rules."""
+    judgement = judge(evidence, s.earlier_failures, s.logs_command(evidence.node_rank))
+    return overrule(judgement, s.job.spec.restart_policy.restart_rules or ())
+
+
 def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """Wait, before the job fails, whether a Kubernetes node proves lost: then the restart does not count.
 
     Only as long as some pod has not ended. The others end by themselves, because they have lost a peer.
     """
-    if not judgement.provisional or s.all_stopped or spend(s, counted=judgement.counted).exceeded is None:
+    if not judgement.provisional or judgement.action == "Fail" or s.all_stopped:
+        return None
+    if spend(s, counted=judgement.counted).exceeded is None:
         return None
     since = s.attempt.since or timestamp(s.now)
-    if seconds_since(since, s.now) >= PROVISIONAL_SECONDS:
+    if abs(seconds_since(since, s.now)) >= PROVISIONAL_SECONDS:  # negative after the clock was set back
         return None
-    until = whole_second_after(datetime.fromisoformat(since), PROVISIONAL_SECONDS)
+    until = whole_second_after(parse_time(since), PROVISIONAL_SECONDS)
     if s.attempt.is_settling and s.attempt.until == until:
         return CONTINUE
     text = f"attempt {s.attempt.number} failed and no restart is left: waiting whether a Kubernetes node proves lost"
@@ -237,9 +248,8 @@ def _settling_text(s: JobState, seen: PodView | None) -> str:
 
 
 def _react(s: JobState, judgement: Judgement) -> Decision:
-    """Return the reaction to a failure: a restart as far as the user's rules and the budget allow it."""
+    """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
     policy = s.job.spec.restart_policy
-    judgement = overrule(judgement, policy.restart_rules or ())
     number = s.attempt.number
     spending = spend(s, counted=judgement.counted)
     fails = judgement.action == "Fail" or spending.exceeded is not None

@@ -27,6 +27,8 @@ def notes(s: JobState, decision: Decision, status: Mapping[str, Any]) -> Iterato
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", _MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
+        case "close" if decision.restarted_at is not None:
+            yield Note("Normal", decision.reason, decision.message)
         case "close" if s.attempt.refusals == 0 and decision.reason != "NameConflict":
             yield Note("Warning", decision.reason, shorten(decision.message, _MAX_NOTE))
     yield from _observations(s, decision, status)

@@ -70,7 +70,7 @@ def _waits_with(reason: str) -> Callable[[Evidence, Sequence[Mapping[str, Any]]]
 
 def _repeats(e: Evidence, earlier: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the attempt before failed with the same exception of the user's code at the same step."""
-    if e.code != 1 or e.exception is None or e.exception in _ENVIRONMENT_ERRORS or not earlier:
+    if e.code != 1 or None in (e.exception, e.step) or e.exception in _ENVIRONMENT_ERRORS or not earlier:
         return False
     return (earlier[-1].get("exception"), earlier[-1].get("step")) == (e.exception, e.step)
 

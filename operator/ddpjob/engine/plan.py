@@ -162,7 +162,8 @@ def _refuse(body: Json, before: Json, lines: list[str], now: datetime) -> Plan:
 def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | None:
     """Return the seconds until a deadline or the end of a wait can change the plan, at least 1; None if none can."""
     attempt = Attempt.recorded(status, s.now)
-    if decision.kind in ("succeed", "fail") or attempt.verdict == SUSPENDED or not attempt.number:
+    is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
+    if decision.kind in ("succeed", "fail") or is_suspended or not attempt.number:
         return None
     # Deadlines of the attempt before the decision, unless the decision ends it.
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]

@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, get_args
 
 from ddpjob.api.status import MAX_MESSAGE
-from ddpjob.api.wire import Json, seconds_between, shorten, timestamp
-from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, Attempt, whole_second_after
+from ddpjob.api.wire import Json, parse_time, seconds_between, seconds_since, shorten, timestamp
+from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, SUSPENDED, Attempt, whole_second_after
 from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
-from ddpjob.engine.decision import Decision, number_of_next
+from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
 from ddpjob.engine.pods import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
@@ -39,7 +38,7 @@ def next_status(s: JobState, decision: Decision) -> Json:
         attempt = _next_attempt(s, decision, nodes)
         status["currentAttempt"] = attempt.wire()
         status["world"] = _world(s, status["attempt"])
-        status |= _timings(s, attempt)
+        status |= _timings(s, attempt, decision)
     status |= _times(s, decision)
     status |= refund(s)
     status |= _failures(s, status, decision)
@@ -75,7 +74,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> 
     now, attempt = timestamp(s.now), s.attempt
     row = decision.spending.in_row if decision.spending else attempt.failures_in_row
     if decision.begins_attempt:
-        row = 0 if decision.reason == "Resumed" or decision.restarted_at else row
+        row = 0 if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row
         return Attempt(number_of_next(s), CREATING, now, refusals=decision.refusals, failures_in_row=row)
     match decision.kind:
         case "created":
@@ -112,20 +111,22 @@ def _with_first_times(s: JobState, attempt: Attempt, nodes: Mapping[str, int]) -
     return attempt
 
 
-def _timings(s: JobState, attempt: Attempt) -> Json:
+def _timings(s: JobState, attempt: Attempt, decision: Decision) -> Json:
     """Return how long the start of the attempt took, and the recovery from the failure before it."""
     started = {"scheduleSeconds": attempt.all_running_time, "firstStepSeconds": attempt.first_step_time}
     timings = {key: _seconds(attempt.start_time, time) for key, time in started.items() if time}
     failure, recovered = s.last_failure, attempt.first_step_time or attempt.all_running_time
-    if failure and failure["attempt"] < attempt.number and recovered:
+    known = (s.before.get("timings") or {}).get("lastRecoverySeconds")  # of this failure, see below
+    is_over = failure and known is not None and known < seconds_since(failure["time"], parse_time(attempt.start_time))
+    if failure and failure["attempt"] < attempt.number and recovered and not is_over:
         timings["lastRecoverySeconds"] = _seconds(failure["time"], recovered)
-    elif "lastRecoverySeconds" in (before := s.before.get("timings") or {}):
-        timings["lastRecoverySeconds"] = before["lastRecoverySeconds"]
+    elif known is not None and decision.failure is None:
+        timings["lastRecoverySeconds"] = known
     return {"timings": timings} if timings or "timings" in s.before else {}
 
 
 def _seconds(start: str, end: str) -> int:
-    return int(seconds_between(start, datetime.fromisoformat(end)))
+    return int(seconds_between(start, parse_time(end)))
 
 
 def _count_nodes(s: JobState, decision: Decision) -> dict[str, int]:

@@ -15,8 +15,9 @@ UNSCHEDULABLE_SECONDS = 30
 
 
 def avoided(status: Mapping[str, Any], now: datetime) -> list[Json]:
-    """Return the entries of ``status.avoidNodes`` whose time has not passed."""
-    return [dict(entry) for entry in status.get("avoidNodes") or () if seconds_since(entry["until"], now) < 0]
+    """Return the entries of ``status.avoidNodes`` whose time has not passed; a later one was made by a wrong clock."""
+    entries = [(dict(entry), -seconds_since(entry["until"], now)) for entry in status.get("avoidNodes") or ()]
+    return [entry for entry, left in entries if 0 < left <= AVOID_SECONDS + 1]
 
 
 def avoided_after(status: Mapping[str, Any], failure: Mapping[str, Any], now: datetime) -> list[Json]:

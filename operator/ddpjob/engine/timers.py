@@ -8,7 +8,7 @@ from ddpjob.api.wire import seconds_between, timestamp
 from ddpjob.engine.attempt import RUNNING
 from ddpjob.engine.failures import CONFIG_ERROR
 from ddpjob.engine.state import JobState
-from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS, avoided
+from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
 CONFIG_ERROR_SECONDS = 60
 """How long a Secret or ConfigMap may be missing: it may have been applied together with the job."""
@@ -85,9 +85,11 @@ def _progress(s: JobState) -> Deadline | None:
 
 
 def _completion(s: JobState) -> Deadline | None:
-    if s.attempt.phase != RUNNING or s.attempt.first_success_time is None:
+    if s.attempt.phase != RUNNING or not s.succeeded_nodes:
         return None
     limit = s.job.spec.completion_grace_seconds
+    # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
+    since = s.attempt.first_success_time or timestamp(s.now)
     left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]
     if not left:
         return None
@@ -97,7 +99,7 @@ def _completion(s: JobState) -> Deadline | None:
     )
     hint = "a rank waits for peers that have ended, for example in a collective after the last step"
     return Deadline(
-        limit - seconds_between(s.attempt.first_success_time, s.now),
+        limit - seconds_between(since, s.now),
         "attempt",
         "CompletionDeadlineExceeded",
         text,
@@ -108,7 +110,8 @@ def _completion(s: JobState) -> Deadline | None:
 
 def _avoided_nodes(s: JobState) -> Deadline | None:
     """No Kubernetes node is left for the pods: a suspected node is better than none."""
-    entries = avoided(s.before, s.now)
+    # Also entries whose time has passed since the attempt started: its pods still avoid these nodes.
+    entries = s.before.get("avoidNodes") or ()
     if not entries or s.attempt.is_closed or s.attempt.all_running_time is not None:
         return None
     if not any(pod.unschedulable is not None for pod in s.current.values()):
@@ -124,7 +127,7 @@ def _configuration(s: JobState) -> Deadline | None:
     times = [
         CONFIG_ERROR_SECONDS - seconds_between(pod.start_time or timestamp(s.now), s.now)
         for pod in s.current.values()
-        if pod.waiting and pod.waiting[0] == CONFIG_ERROR
+        if pod.waiting and pod.waiting[0] == CONFIG_ERROR and not s.attempt.is_closed
     ]
     return Deadline(min(times), "attempt", CONFIG_ERROR, "") if times else None
 
