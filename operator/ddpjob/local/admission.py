@@ -97,6 +97,12 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
             "no pod can be made from this template",
             "compare it with `kubectl explain pod.spec`",
         )
+    if job.spec.managed_by not in (None, names.CONTROLLER):
+        raise LocalError(
+            f"the DDPJob {_name(document)} has managedBy: {job.spec.managed_by}",
+            "this operator leaves the job to that controller, so no pod would start",
+            "add --set managedBy=null",
+        )
     return AdmittedJob(body, job)
 
 

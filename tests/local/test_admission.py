@@ -1,0 +1,22 @@
+"""Which jobs `ddpjob run` refuses before anything starts."""
+
+import pytest
+
+from ddpjob.local.admission import admit
+from ddpjob.local.errors import LocalError
+from tests.builders import a_job
+
+
+def document(**spec: str) -> dict[str, object]:
+    """Return a DDPJob as a user writes it."""
+    return a_job(**spec) | {"metadata": {"name": "mnist"}, "status": {}}
+
+
+def test_job_of_this_operator_is_admitted() -> None:
+    assert admit(document()).job.name == "mnist"
+    assert admit(document(managedBy="ddpjob.dev/operator")).job.name == "mnist"
+
+
+def test_job_of_another_controller_is_refused_because_no_pod_would_start() -> None:
+    with pytest.raises(LocalError, match=r"has managedBy: example\.com/other"):
+        admit(document(managedBy="example.com/other"))
