@@ -1,0 +1,47 @@
+"""What happens to the cluster's nodes and to processes on them; each node is a container of the Docker engine."""
+
+from __future__ import annotations
+
+import json
+
+from ddpjob.api.wire import Json
+from tests.e2e.kubectl import until
+from tests.kind.cluster import Cluster
+from tests.kind.cluster_config import ready_nodes
+from tests.kind.docker import docker, ensure_engine
+
+# The container's first process: 1 in its own PID namespace, and not that of the pod's pause container.
+_KILL_FIRST_PROCESS = """
+for folder in /proc/[0-9]*; do
+    grep -qs "{uid}" $folder/cgroup || continue
+    grep -qsE '^NSpid:.*[[:space:]]1$' $folder/status || continue
+    [ "$(cat $folder/comm)" = pause ] || {{ kill -KILL ${{folder#/proc/}} && echo killed; }}
+done
+"""
+
+
+def run_on(node: str, script: str) -> str:
+    """Run a shell script on a node and return its output. Raises CommandError."""
+    return docker("exec", node, "sh", "-c", script, engine=ensure_engine(), timeout=60).stdout
+
+
+def kill_first_process(pod: Json) -> None:
+    """Send SIGKILL to process 1 of the pod's container, which no process in the container can."""
+    uid = pod["metadata"]["uid"].replace("-", "[-_]")
+    said = run_on(pod["spec"]["nodeName"], _KILL_FIRST_PROCESS.format(uid=uid))
+    assert said.split() == ["killed"], f"not exactly one process was killed: {said!r}"
+
+
+def stop(node: str) -> None:
+    """Stop a node's container, as a machine that is switched off."""
+    docker("stop", "--time=5", node, engine=ensure_engine(), timeout=120)
+
+
+def start(cluster: Cluster, node: str) -> None:
+    """Start a stopped node, and wait until all nodes are Ready."""
+    docker("start", node, engine=ensure_engine(), timeout=60)
+
+    def all_ready() -> bool:
+        return ready_nodes(json.loads(cluster.kubectl("get", "nodes", "-o=json").stdout)) == set(cluster.nodes)
+
+    until(f"{node} is Ready again", all_ready, seconds=180)

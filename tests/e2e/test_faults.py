@@ -1,0 +1,384 @@
+"""Every fault that a kind cluster can produce, with real pods: restarts, root cause, advice, and what was lost.
+
+The jobs of this module run at the same time (tests.e2e.trials). docs/failures.md has the table that they are checked
+against.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ddpjob.api.wire import Json
+from ddpjob.engine.failures import TABLE
+from tests.e2e import nodes
+from tests.e2e.installation import Installation
+from tests.e2e.kubectl import condition_of, until
+from tests.e2e.namespace import claim_of, job_namespace
+from tests.e2e.trials import CHECKPOINT_EVERY, STEPS, Act, Outcome, Trial, running
+from tests.kind.cluster import Cluster
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+
+SHOWN_SECONDS = 10.0
+"""Within this time after `kubectl apply`, a job shows why it does not run."""
+LOW = "ddpjob-e2e-low"
+ROOM = "/var/lib/ddpjob-full"
+"""A small file system on every worker."""
+
+
+# What is done to the jobs.
+
+
+def undisturbed(trial: Trial) -> Outcome:
+    trial.apply()
+    return trial.until_finished()
+
+
+def launcher_killed(trial: Trial) -> Outcome:
+    """Kill process 1 of node 0's container: rank 0, its launcher and its report are gone at once."""
+    trial.apply()
+    trial.until_trained()
+    nodes.kill_first_process(trial.pods()[0])
+    return trial.until_finished()
+
+
+def rank_stopped(trial: Trial) -> Outcome:
+    trial.apply("--chaos", "stop:1:25", "--hang-timeout", "10")
+    return trial.until_finished()
+
+
+def rank_out_of_memory(trial: Trial) -> Outcome:
+    resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    trial.apply("--chaos", "oom:1:25", resources=resources)
+    done = trial.until_finished()
+    assert "chaos: oom" in trial.kubectl("logs", done.failure["pod"]), "the log of the failed pod is kept"
+    return done
+
+
+def one_pod_deleted(trial: Trial) -> Outcome:
+    trial.apply()
+    trial.until_trained()
+    trial.kubectl("delete", "pod", trial.pods()[1]["metadata"]["name"], "--wait=false")
+    return trial.until_finished()
+
+
+def all_pods_deleted(trial: Trial) -> Outcome:
+    trial.apply()
+    trial.until_trained()
+    trial.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in trial.pods().values()), "--wait=false")
+    return trial.until_finished()
+
+
+def pod_evicted(trial: Trial) -> Outcome:
+    """Evict rank 0, which writes the checkpoints."""
+    trial.apply()
+    trial.until_trained()
+    pod, namespace = trial.pods()[0]["metadata"]["name"], trial.kubectl.namespace
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    trial.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+    return trial.until_finished()
+
+
+def pod_preempted(trial: Trial) -> Outcome:
+    """Let a pod of higher priority need the node of rank 1."""
+    low = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": LOW}, "value": -10}
+    trial.kubectl.apply(low)
+    cores = trial.kubectl.object("node", trial.cluster.workers[0])["status"]["allocatable"]["cpu"]
+    # Together more than a node has; two pods of the job do not fit on one node either.
+    share = f"{int(cores) * 550}m"
+    trial.apply(template={"spec": {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
+    trial.until_trained()
+    node = trial.pods()[1]["spec"]["nodeName"]
+    trial.kubectl.apply(sleeping_pod("urgent", node, share))
+    trial.until("the restart", lambda job: job["status"].get("restarts"))
+    trial.kubectl("delete", "pod", "urgent", "--grace-period=1")
+    try:
+        return trial.until_finished()
+    finally:
+        trial.kubectl("delete", "priorityclass", LOW, "--ignore-not-found")
+
+
+def restart_requested(trial: Trial) -> Outcome:
+    trial.apply()
+    trial.until_trained()
+    trial.patch(restartedAt=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return trial.until_finished()
+
+
+def suspended(trial: Trial) -> Outcome:
+    """Suspend, wait until no pod is left, and resume."""
+    trial.apply()
+    trial.until_trained()
+    trial.patch(suspend=True)
+    trial.until("Suspended", lambda job: condition_of(job, "Suspended").get("status") == "True")
+    until("all pods have stopped", lambda: not trial.pods(), seconds=60)
+    trial.patch(suspend=False)
+    return trial.until_finished()
+
+
+def volume_full(trial: Trial) -> Outcome:
+    """Give the checkpoints a real file system that is too small for one."""
+    for node in trial.cluster.workers:
+        nodes.run_on(node, f"mkdir -p {ROOM} && mount -t tmpfs -o size=600k,mode=0777 ddpjob-full {ROOM}")
+    kind = f"{trial.kubectl.namespace}-full"
+    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": kind}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": kind},
+        "spec": spec | {"capacity": {"storage": "1Mi"}, "hostPath": {"path": ROOM, "type": "Directory"}},
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "full"},
+        "spec": spec | {"resources": {"requests": {"storage": "1Mi"}}},
+    }
+    try:
+        trial.kubectl.apply(volume, claim)
+        trial.apply("--step-delay", "0", numNodes=1, checkpoint={"claimName": "full"}, restartPolicy={"maxRestarts": 0})
+        return trial.until_finished()
+    finally:
+        trial.kubectl("delete", "persistentvolume", kind, "--ignore-not-found", "--wait=false")
+        for node in trial.cluster.workers:
+            nodes.run_on(node, f"umount --lazy {ROOM}")
+
+
+def secret_missing(trial: Trial) -> Outcome:
+    trial.apply(numNodes=1, envFrom=[{"secretRef": {"name": "no-such-secret"}}])
+    return trial.until_finished()
+
+
+def command_missing(trial: Trial) -> Outcome:
+    trial.apply(numNodes=1, command=["no-such-program"])
+    return trial.until_finished()
+
+
+def image_missing(trial: Trial) -> tuple[str, str, Outcome]:
+    # Nothing listens there, so the pull fails at once, also without a network.
+    trial.apply(image="localhost:1/no/such:image", startupDeadlineSeconds=25)
+    return *reason_of_waiting(trial), trial.until_finished()
+
+
+def resources_impossible(trial: Trial) -> tuple[str, str, Outcome]:
+    trial.apply(resources={"requests": {"cpu": "4000"}}, startupDeadlineSeconds=25)
+    return *reason_of_waiting(trial), trial.until_finished()
+
+
+# Those that mostly wait come first, then those that take longest.
+ACTS: Mapping[str, Act] = {
+    act.__name__: act
+    for act in (
+        secret_missing,
+        image_missing,
+        resources_impossible,
+        pod_preempted,
+        undisturbed,
+        rank_stopped,
+        launcher_killed,
+        rank_out_of_memory,
+        one_pod_deleted,
+        all_pods_deleted,
+        pod_evicted,
+        restart_requested,
+        suspended,
+        volume_full,
+        command_missing,
+    )
+}
+
+
+def reason_of_waiting(trial: Trial) -> tuple[str, str]:
+    """Return the first reason and message of ``Running`` that is not that of an ordinary start."""
+
+    def look(job: Json) -> tuple[str, str] | None:
+        shown = condition_of(job, "Running")
+        said = shown.get("reason", "Starting")
+        return None if said == "Starting" else (said, shown["message"])
+
+    return trial.until("the obstacle is shown", look, SHOWN_SECONDS)
+
+
+def sleeping_pod(name: str, node: str, cpu: str) -> Json:
+    container = {
+        "name": "sleep",
+        "image": "ddpjob/trainer:dev",
+        "command": ["sleep", "600"],
+        "resources": {"requests": {"cpu": cpu}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def trials(cluster: Cluster, operator: Installation) -> Iterator[Mapping[str, Future[Any]]]:
+    """Start all trials of this module."""
+    with job_namespace(cluster, "faults") as namespace:
+        namespace.kubectl.apply(claim_of(namespace))
+        with running(cluster, namespace, ACTS) as outcomes:
+            yield outcomes
+
+
+@pytest.fixture
+def outcome(trials: Mapping[str, Future[Any]]) -> Callable[[Act], Any]:
+    """Return a function that waits for the outcome of a trial."""
+    return lambda act: trials[act.__name__].result()
+
+
+Wait = Callable[[Act], Any]
+
+
+def advice_of(reason: str) -> tuple[str, str]:
+    """Return hint and next of the table's row of this reason."""
+    (row,) = (row for row in TABLE if row.reason == reason)
+    return row.hint, row.next
+
+
+# What the jobs show.
+
+
+def test_undisturbed_job_has_no_restart_and_learns(outcome: Wait) -> None:
+    done: Outcome = outcome(undisturbed)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
+    assert "failures" not in done.status or done.status["failures"] == []
+    assert float(done.status["progress"]["accuracy"]) > 0.9
+    assert len(done.losses) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "node_rank", "found"),
+    [
+        (launcher_killed, "SIGKILL", 0, {"signal": 9, "exitCode": 137}),
+        (rank_stopped, "Hang", 1, {"exitCode": 76}),
+        (rank_out_of_memory, "OOMKilled", 1, {"exitCode": 137}),
+    ],
+)
+def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_checkpoint(
+    outcome: Wait, act: Act, reason: str, node_rank: int, found: Json
+) -> None:
+    done: Outcome = outcome(act)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 1))
+    failure = done.failure
+    assert (failure["attempt"], failure["reason"], failure["nodeRank"]) == (1, reason, node_rank)
+    assert (failure["action"], failure["counted"]) == ("Restart", True)
+    assert {key: failure.get(key) for key in found} == found
+    assert failure["hint"]
+    assert failure["next"]
+    assert failure["nodeName"]
+    before = done.steps_of_run(1)
+    resumed = done.status["checkpoint"]["resumedFromStep"]
+    assert resumed == before[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY, "the newest checkpoint"
+    assert_recovered(done, outcome(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "node_ranks"),
+    [
+        (one_pod_deleted, "PodDeleted", {1}),
+        (all_pods_deleted, "PodDeleted", {0, 1}),
+        (pod_evicted, "Drained", {0}),
+        (pod_preempted, "Preempted", {1}),
+    ],
+)
+def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
+    outcome: Wait, act: Act, reason: str, node_ranks: set[int]
+) -> None:
+    done: Outcome = outcome(act)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
+    failure = done.failure
+    assert (failure["attempt"], failure["reason"], failure["action"]) == (1, reason, "Restart")
+    assert failure["nodeRank"] in node_ranks
+    assert failure["counted"] is False
+    assert (failure["hint"], failure["next"]) == advice_of(reason)
+    assert_no_step_was_lost(done, outcome(undisturbed))
+
+
+@pytest.mark.parametrize("act", [restart_requested, suspended])
+def test_requested_stop_costs_no_step_and_is_no_failure(outcome: Wait, act: Act) -> None:
+    done: Outcome = outcome(act)
+    assert (done.status["state"], done.status["attempt"]) == ("Succeeded", 2)
+    assert done.restarts[1] == 0
+    assert not done.status.get("failures")
+    assert_no_step_was_lost(done, outcome(undisturbed))
+
+
+def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:
+    done: Outcome = outcome(volume_full)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failure = done.failure
+    assert (failure["reason"], failure["nodeRank"], failure["exitCode"]) == ("VolumeUnwritable", 0, 73)
+    assert failure["hint"]
+    assert failure["next"]
+    assert condition_of(done.job, "Failed")["reason"] == "VolumeUnwritable"
+
+
+def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
+    done: Outcome = outcome(secret_missing)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failure = done.failure
+    assert (failure["reason"], failure["nodeRank"]) == ("CreateContainerConfigError", 0)
+    assert "no-such-secret" in failure["message"]
+    assert (failure["hint"], failure["next"]) == advice_of("CreateContainerConfigError")
+    lasted = datetime.fromisoformat(failure["time"]) - datetime.fromisoformat(done.status["startTime"])
+    assert 60 <= lasted.total_seconds() < 90
+
+
+def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
+    done: Outcome = outcome(command_missing)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failure = done.failure
+    assert (failure["reason"], failure["nodeRank"]) == ("StartError", 0)
+    assert failure["exitCode"] in (127, 128)
+    assert "no-such-program" in failure["message"]
+    assert (failure["hint"], failure["next"]) == advice_of("StartError")
+
+
+@pytest.mark.parametrize(
+    ("act", "reasons", "said"),
+    [
+        (image_missing, {"ErrImagePull", "ImagePullBackOff"}, "localhost:1"),
+        (resources_impossible, {"Unschedulable"}, "Insufficient cpu"),
+    ],
+)
+def test_obstacle_is_shown_within_seconds_and_named_at_the_startup_deadline(
+    outcome: Wait, act: Act, reasons: set[str], said: str
+) -> None:
+    reason, message, done = outcome(act)
+    assert reason in reasons
+    assert said in message
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failed = condition_of(done.job, "Failed")
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert any(name in failed["message"] for name in reasons)
+
+
+def test_operator_needed_no_right_that_it_lacks(trials: Mapping[str, Future[Any]], operator: Installation) -> None:
+    for future in trials.values():
+        future.exception()  # wait for it; its own test reports it
+    assert operator.refused_requests() == []
+
+
+def assert_recovered(done: Outcome, reference: Outcome) -> None:
+    assert done.losses == pytest.approx(reference.losses, abs=1e-6)
+    accuracy = float(reference.status["progress"]["accuracy"])
+    assert float(done.status["progress"]["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+
+
+def assert_no_step_was_lost(done: Outcome, reference: Outcome) -> None:
+    before, after = done.steps_of_run(1), done.steps_of_run(2)
+    assert done.status["checkpoint"]["resumedFromStep"] == before[-1]
+    assert [*before, *after] == list(range(1, STEPS + 1)), "a step was trained twice, or not"
+    assert_recovered(done, reference)

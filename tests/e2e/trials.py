@@ -1,0 +1,216 @@
+"""Small jobs that fail in different ways at the same time, in one namespace: together they take as long as the slowest.
+
+A *trial* applies one job, causes one fault and waits for the outcome, in a thread of its own. The tests assert on the
+outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from tests.e2e.jobs import JOB_KIND
+from tests.e2e.kubectl import Kubectl, condition_of
+from tests.e2e.namespace import CLAIM, JobNamespace
+from tests.kind.cluster import Cluster
+from tests.kind.command import CommandError
+
+T = TypeVar("T")
+MOUNT = "/checkpoints"
+STEPS = 90
+CHECKPOINT_EVERY = 20
+TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", str(CHECKPOINT_EVERY))
+# Slow enough that a fault at step 25 comes before the end, also when all trials share two cores.
+PACE = ("--step-delay", "0.2")
+AT_ONCE = 7
+_INTERVAL = 0.4
+
+
+class Watcher:
+    """The jobs of one namespace, listed again and again by one thread for all trials."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
+        self._jobs: dict[str, Json] = {}
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def until(self, what: str, name: str, look: Callable[[Json], T | None], seconds: float) -> T:
+        """Return the first true value of ``look`` for the job, which sees every list."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                job = self._jobs.get(name)
+                if job is not None and (value := look(job)):
+                    return value
+                if time.monotonic() > end:
+                    raise AssertionError(f"timed out after {seconds:g} s: {name}: {what} (last seen: {job})")
+                self._changed.wait(1.0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            with suppress(CommandError):
+                found = {job["metadata"]["name"]: job for job in self._kubectl.objects(JOB_KIND)}
+                with self._changed:
+                    self._jobs = found
+                    self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One job, and what a trial does with it."""
+
+    name: str
+    cluster: Cluster
+    namespace: JobNamespace
+    watcher: Watcher
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.namespace.kubectl
+
+    @property
+    def folder(self) -> Path:
+        """The job's part of the volume, on this machine."""
+        return self.namespace.volume / self.name
+
+    def apply(self, *arguments: str, **spec: Any) -> None:
+        """Apply a job of two nodes with one process each, on two Kubernetes nodes if both can run it.
+
+        arguments: additional flags of the trainer. spec: fields that replace those of the job.
+        """
+        # The kubelet would create the folder without write permission for the trainer's user.
+        self.folder.mkdir()
+        self.folder.chmod(0o777)
+        self.kubectl.apply(small_job(self.name, *arguments, **spec))
+
+    def patch(self, **spec: Any) -> None:
+        """Change fields of the job's spec."""
+        self.kubectl("patch", "ddp", self.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
+
+    def pods(self) -> dict[int, Json]:
+        """Return the pods of the newest attempt by node_rank."""
+        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={self.name}")
+        pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
+        return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
+
+    def until_trained(self, least: int = CHECKPOINT_EVERY + 5) -> None:
+        """Wait until the status shows this step and the checkpoint before it."""
+
+        def look(job: Json) -> bool:
+            status = job.get("status", {})
+            saved = status.get("checkpoint", {}).get("step", 0)
+            return bool(status.get("progress", {}).get("step", 0) >= least and saved >= CHECKPOINT_EVERY)
+
+        self.watcher.until(f"step {least} and a checkpoint", self.name, look, 240)
+
+    def until(self, what: str, look: Callable[[Json], T | None], seconds: float = 120) -> T:
+        """Return the first true value of ``look`` for the job."""
+        return self.watcher.until(what, self.name, look, seconds)
+
+    def until_finished(self, seconds: float = 300) -> Outcome:
+        """Wait for the end of the job."""
+
+        def look(job: Json) -> Json | None:
+            return job if condition_of(job, "Finished").get("status") == "True" else None
+
+        return Outcome(self.watcher.until("the end", self.name, look, seconds), self.folder)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished job and its rows in metrics.jsonl."""
+
+    job: Json
+    folder: Path
+
+    @property
+    def status(self) -> Json:
+        status: Json = self.job["status"]
+        return status
+
+    @property
+    def restarts(self) -> tuple[int, int]:
+        """All restarts, and those that count."""
+        return self.status.get("restarts", 0), self.status.get("restartsCountedTowardsLimit", 0)
+
+    @property
+    def failure(self) -> Json:
+        """The only failure."""
+        (failure,) = self.status["failures"]
+        return dict(failure)
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, without those that a later run trained again."""
+        rows = effective_rows(self.folder / FILE_NAME, "train")
+        assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "a step is missing, or there twice"
+        return [row["loss"] for row in rows]
+
+    def steps_of_run(self, run: int) -> list[int]:
+        """Return every step that this run trained."""
+        rows = [json.loads(line) for line in (self.folder / FILE_NAME).read_text().splitlines()]
+        return [row["step"] for row in rows if row["event"] == "train" and row["run"] == run]
+
+
+Act = Callable[[Trial], Any]
+
+
+@contextmanager
+def running(cluster: Cluster, namespace: JobNamespace, acts: Mapping[str, Act]) -> Iterator[Mapping[str, Future[Any]]]:
+    """Start the trials, in this order and at most ``AT_ONCE`` at a time, and provide their outcomes by name."""
+    with Watcher(namespace.kubectl) as watcher:
+        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trial")
+        try:
+            yield {
+                name: pool.submit(act, Trial(name.replace("_", "-"), cluster, namespace, watcher))
+                for name, act in acts.items()
+            }
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def small_job(name: str, *arguments: str, **spec: Any) -> Json:
+    """Return a job of two nodes with one process and one thread each."""
+    term = {
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": {names.LABEL_JOB_NAME: name}},
+        },
+    }
+    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {
+        "apiVersion": f"{names.GROUP}/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": {
+            "image": "ddpjob/trainer:dev",
+            "args": [*TRAINING, *PACE, *arguments],
+            "env": [{"name": "DDPTRAIN_THREADS", "value": "1"}],
+            "numNodes": 2,
+            "nprocPerNode": 1,
+            "checkpoint": {"mountPath": MOUNT, "claimName": CLAIM, "subPath": name},
+            "template": {"spec": {"affinity": apart}},
+            **spec,
+        },
+    }
