@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "no secret": (waiting("CreateContainerConfigError"), {}, "CreateContainerConfigError", FAIL),
     "not executable": (ended(126), {}, "StartError", FAIL),
     "not found": (ended(127), {}, "StartError", FAIL),
+    "git in a script": (ended(128), {}, "Error", RESTART),
     "not started": (ended(128, reason="StartError"), {}, "StartError", FAIL),
     "usage": (failed(2, kind="UsageError", message="m"), {}, "UsageError", FAIL),
     "impossible ranks": (failed(71, kind="RanksImpossible", message="m"), {}, "RanksImpossible", FAIL),

@@ -126,11 +126,23 @@ def test_node_zero_policy_succeeds_with_node_zero() -> None:
     assert list(world.pods) == ["mnist-0a1b2-1-0"]
 
 
-def test_node_zero_policy_waits_for_node_zero() -> None:
+def test_node_zero_policy_waits_for_node_zero_without_a_limit() -> None:
     world = a_running_world(a_job(successPolicy="NodeZero"))
     world.set_pod(1, ended(0))
     world.settle()
-    assert world.status["state"] == "Running"
+    assert world.status["state"] == "Running" and world.reconcile().requeue_after is None
+    world.forward(1000)
+    world.settle()
+    assert world.status["attempt"] == 1 and world.status["state"] == "Running"
+
+
+def test_pod_that_waits_for_a_queue_is_not_unschedulable() -> None:
+    world = World(a_job(template={"spec": {"schedulingGates": [{"name": "queue"}]}}))
+    world.settle()
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
+    world.pod(0)["status"] = {"phase": "Pending", "conditions": [gated]}
+    world.settle()
+    assert world.condition("Scheduled")["reason"] == "WaitingForScheduler"
 
 
 def drain(world: World) -> None:

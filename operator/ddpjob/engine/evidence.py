@@ -16,8 +16,10 @@ from ddpjob.engine.pods import PodView
 
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
-START_FAILURES = frozenset({126, 127, 128})
-"""Exit codes of a command that could not be executed, was not found, or could not be started by the runtime."""
+NOT_EXECUTABLE = frozenset({126, 127})
+"""Exit codes of a shell for a command that cannot be executed or does not exist."""
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons of the kubelet for a container that the runtime could not start; its exit code is 128."""
 
 SUPERSEDED = 80
 """Exit code of a trainer that saw a newer run in its checkpoint directory (docs/trainer.md)."""
@@ -95,7 +97,8 @@ def whose_failure(pod: PodView) -> Whose:
     number = _signal(pod)
     if number is not None:
         return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
-    return "own" if pod.exit_code is None or pod.exit_code in START_FAILURES else "unknown"
+    is_own = pod.exit_code is None or pod.exit_code in NOT_EXECUTABLE or pod.reason in START_ERRORS
+    return "own" if is_own else "unknown"
 
 
 def root_cause(failed: Sequence[PodView]) -> PodView:

@@ -223,7 +223,7 @@ def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[s
 
 def _unschedulable(status: Mapping[str, Any]) -> str | None:
     scheduled = condition(status, "PodScheduled")
-    if scheduled.get("status") != "False":
+    if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return None
     return str(scheduled.get("message") or scheduled.get("reason") or "")
 

@@ -87,6 +87,8 @@ def _progress(s: JobState) -> Deadline | None:
 def _completion(s: JobState) -> Deadline | None:
     if s.attempt.phase != RUNNING or not s.succeeded_nodes:
         return None
+    if s.job.spec.success_policy == "NodeZero":
+        return None  # node 0 may go on when the others have ended, and its end is that of the job
     limit = s.job.spec.completion_grace_seconds
     # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
     since = s.attempt.first_success_time or timestamp(s.now)
