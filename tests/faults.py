@@ -58,7 +58,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="fault proxy")
         self._stop = asyncio.Event()
-        self._transports: set[asyncio.Transport] = set()
+        self._transports: dict[asyncio.Transport, str] = {}  # with the path of the open request
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -82,13 +82,14 @@ class FaultProxy:
 
         self.rule = rule
 
-    def cut(self) -> None:
-        """Break every open connection, above all the watches."""
-        self._loop.call_soon_threadsafe(self._cut)
+    def cut(self, path_part: str = "") -> None:
+        """Break every open connection with ``path_part`` in the path of its request, above all the watches."""
+        self._loop.call_soon_threadsafe(self._cut, path_part)
 
-    def _cut(self) -> None:
-        for transport in list(self._transports):
-            transport.abort()
+    def _cut(self, path_part: str) -> None:
+        for transport, path in list(self._transports.items()):
+            if path_part in path:
+                transport.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -108,7 +109,12 @@ class FaultProxy:
             host, port = runner.addresses[0][:2]
             self.server = f"http://{host}:{port}"
             await self._stop.wait()
+            self._cut("")
             await runner.cleanup()
+            handlers = asyncio.all_tasks() - {asyncio.current_task()}
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append(Seen(self._loop.time(), request.method, request.path_qs))
@@ -121,8 +127,7 @@ class FaultProxy:
         if fault.after_commit:
             async with self._upstream(request, await request.read()) as answer:
                 await answer.read()
-        if fault.status == 0:
-            assert request.transport is not None
+        if fault.status == 0 and request.transport is not None:
             request.transport.abort()
         return web.Response(status=fault.status or 502, headers=fault.headers, text=fault.body)
 
@@ -131,9 +136,10 @@ class FaultProxy:
             skipped = {"transfer-encoding", "content-length", "connection"}
             headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
             response = web.StreamResponse(status=answer.status, headers=headers)
-            assert request.transport is not None
             transport = request.transport
-            self._transports.add(transport)
+            if transport is None:  # the client closed its connection
+                return response
+            self._transports[transport] = request.path
             try:
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
@@ -142,7 +148,7 @@ class FaultProxy:
             except (aiohttp.ClientError, ConnectionError):
                 transport.abort()  # one side closed its connection: close the other
             finally:
-                self._transports.discard(transport)
+                self._transports.pop(transport, None)
             return response
 
     def _upstream(

@@ -1,7 +1,10 @@
-"""What must hold in every simulated run, and the outcome that faults must not change."""
+"""What must hold in every run of a job, and the outcome that faults must not change.
+
+``tests/injection`` applies it to the changes of a real API server.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ddpjob.api import names
@@ -11,14 +14,25 @@ from tests.simulator.kubelets import GRACE_SECONDS
 from tests.simulator.simulation import KEY, Simulation
 
 Outcome = dict[str, Any]
+History = Sequence[tuple[float, Change]]
+"""All changes of a run with their times in seconds, in the order of the API server."""
 
 
 def check(sim: Simulation) -> None:
-    """Check the invariants of a run's whole history. Raises ``AssertionError``."""
-    _check_status(sim)
-    _check_pods(sim)
-    _check_overlap(sim)
-    _check_events(sim)
+    """Check the invariants of a simulated run. Raises ``AssertionError``."""
+    check_history(sim.changes, late_creates=sim.late_creates, unreachable=sim.kubelets.were_unreachable)
+
+
+def check_history(changes: History, *, late_creates: Collection[str] = (), unreachable: Collection[str] = ()) -> None:
+    """Check the invariants of a run's whole history. Raises ``AssertionError``.
+
+    late_creates: names of objects whose create was carried out later. unreachable: uids of pods whose node did not
+    respond.
+    """
+    _check_status(changes)
+    _check_pods(changes, late_creates)
+    _check_overlap(changes, unreachable)
+    _check_events(changes)
 
 
 def check_undisturbed(sim: Simulation, refused: int) -> None:
@@ -29,12 +43,11 @@ def check_undisturbed(sim: Simulation, refused: int) -> None:
 def outcome(sim: Simulation) -> Outcome:
     """Return how the job ended, and how often each object was created and deleted; without times."""
     status = sim.last_status
-    numbers = _ordinals(sim)
     made: Counter[str] = Counter()
     for _, change in sim.changes:
         if change.resource is not names.EVENTS and change.type != "MODIFIED" and sim.is_of_job(change):
             made[f"{change.type} {change.resource.kind} {change.obj['metadata']['name']}"] += 1
-    return _story(status, numbers) | {
+    return story_of(status, sim.changes) | {
         "attempt": status.get("attempt"),
         "world": status.get("world"),
         "messages": [failure.get("message") for failure in map(_without_timing, status.get("failures", ()))],
@@ -48,10 +61,12 @@ def story(sim: Simulation) -> Outcome:
     An attempt whose pods could not all be created is abandoned. It costs no restart, but its number is used up.
     Attempts are therefore numbered here by those that ran.
     """
-    return _story(sim.last_status, _ordinals(sim))
+    return story_of(sim.last_status, sim.changes)
 
 
-def _story(status: Json, numbers: dict[int, int]) -> Outcome:
+def story_of(status: Json, changes: History) -> Outcome:
+    """Return the story of a job with this last status."""
+    numbers = _ordinals(changes)
     kept = ("state", "restarts", "restartsCountedTowardsLimit", "succeededNodes")
     fields = ("nodeRank", "reason", "exitCode", "signal", "nodeName", "action", "counted")
     failures = [
@@ -71,18 +86,18 @@ def _without_timing(failure: Json) -> Json:
     return {key: failure[key] for key in ("attempt", "nodeRank", "action", "counted")} | {"reason": "PodLost"}
 
 
-def _job_changes(sim: Simulation) -> Iterator[Change]:
+def _job_changes(changes: History) -> Iterator[Change]:
     return (
         change
-        for _, change in sim.changes
+        for _, change in changes
         if change.resource is names.DDPJOBS and change.obj["metadata"]["name"] == KEY.name
     )
 
 
-def _ordinals(sim: Simulation) -> dict[int, int]:
+def _ordinals(changes: History) -> dict[int, int]:
     """Return the attempts that ran, or failed by themselves, numbered from 1."""
     ran: set[int] = set()
-    for change in _job_changes(sim):
+    for change in _job_changes(changes):
         status = change.obj.get("status") or {}
         if (status.get("currentAttempt") or {}).get("phase") == "Running":
             ran.add(status["attempt"])
@@ -90,11 +105,11 @@ def _ordinals(sim: Simulation) -> dict[int, int]:
     return {attempt: number for number, attempt in enumerate(sorted(ran), start=1)}
 
 
-def _check_status(sim: Simulation) -> None:
+def _check_status(changes: History) -> None:
     """Check that attempt and budget only grow, and that no attempt starts while the job is to be suspended."""
     before: Json = {}
     uid = final = None
-    for change in _job_changes(sim):
+    for change in _job_changes(changes):
         status = change.obj.get("status") or {}
         if change.obj["metadata"]["uid"] != uid:
             uid, before, final = change.obj["metadata"]["uid"], {}, None
@@ -124,11 +139,11 @@ def _is_recorded(change: Change, before: Json, was: int, now: int) -> bool:
     return is_reset or (refunded and now == was - 1)
 
 
-def _check_pods(sim: Simulation) -> None:
+def _check_pods(changes: History, late_creates: Collection[str]) -> None:
     """Check that each pod was created once, for the recorded attempt, and by the operator."""
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
-    for _, change in sim.changes:
+    for _, change in changes:
         meta = change.obj["metadata"]
         if change.resource is names.DDPJOBS:
             attempts[meta["uid"]] = int((change.obj.get("status") or {}).get("attempt") or 0)
@@ -136,7 +151,7 @@ def _check_pods(sim: Simulation) -> None:
         if change.resource is not names.PODS or change.type != "ADDED" or names.LABEL_JOB_UID not in labels:
             continue
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
-        is_twice = node in made and meta["name"] not in sim.late_creates
+        is_twice = node in made and meta["name"] not in late_creates
         assert not is_twice, f"{meta['name']} was created twice"
         made.add(node)
         recorded, attempt = attempts[node[0]], int(node[1])
@@ -145,13 +160,13 @@ def _check_pods(sim: Simulation) -> None:
         assert attempt <= known, f"{meta['name']} was created while attempt {recorded} was recorded"
 
 
-def _check_overlap(sim: Simulation) -> None:
+def _check_overlap(changes: History, unreachable: Collection[str]) -> None:
     """Check that pods of two attempts never run together for longer than the kubelet takes to stop one."""
     spans: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     began: dict[str, float] = {}
-    for time, change in sim.changes:
+    for time, change in changes:
         meta = change.obj["metadata"]
-        if change.resource is not names.PODS or meta["uid"] in sim.kubelets.were_unreachable:
+        if change.resource is not names.PODS or meta["uid"] in unreachable:
             continue
         is_running = change.obj["status"].get("phase") == "Running" and change.type != "DELETED"
         if is_running:
@@ -168,10 +183,10 @@ def _check_overlap(sim: Simulation) -> None:
                 )
 
 
-def _check_events(sim: Simulation) -> None:
+def _check_events(changes: History) -> None:
     """Check that each Event names a version of the job whose status records the decision."""
     statuses: dict[tuple[str, str], Json] = {}
-    for _, change in sim.changes:
+    for _, change in changes:
         meta = change.obj["metadata"]
         if change.resource is names.DDPJOBS:
             statuses[meta["uid"], meta["resourceVersion"]] = change.obj.get("status") or {}

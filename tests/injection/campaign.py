@@ -1,0 +1,157 @@
+"""Many runs at once, each compared with the undisturbed run of its story."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ddpjob.api import names
+from ddpjob.api.wire import Json
+from tests.injection.cluster import Cluster, path_of
+from tests.injection.faults import At
+from tests.injection.operators import ForkedOperator
+from tests.injection.runs import NEVER, QUIET_SECONDS, Run
+from tests.injection.stories import STORIES
+from tests.processes import eventually_async
+from tests.simulator.oracle import Outcome
+
+CONCURRENT_RUNS = 6 * (os.cpu_count() or 1)
+SETTLE_SECONDS = 20.0  # a request that the proxy holds may be carried out after the story ended
+BY_CREATES = ("attempt", "messages", "made")
+"""Parts of the outcome that change after a refused create: the attempt is abandoned, and the next has a new number."""
+
+
+class Case(NamedTuple):
+    story: str
+    fault: At | None = None
+    operators: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.story} {self.fault or ''} with {self.operators} operator(s)"
+
+
+@dataclass
+class Campaign:
+    """Runs on one cluster. ``failures``: what differs. ``injected``: number of faults by kind.
+
+    missed: faults at a write that did not take place, because the number of status patches varies by some.
+    """
+
+    cluster: Cluster
+    failures: list[str] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    missed: int = 0
+    runs: int = 0
+    starts: int = 0
+    _expected: dict[str, tuple[Outcome, list[str]]] = field(default_factory=dict)
+
+    async def writes(self, story: str) -> list[str]:
+        """Return the writes of the undisturbed run, which is carried out if necessary."""
+        return (await self.expected(story))[1]
+
+    async def expected(self, story: str) -> tuple[Outcome, list[str]]:
+        """Return outcome and writes of the undisturbed run."""
+        if story not in self._expected:
+            async with Run(self.cluster, await self.cluster.new_namespace()) as run:
+                await STORIES[story](run)
+                await run.quiet()
+                self._expected[story] = run.outcome(), list(run.writes)
+        return self._expected[story]
+
+    async def compare(self, cases: Sequence[Case]) -> None:
+        """Carry out runs, some at a time, and compare each with the undisturbed one."""
+        await asyncio.gather(*(self.expected(story) for story in {case.story for case in cases}))
+        free = asyncio.Semaphore(CONCURRENT_RUNS)
+
+        async def one(case: Case) -> None:
+            async with free:
+                try:
+                    await self._compare(case)
+                except AssertionError as error:
+                    self.failures.append(f"{case}: {error}")
+
+        await asyncio.gather(*map(one, cases))
+
+    async def _compare(self, case: Case) -> None:
+        self.runs += 1
+        expected, _ = self._expected[case.story]
+        differences: dict[str, object] = {}
+        async with Run(self.cluster, await self.cluster.new_namespace(), case.fault, case.operators) as run:
+            await STORIES[case.story](run)
+            left = _is_create_refused(run)
+
+            def is_equal() -> bool:
+                nonlocal differences
+                got = run.outcome()
+                ignored = BY_CREATES if left else ()
+                differences = {
+                    key: (expected[key], got[key])
+                    for key in expected
+                    if key not in ignored and expected[key] != got[key]
+                }
+                return not differences
+
+            try:
+                await asyncio.wait_for(run.until("the outcome is the same", is_equal), SETTLE_SECONDS)
+            except TimeoutError:
+                writes = "\n    ".join(run.writes)
+                raise AssertionError(f"{differences}\n  {run}\n    {writes}") from None
+            await run.quiet()
+            assert is_equal(), differences
+            assert not run.orphans(), run.orphans()
+            self.starts += sum(operator.starts for operator in run.operators)
+            if case.fault is not None:
+                self.injected[case.fault.kind] += run.injected
+                self.missed += not run.injected
+
+    async def check_rest(self) -> None:
+        """Start one operator for all namespaces of the finished runs. It must write nothing about their jobs."""
+        namespace = await self.cluster.new_namespace()
+        operator = ForkedOperator(
+            self.cluster.plane, "", self.cluster.proxy.server, "at-rest", sweep_interval_seconds=NEVER
+        )
+        marker = Run(self.cluster, namespace, operators=0)
+        async with marker:
+            self.cluster.strays.clear()
+            operator.start()
+            try:
+                await marker.create_job()
+                await marker.until(
+                    "the marker is handled", lambda: marker.status().get("nodes", {}).get("pending") == 2
+                )
+                await marker.quiet()
+                await asyncio.sleep(QUIET_SECONDS)
+            finally:
+                operator.kill()
+        self.failures += [f"written at rest: {write}" for write in self.cluster.strays]
+
+    async def check_collection(self) -> None:
+        """Delete all jobs while no operator runs. The garbage collector deletes what they owned, apart from claims."""
+        jobs = self._everywhere(names.DDPJOBS)
+        await asyncio.gather(*(self.cluster.request("DELETE", path_of(names.DDPJOBS, job)) for job in jobs))
+
+        def left() -> list[str]:
+            owned = [(r, obj) for r in (names.PODS, names.SERVICES) for obj in self._everywhere(r)]
+            return [path_of(r, obj) for r, obj in owned if obj["metadata"].get("ownerReferences")]
+
+        await eventually_async("all is collected", lambda: not left(), timeout=120)
+
+    def _everywhere(self, resource: names.Resource) -> list[Json]:
+        return self.cluster.history.everywhere(resource)
+
+    def report(self) -> None:
+        """Print the figures, and fail if a run differs."""
+        print(
+            f"\n{self.runs} runs, faults {dict(self.injected)}, {self.missed} without their fault, "
+            f"{self.starts} operator starts, {len(self.failures)} differences"
+        )
+        assert not self.failures, "\n".join(
+            [failure.partition(":")[0] for failure in self.failures] + self.failures[:10]
+        )
+
+
+def _is_create_refused(run: Run) -> bool:
+    """Whether the client gave up a create."""
+    return run.fault is not None and run.fault.kind == "errors" and bool(run.injected) and run.struck.startswith("POST")
