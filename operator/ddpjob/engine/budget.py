@@ -11,8 +11,12 @@ from typing import Any
 from ddpjob.api.spec import Backoff
 from ddpjob.api.wire import Json, seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS
-from ddpjob.engine.evidence import is_on_lost_node
+from ddpjob.engine.evidence import evidence_of, is_on_lost_node
+from ddpjob.engine.failures import judge
 from ddpjob.engine.state import JobState
+
+# Fields of a failure about the process that reported it, which only lost a peer on the lost node.
+_OF_THE_REPORTER = frozenset({"rank", "exitCode", "signal", "exception", "logTail"})
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,12 @@ def refund(s: JobState) -> Json:
         return {}
     text = f"{failure['message']}; Kubernetes node {lost.node_name} proved lost, so the restart does not count"
     refunded = {k: v for k, v in failure.items() if k != "provisional"}
-    refunded |= {"reason": "NodeLost", "message": text, "counted": False}
+    if lost.attempt == failure["attempt"] and lost.name != failure.get("pod"):
+        refunded = {k: v for k, v in refunded.items() if k not in _OF_THE_REPORTER}
+        refunded |= {"nodeRank": lost.node_rank, "pod": lost.name, "nodeName": str(lost.node_name)}
+    verdict = judge(evidence_of(lost), (), s.job.name)
+    refunded |= {"reason": verdict.reason, "message": text, "hint": verdict.hint, "next": verdict.next}
+    refunded["counted"] = False
     used = int(s.before.get("restartsCountedTowardsLimit") or 0)
     failures = [*s.before["failures"][:-1], refunded]
     return {"failures": failures, "restartsCountedTowardsLimit": max(used - 1, 0)}
