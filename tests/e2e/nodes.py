@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ddpjob.api.wire import Json
-from tests.e2e.kubectl import until
+from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes
 from tests.kind.docker import docker, ensure_engine
@@ -30,6 +30,16 @@ def kill_first_process(pod: Json) -> None:
     uid = pod["metadata"]["uid"].replace("-", "[-_]")
     said = run_on(pod["spec"]["nodeName"], _KILL_FIRST_PROCESS.format(uid=uid))
     assert said.split() == ["killed"], f"not exactly one process was killed: {said!r}"
+
+
+def move_dns_away(kubectl: Kubectl, node: str) -> None:
+    """Evict the cluster's only DNS server from a node that is to stop, because the job needs it."""
+    system = kubectl.within("kube-system")
+    try:
+        system("drain", node, "--ignore-daemonsets", "--pod-selector=k8s-app=kube-dns", "--timeout=60s", timeout=90)
+        system("rollout", "status", "deployment/coredns", "--timeout=90s", timeout=120)
+    finally:
+        system("uncordon", node)
 
 
 def stop(node: str) -> None:

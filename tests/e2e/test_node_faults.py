@@ -1,0 +1,80 @@
+"""A Kubernetes node is drained, and one stops without notice: the training continues and no restart counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddpjob.engine.failures import TABLE
+from tests.e2e import nodes
+from tests.e2e.installation import Installation
+from tests.e2e.namespace import claim_of, job_namespace
+from tests.e2e.trials import CHECKPOINT_EVERY, STEPS, Outcome, Trial, Watcher
+from tests.kind.cluster import Cluster
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+
+
+@pytest.fixture
+def trial(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """Provide a namespace for one job, with a watcher."""
+    name = request.node.name.removeprefix("test_")
+    with job_namespace(cluster, name) as namespace, Watcher(namespace.kubectl) as watcher:
+        namespace.kubectl.apply(claim_of(namespace))
+        yield Trial("training", cluster, namespace, watcher)
+
+
+def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Installation) -> None:
+    trial.apply()
+    trial.until_trained()
+    drained = trial.pods()[1]["spec"]["nodeName"]
+    chosen = f"--pod-selector=ddpjob.dev/job-name={trial.name}"
+    try:
+        trial.kubectl(
+            "drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", chosen, "--timeout=60s", timeout=90
+        )
+        done = trial.until_finished()
+    finally:
+        trial.kubectl("uncordon", drained)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
+    failure = done.failure
+    assert (failure["attempt"], failure["reason"], failure["nodeRank"]) == (1, "Drained", 1)
+    assert (failure["nodeName"], failure["counted"]) == (drained, False)
+    (row,) = (row for row in TABLE if row.reason == "Drained")
+    assert (failure["hint"], failure["next"]) == (row.hint, row.next)
+    before, after = done.steps_of_run(1), done.steps_of_run(2)
+    assert done.status["checkpoint"]["resumedFromStep"] == before[-1]
+    assert [*before, *after] == list(range(1, STEPS + 1))
+    assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers) - {drained}
+    assert operator.refused_requests() == []
+
+
+def test_stopped_node_is_found_lost_and_the_restart_does_not_count(trial: Trial, operator: Installation) -> None:
+    """The peers report a lost connection at once, the control plane notices the node's silence a minute later."""
+    (stopped,) = set(trial.cluster.workers) - {operator.pods()[0]["spec"]["nodeName"]}
+    nodes.move_dns_away(trial.kubectl, stopped)
+    trial.apply()
+    trial.until_trained()
+    assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers)
+    nodes.stop(stopped)
+    try:
+        trial.until("NodeLost", lambda job: [f for f in job["status"].get("failures", ()) if f["reason"] == "NodeLost"])
+        done = trial.until_finished()
+    finally:
+        nodes.start(trial.cluster, stopped)
+    assert_lost(done, stopped)
+
+
+def assert_lost(done: Outcome, stopped: str) -> None:
+    assert (done.status["state"], done.restarts[1]) == ("Succeeded", 0)
+    # A second attempt may have begun on the stopped node before the control plane noticed.
+    failures = done.status["failures"]
+    assert {(f["reason"], f["nodeName"], f["counted"]) for f in failures} == {("NodeLost", stopped, False)}
+    assert done.restarts[0] == done.status["attempt"] - 1 == len(failures) <= 2
+    (row,) = (row for row in TABLE if row.reason == "NodeLost")
+    for failure in failures:
+        assert (failure["hint"], failure["next"]) == (row.hint, row.next.format(node=stopped))
+    resumed = done.status["checkpoint"]["resumedFromStep"]
+    assert resumed == done.steps_of_run(1)[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+    assert len(done.losses) == STEPS
