@@ -40,6 +40,8 @@ CALM_SECONDS = 0.9
 """Longer than the operator's delay after one error, and shorter than any wait that it plans."""
 RECONCILES_OF_A_RETRY = 3
 """Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
+RECONCILES_OF_A_REPORT = 2
+"""Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
 QUIET_SECONDS = 60.0
 REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
@@ -241,7 +243,20 @@ class Simulation:
             if time - last > CALM_SECONDS:
                 break
             needed, last = needed + 1, time
+        needed -= RECONCILES_OF_A_REPORT * self._reports_between(self._fault_time, last)
         self.reconciles_needed = max(self.reconciles_needed, needed)
+
+    def _reports_between(self, start: float, end: float) -> int:
+        """Return how many pods ended in this time: the operator plans for each, whatever the fault was."""
+        ended = ("Succeeded", "Failed")
+        return sum(
+            start <= time <= end
+            and change.resource is names.PODS
+            and change.type == "MODIFIED"
+            and change.obj["status"].get("phase") in ended
+            and ((change.before or {}).get("status") or {}).get("phase") not in ended
+            for time, change in self.changes
+        )
 
     def reconciles(self) -> float:
         """Return how many reconciles ended until now."""
