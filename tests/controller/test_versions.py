@@ -141,6 +141,12 @@ def this() -> Release:
     return Release("this", CRD_FILE, None)
 
 
+@pytest.fixture(scope="module")
+def strict() -> Release:
+    """Return a CRD whose schema of the status refuses every field that it does not declare."""
+    return Release("strict", VERSIONS / "strict-crd.yaml", None)
+
+
 def test_operators_of_both_releases_run_their_own_code(mix: Mix, before: Release, this: Release) -> None:
     for release, folder in ((before, before.package), (this, CRD_FILE.parents[1] / "operator")):
         code = "import ddpjob.controller.main as main; print(main.__file__)"
@@ -192,12 +198,29 @@ def test_upgrade_of_crd_then_operator_touches_no_pod(mix: Mix, before: Release, 
         assert operator.is_ready()
 
 
-def test_operator_of_this_release_reports_the_crd_before_and_touches_no_pod(
+def test_operator_of_this_release_runs_and_restarts_a_job_under_the_crd_before(
     mix: Mix, before: Release, this: Release
 ) -> None:
     mix.serve(before)
-    with mix.operator(before):
+    with mix.operator(this) as operator:
         pods = mix.run_job()
+        mix.assert_untouched(pods)
+        mix.end(pods[1], 1)
+        again = mix.jobs.wait_for_pods(2, attempt=2)
+        for pod in again:
+            mix.end(pod)
+        mix.jobs.wait_for("Succeeded")
+        assert mix.jobs.status()["failures"][0]["next"], "the status is complete"
+        assert operator.is_ready()
+
+
+def test_operator_reports_a_crd_that_refuses_its_status_and_touches_no_pod(
+    mix: Mix, strict: Release, this: Release
+) -> None:
+    mix.serve(this)
+    with mix.operator(this):
+        pods = mix.run_job()
+    mix.serve(strict)
     with mix.unready_operator(this) as operator:
         mix.end(pods[1])
         mix.wait_for_refusals()
@@ -219,8 +242,8 @@ def test_operator_of_this_release_reports_the_crd_before_and_touches_no_pod(
         mix.assert_untouched(pods)
 
 
-def test_new_job_starts_under_the_crd_before_only_after_its_upgrade(mix: Mix, before: Release, this: Release) -> None:
-    mix.serve(before)
+def test_new_job_starts_under_such_a_crd_only_after_its_upgrade(mix: Mix, strict: Release, this: Release) -> None:
+    mix.serve(strict)
     with mix.unready_operator(this):
         mix.jobs.submit()
         mix.wait_for_refusals()
@@ -250,12 +273,11 @@ def test_rollback_of_the_operator_and_a_second_upgrade_touch_no_pod(mix: Mix, be
         mix.assert_untouched(other, "other")
 
 
-def test_operator_of_this_release_acts_under_the_crd_before_only_on_recorded_decisions(
-    mix: Mix, before: Release, this: Release
-) -> None:
-    mix.serve(before)
-    with mix.operator(before):
+def test_operator_acts_under_such_a_crd_only_on_recorded_decisions(mix: Mix, strict: Release, this: Release) -> None:
+    mix.serve(this)
+    with mix.operator(this):
         pods = mix.run_job()
+    mix.serve(strict)
     with mix.unready_operator(this):
         mix.end(pods[0], 1)
         mix.wait_for_refusals()
