@@ -139,7 +139,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "PodDeleted",
-        "somebody deleted the pod before its trainer ended",
+        "a user or a controller deleted the pod before its trainer ended",
         lambda e, _: e.deleted,
         counted=False,
         planned=True,
