@@ -48,11 +48,6 @@ def launcher_killed(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def rank_stopped(trial: Trial) -> Outcome:
-    trial.apply("--chaos", "stop:1:25", "--hang-timeout", "10")
-    return trial.until_finished()
-
-
 def rank_out_of_memory(trial: Trial) -> Outcome:
     resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     trial.apply("--chaos", "oom:1:25", resources=resources)
@@ -181,7 +176,6 @@ ACTS: Mapping[str, Act] = {
         resources_impossible,
         pod_preempted,
         undisturbed,
-        rank_stopped,
         launcher_killed,
         rank_out_of_memory,
         one_pod_deleted,
@@ -201,7 +195,7 @@ def reason_of_waiting(trial: Trial) -> tuple[str, str]:
     def look(job: Json) -> tuple[str, str] | None:
         shown = condition_of(job, "Running")
         said = shown.get("reason", "Starting")
-        return None if said == "Starting" else (said, shown["message"])
+        return None if said in ("Started", "Starting") else (said, shown["message"])
 
     return trial.until("the obstacle is shown", look, SHOWN_SECONDS)
 
@@ -262,7 +256,6 @@ def test_undisturbed_job_has_no_restart_and_learns(outcome: Wait) -> None:
     ("act", "reason", "node_rank", "found"),
     [
         (launcher_killed, "SIGKILL", 0, {"signal": 9, "exitCode": 137}),
-        (rank_stopped, "Hang", 1, {"exitCode": 76}),
         (rank_out_of_memory, "OOMKilled", 1, {"exitCode": 137}),
     ],
 )
