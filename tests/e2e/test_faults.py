@@ -25,7 +25,7 @@ from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
-SHOWN_SECONDS = 10.0
+SHOWN_SECONDS = 40.0
 """Within this time after `kubectl apply`, a job shows why it does not run."""
 LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
@@ -158,12 +158,12 @@ def command_missing(trial: Trial) -> Outcome:
 
 def image_missing(trial: Trial) -> tuple[str, str, Outcome]:
     # Nothing listens there, so the pull fails at once, also without a network.
-    trial.apply(image="localhost:1/no/such:image", startupDeadlineSeconds=25)
+    trial.apply(image="localhost:1/no/such:image", startupDeadlineSeconds=60)
     return *reason_of_waiting(trial), trial.until_finished()
 
 
 def resources_impossible(trial: Trial) -> tuple[str, str, Outcome]:
-    trial.apply(resources={"requests": {"cpu": "4000"}}, startupDeadlineSeconds=25)
+    trial.apply(resources={"requests": {"cpu": "4000"}}, startupDeadlineSeconds=60)
     return *reason_of_waiting(trial), trial.until_finished()
 
 
