@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import Prepared, prepare, require_programs
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from tests.cli.program import shell_job, with_volume
 
 ODD = st.recursive(

@@ -6,7 +6,7 @@ import pytest
 
 from ddpjob.api.wire import Json
 from ddpjob.cli.prepare import assign
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from tests.cli.program import shell_job
 
 

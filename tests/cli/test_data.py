@@ -7,11 +7,10 @@ import pytest
 
 from ddpjob.api.wire import Json
 from ddpjob.cli import prepare
-from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.prepare import digits_if_offline, runs_ddptrain, use_directory
+from ddpjob.local import LocalError
 from ddpjob.local.admission import AdmittedJob, admit
-from ddpjob.local.errors import LocalError
-from ddpjob.local.state import StateFolder
+from ddpjob.local.state import HostPaths, StateFolder
 from tests.cli.program import shell_job, with_volume
 
 

@@ -11,13 +11,12 @@ from rich.console import Console
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
-from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.live import LiveDisplay
 from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
 from ddpjob.cli.snapshot import Snapshot, take_snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.engine.desired import Job
-from ddpjob.local.state import StateFolder
+from ddpjob.local.state import HostPaths, StateFolder
 from tests.builders import a_job, ended, running
 
 PROGRESS = {

@@ -9,7 +9,7 @@ import yaml
 from ddpjob.api import names
 from ddpjob.api.spec import parse_spec
 from ddpjob.cli import jobfile
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from tests.cli.program import ROOT, shell_job
 
 JOB = yaml.safe_dump(shell_job("mnist", "true"))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ddpjob.local import LocalError
 from ddpjob.local.admission import admit
-from ddpjob.local.errors import LocalError
 from tests.builders import a_job
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.wire import Json
-from ddpjob.local import environment
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError, environment
 from ddpjob.local.references import ConfigError, References, expand
 from ddpjob.local.translate import Translator
 from tests.local.builders import a_config_map, a_container, a_pod, a_secret

@@ -12,7 +12,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json, timestamp
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import UNTIL_SIGTERM, a_local_job, a_secret

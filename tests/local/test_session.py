@@ -18,8 +18,8 @@ from ddpjob.cli.prepare import prepare
 from ddpjob.cluster.memory.server import ApiServer
 from ddpjob.controller.controller import Controller
 from ddpjob.engine import desired
+from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, admit
-from ddpjob.local.errors import LocalError
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
 from tests.local.bench import MARKER, marked

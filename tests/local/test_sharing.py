@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.local import resources
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError, resources
 from ddpjob.local.resources import Ports, cpu_limit, cpu_share, gpu_limit, gpu_share, visible_gpus
 from tests.local.builders import a_container, a_pod
 

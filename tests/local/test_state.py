@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.local import state
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError, state
 from ddpjob.local.state import StateFolder, default_root
 from tests.processes import die_with_parent
 

@@ -1,6 +1,6 @@
 """The command line: ``ddpjob run`` on this machine, and ``get``, ``logs`` and ``delete`` on what it left.
 
-    main ─▶ run ─▶ prepare (jobfile, host_paths) ─▶ local.session
+    main ─▶ run ─▶ prepare (jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
          │         summary ─▶ output, live            when it has ended
          └▶ get, logs, delete                         read the state folder

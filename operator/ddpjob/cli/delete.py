@@ -11,7 +11,7 @@ from typer import Option
 from ddpjob.api import names
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import one_line
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder, StateFolder, remove_tree
 
 _SECONDS = 120.0  # longer than a pod's grace period

@@ -11,7 +11,7 @@ from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.wire import Json
 from ddpjob.cli.options import Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import age, one_line, show_error
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder
 
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")

@@ -18,7 +18,7 @@ from ddpjob.api import names
 from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.wire import Json
 from ddpjob.cli.text import did_you_mean
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 # An API server sets these; `ddpjob get -o yaml` and `kubectl get -o yaml` print them.
 _SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")

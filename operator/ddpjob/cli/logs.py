@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import sanitize_line
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder
 
 _PAUSE = 0.1  # seconds between two reads

@@ -21,7 +21,7 @@ from ddpjob.cli.get import get
 from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.text import show_error
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 app = typer.Typer(
     name="ddpjob",

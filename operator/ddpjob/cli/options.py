@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ddpjob.cli.text import did_you_mean
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder, StateFolder
 
 StateDir = Annotated[

@@ -12,7 +12,7 @@ from ddpjob.api.wire import Json
 from ddpjob.cli.snapshot import NodeState, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import accuracy_text, duration, one_line, ranks_text, sanitize_line, speed_text
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 INTERVAL = 2.0
 """Seconds between lines that report only training progress."""

@@ -20,14 +20,14 @@ import yaml
 
 from ddpjob.api.wire import Json
 from ddpjob.cli import jobfile
-from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
 from ddpjob.cli.options import Request, state_folder
 from ddpjob.cli.text import did_you_mean
 from ddpjob.engine.launcher import launch_warning
+from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
-from ddpjob.local.errors import LocalError
 from ddpjob.local.resources import gpu_limit, visible_gpus
+from ddpjob.local.state import HostPaths
 
 Step = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ddpjob.api import exit_codes
 from ddpjob.api.wire import Json, condition
-from ddpjob.cli.host_paths import HostPaths
 from ddpjob.cli.logs import last_lines
 from ddpjob.cli.text import accuracy_text, duration, error_lines, one_line, ranks_text, sanitize_line
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
+from ddpjob.local.state import HostPaths
 
 METRICS_FILE = "metrics.jsonl"
 """The trainer writes it into the checkpoint directory."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 # Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
 # direction of writing make one text look like another.

@@ -17,7 +17,7 @@ from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from ddpjob.engine.merge import template_faults
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""

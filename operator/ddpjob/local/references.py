@@ -14,7 +14,7 @@ from math import ceil
 
 from ddpjob.api.quantities import amount
 from ddpjob.api.wire import Json
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 

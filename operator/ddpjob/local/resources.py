@@ -11,7 +11,7 @@ from pathlib import Path
 from ddpjob.api.devices import count_devices
 from ddpjob.api.quantities import amount
 from ddpjob.api.wire import Json
-from ddpjob.local.errors import LocalError
+from ddpjob.local import LocalError
 
 
 def cpu_share(available: Sequence[int], rank: int, nodes: int, limit: int | None = None) -> list[int]:

@@ -23,9 +23,8 @@ from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.local import resume
+from ddpjob.local import LocalError, resume
 from ddpjob.local.admission import AdmittedJob
-from ddpjob.local.errors import LocalError
 from ddpjob.local.kubelet import Kubelet, Machine, is_over
 from ddpjob.local.references import References
 from ddpjob.local.resources import Ports, visible_gpus
