@@ -415,7 +415,7 @@ def slow_pods(bench: Bench, seconds: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("seconds", "waited"), [(0.02, 0.02), (5.0, RECORD_SECONDS)])
-def test_status_of_a_first_attempt_follows_the_first_pod_but_waits_little(seconds: float, waited: float) -> None:
+def test_status_of_a_first_attempt_follows_its_pods_but_waits_little(seconds: float, waited: float) -> None:
     """Before the operator has written any status, the record comes first; so one job runs before."""
 
     async def test(bench: Bench) -> None:

@@ -16,7 +16,7 @@ def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
     assert made.urgent and made.status is not None
     assert made.status["attempt"] == 1
     assert [[c.name for c in phase] for phase in made.creates] == [
-        ["mnist-0a1b2-1-0", "mnist-0a1b2", "mnist-0a1b2-1-1"]
+        ["mnist-0a1b2-1-0", "mnist-0a1b2-1-1", "mnist-0a1b2"]
     ]
     assert [c.name for phase in made.creates for c in phase if c.after_first] == ["mnist-0a1b2"]
     assert [note.reason for note in made.events] == ["Started"]
@@ -146,7 +146,7 @@ def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None
     assert not world.pods and world.service is None
     made = world.reconcile()
     assert [c.name for phase in made.creates for c in phase] == [
-        "mnist-0a1b2-1-0", "mnist-0a1b2", "mnist-0a1b2-1-1",
+        "mnist-0a1b2-1-0", "mnist-0a1b2-1-1", "mnist-0a1b2",
     ]  # fmt: skip
     assert world.status["attempt"] == 1
 

@@ -220,7 +220,7 @@ def test_missing_service_of_a_started_attempt_is_created() -> None:
 
 def test_name_of_a_terminating_pod_is_not_waited_for() -> None:
     world = World(a_job())
-    world.reconcile(crash_after=3)
+    world.reconcile(crash_after=2)
     world.problems = (Problem(NAME_TERMINATING, names.PODS, "mnist-0a1b2-1-1", "Pod mnist-0a1b2-1-1 is being deleted"),)
     made = world.reconcile()
     assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-0"], "no part of a gang stays"
@@ -409,7 +409,7 @@ def test_missing_pod_is_not_created_beside_unrecorded_pods_that_run() -> None:
 
 def test_part_of_a_gang_does_not_stay_if_the_template_changes_before_all_exist() -> None:
     world = World(a_job(template={"spec": {"dnsPolicy": "None"}}))
-    world.reconcile(crash_after=3)
+    world.reconcile(crash_after=2)
     assert len(world.pods) == 1
     world.job["spec"]["template"]["spec"]["dnsPolicy"] = "Default"
     world.settle()

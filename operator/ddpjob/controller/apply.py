@@ -63,10 +63,8 @@ class Executor:
         self._concurrency = concurrency
         self._slots = Slots(concurrency)
 
-    async def act(self, job: Json, plan: Plan, answered: asyncio.Event | None = None) -> Outcome:
+    async def act(self, job: Json, plan: Plan) -> Outcome:
         """Send the deletes, then the creates phase by phase; a refused delete does not stop the creates.
-
-        answered: set as soon as the first create has been answered.
 
         Raises:
             ClusterError: a request got no response, so its effect is unknown.
@@ -76,8 +74,7 @@ class Executor:
         await self._delete_all(namespace, plan.deletes, problems)
         try:
             for phase in plan.creates:
-                first = asyncio.Event() if answered is None or answered.is_set() else answered
-                if refused := await self._create_phase(job, phase, plan.cautious, first):
+                if refused := await self._create_phase(job, phase, plan.cautious):
                     problems += refused
                     break
         except _NamespaceGoneError:
@@ -134,10 +131,9 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == delete.uid)
 
-    async def _create_phase(
-        self, job: Json, phase: Sequence[Create], cautious: bool, first: asyncio.Event
-    ) -> list[Problem]:
+    async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> list[Problem]:
         problems: list[Problem] = []
+        first = asyncio.Event()
         for batch in _batches(phase, cautious):
             await self._create_batch(job, batch, problems, first)
             if problems:

@@ -5,7 +5,6 @@ or create, with the resourceVersion that the decision is based on, so a crash at
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -134,15 +133,12 @@ class Reconciler:
         If one of the two fails, the next reconcile adopts the pods by their names. Not before this process wrote some
         status: an API server with an older CRD might refuse all, and pods without a record must not run.
 
-        The status is sent when the first create has been answered: for an API server with few cores a status patch of
-        a custom resource is as much work as a pod, and would delay it.
+        The status is sent after the creates, but not later than ``RECORD_SECONDS``: for an API server with few cores
+        a status patch of a custom resource is as much work as a pod, and would delay them.
         """
-        answered = asyncio.Event()
-        acting = asyncio.create_task(self._act(key, job, plan, memory, answered))
-        acting.add_done_callback(lambda _: answered.set())
+        acting = asyncio.create_task(self._act(key, job, plan, memory))
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(answered.wait(), RECORD_SECONDS)
+            await asyncio.wait({acting}, timeout=RECORD_SECONDS)
             known = self.cache.job(key)
             is_deleted = known is None or known["metadata"]["uid"] != job["metadata"]["uid"]
             recorded = None if is_deleted else await self._record(key, job, plan, memory)
@@ -258,9 +254,7 @@ class Reconciler:
             self.events.send(job, note)
         return Invalid(f"the schema refuses {', '.join(fields)}", code=error.code)
 
-    async def _act(
-        self, key: Key, job: Json, plan: Plan, memory: Memory, answered: asyncio.Event | None = None
-    ) -> Outcome | None:
+    async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
         if not (plan.deletes or plan.creates):
             if memory.problems:  # this plan has shown them, and nothing is left that could be refused
@@ -277,7 +271,7 @@ class Reconciler:
         if number is not None:
             memory.begun, memory.problems = number, ()
         try:
-            outcome = await self.executor.act(job, plan, answered)
+            outcome = await self.executor.act(job, plan)
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise

@@ -197,11 +197,17 @@ def desired_claim(job: Job) -> Create | None:
     return Create(names.CLAIMS, job.claim, body, shared=True)
 
 
+_PODS_BEFORE_OTHERS = 8
+"""More pods are not created before the Service: a name that a container asks for too early is not found, and DNS
+servers keep this answer for some seconds."""
+
+
 @dataclass(frozen=True, eq=False)
 class DesiredPods(Sequence[Create]):
     """The pods of an attempt, in the order of ``node_ranks``, each rendered when it is read.
 
-    first: the pod of node 0. beside: other objects that are created together with the pods; they follow the first pod.
+    first: the pod of node 0. beside: other objects that are created together with the pods; they follow the first
+    ``_PODS_BEFORE_OTHERS`` pods.
     """
 
     job: Job
@@ -223,9 +229,10 @@ class DesiredPods(Sequence[Create]):
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         place = range(len(self))[index]
-        if 0 < place <= len(self.beside):
-            return self.beside[place - 1]
-        node_rank = self.node_ranks[place and place - len(self.beside)]
+        start = min(len(self.node_ranks), _PODS_BEFORE_OTHERS)
+        if start <= place < start + len(self.beside):
+            return self.beside[place - start]
+        node_rank = self.node_ranks[place if place < start else place - len(self.beside)]
         return _pod_of_node(self.first, self.job, self.attempt, node_rank)
 
 
