@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.handler(arguments))
     except TrainerError as error:
         print(error.lines(), file=sys.stderr)
-        from ddptrain.reporting import termination
+        return _report_start(error)
+    except Exception as error:  # such as a torch that cannot be imported
+        traceback.print_exc()
+        return _report_start(error)
 
-        report = termination.failure(error, rank=None, progress={"phase": "start"})
-        termination.write(report, termination.destination())
-        return error.code
+
+def _report_start(error: Exception) -> int:
+    """Write the report of a start that failed before a rank could report, and return its exit code."""
+    from ddptrain.reporting import termination
+
+    report = termination.failure(error, rank=None, progress={"phase": "start"})
+    termination.write(report, termination.destination())
+    return int(report["code"])
 
 
 def _parser() -> argparse.ArgumentParser:

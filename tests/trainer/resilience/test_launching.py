@@ -272,3 +272,43 @@ def test_each_ranks_output_has_its_rank_and_a_log_file(ddptrain: ForkServer, idx
     assert "[rank 0] error: " in run.output()
     assert "[rank 1] error: " in run.output()
     assert all("error: " in (tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1))
+
+
+def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx)
+    killed = ddptrain.run(*command, "--chaos", "kill:1:7", code=137).output().splitlines()
+    assert killed[-4] == "root cause: rank 1, exit code 137: rank 1 was killed by SIGKILL"
+    assert killed[-3] == "at:    step 7, phase batch, signal 9"
+    assert [line[:7] for line in killed[-2:]] == ["hint:  ", "next:  "]
+    crashed = ddptrain.run(*command, "--chaos", "crash:1:7", code=1).output().splitlines()
+    assert crashed[-3] == "root cause: rank 1, exit code 1, RuntimeError: crash injected by --chaos"
+    assert crashed[-2].startswith("at:    step 6, phase train, where fault_injection.py:")
+    assert crashed[-1] == "next:  the traceback of rank 1 is in the output above"
+
+
+def test_the_last_lines_of_a_launch_are_json_if_the_log_is(ddptrain: ForkServer, idx: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--log-format", "json")
+    lines = ddptrain.run(*command, "--chaos", "kill:1:7", code=137).output().splitlines()
+    assert [json.loads(line)["message"].split(":")[0] for line in lines[-4:]] == ["root cause", "at", "hint", "next"]
+
+
+@pytest.mark.parametrize("how", ["spawn", "prefork"])
+def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path, how: str) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    log = tmp_path / "termination"
+    done = subprocess.run(
+        [sys.executable, "-m", "ddptrain", "launch", "--how", how, "--nproc-per-node", "2", "--data", "digits",
+         "--log-dir", str(tmp_path / "logs")],
+        timeout=120, check=False, capture_output=True, text=True,
+        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(tmp_path),
+             "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    message = json.loads(log.read_text())
+    assert (message["code"], message["exception"], message["phase"]) == (1, "ImportError", "start")
+    assert "libcudart.so.12" in message["message"]
+    output = done.stdout + done.stderr
+    assert "libcudart.so.12: cannot open shared object file" in output
+    if how == "spawn":
+        assert "libcudart.so.12" in (tmp_path / "logs" / "rank-1.log").read_text()
+        assert "root cause: rank" in output.splitlines()[-3]

@@ -23,7 +23,7 @@ from ddptrain.errors import DataMissing, Hang
 from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.launcher.hang_detector import RankState, hang_report
 from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
-from ddptrain.reporting.termination import Report
+from ddptrain.reporting.termination import Report, root_cause_lines
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
@@ -162,12 +162,7 @@ def explain(root: Path, *, as_json: bool) -> int:
         print(dumps_json({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
         return 0
     print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
-    print(f"root cause: rank {report.get('rank')}, exit code {report.get('code')}: {report.get('message')}")
-    place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
-    print("at " + ", ".join(place) if place else "where is not known")
-    for label, advice in (("hint:  ", report.get("hint")), ("next:  ", report.get("next"))):
-        if advice:
-            print(label + str(advice))
+    print("\n".join(root_cause_lines(report)))
     for s in states:
         condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
         print(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}")

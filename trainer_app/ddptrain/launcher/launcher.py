@@ -101,6 +101,9 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
             break
         supervisor.printer.launcher_line(f"restart {restart + 1} of {options.max_restarts}: {report['message']}")
     termination.write(report, termination.destination())
+    if report["code"] and "preflight" not in report:  # ``preflight`` prints its table last
+        for line in termination.root_cause_lines(report):
+            supervisor.printer.launcher_line(line)
     return report
 
 
@@ -306,7 +309,6 @@ class Supervisor:
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             if several_nodes and cause == "peer" and (other := self.reports.cause_on_another_node()):
                 report = with_root_cause(report, other)
-                self.printer.launcher_line(f"error: {report['message']}")
             self.reports.write(report, self._states, [])
         return report
 

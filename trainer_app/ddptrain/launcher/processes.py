@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -166,6 +167,11 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
 
         console = Console(ranks.rank, terminal)
         code = run_forked(spec.config, ranks, console, job=spec.job, diagnostics=spec.diagnostics, reports=spec.reports)
+    except BaseException as error:  # before the worker could report, such as a torch that cannot be imported
+        traceback.print_exc()
+        report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})
+        with contextlib.suppress(OSError):
+            os.write(spec.reports, termination.encode(report))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -250,6 +256,8 @@ def report_of(worker: WorkerProcess) -> Report:
             report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
         return report
     message = f"rank {worker.rank} exited with code {code} and no report"
+    if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
+        message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
 
 

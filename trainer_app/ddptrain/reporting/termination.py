@@ -23,6 +23,14 @@ from ddptrain.files import dumps_json
 SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
 MAX_BYTES = 4096
 _SHORT = 120  # bytes; some twenty such fields fit
+_SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
+    signal.SIGKILL: (
+        "often the kernel's out-of-memory killer",
+        "look for `Out of memory` in the kernel's log (dmesg); if it is there, lower --batch-size",
+    ),
+    signal.SIGSEGV: ("an error in native code", "set PYTHONFAULTHANDLER=1 to print the stack of the next one"),
+    signal.SIGBUS: ("often /dev/shm or a memory-mapped file's volume is full", "make /dev/shm larger"),
+}  # fmt: skip
 _ADVICE = 400  # bytes of hint and of next in a report that is too long
 DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]
@@ -77,6 +85,7 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
         name = signal.Signals(signal_number).name
     except ValueError:
         name = f"signal {signal_number}"  # most real-time signals have no name
+    hint, next_step = _SIGNAL_ADVICE.get(signal_number, (None, None))
     return failed(
         exit_codes.SIGNAL_BASE + signal_number,
         "Killed",
@@ -84,8 +93,24 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
         rank=rank,
         progress=progress,
         signal=signal_number,
-        hint="often the kernel's out-of-memory killer" if signal_number == signal.SIGKILL else None,
+        hint=hint,
+        next=next_step,
     )
+
+
+def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return a report of a failure or a stop as a terminal shows it: its cause, place, hint and next step."""
+    name = f", {report['exception']}" if report.get("traceback") else ""
+    rank = "" if report.get("rank") is None else f"rank {report['rank']}, "
+    title = "stopped" if report.get("outcome") == "stopped" else "root cause"
+    lines = [f"{title}: {rank}exit code {report.get('code')}{name}: {report.get('message')}"]
+    place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
+    lines.append("at:    " + (", ".join(place) if place else "not known"))
+    next_step = report.get("next")
+    if report.get("traceback") and not next_step:
+        next_step = f"the traceback of rank {report.get('rank')} is in the output above"
+    advice = (("hint:  ", report.get("hint")), ("next:  ", next_step))
+    return lines + [label + str(text) for label, text in advice if text]
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
