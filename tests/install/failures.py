@@ -23,7 +23,7 @@ bottom. The first row that matches applies. `restartPolicy.rules` precede the ta
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
   delays the next attempt by that time; `torchrun` and `ddptrain` do not.
 - **Provisional**: the restart no longer counts if a Kubernetes node of the attempt proves lost within
-  {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 40 s later. If no
+  {PROVISIONAL_SECONDS} s. Peers of a lost node report first; the control plane notices the loss 50 s later. If no
   restart is left, the job waits for that time before it fails.
 - **Suspects the node**: after two such failures on one Kubernetes node within {AVOID_SECONDS // 60} minutes, new
   attempts do not run on it for {AVOID_SECONDS // 60} minutes (`status.avoidNodes`), unless no other node fits.

@@ -156,13 +156,13 @@ async def _pod_deletion(sim: Simulation) -> None:
 
 @_fate("node-loss-noticed-late")
 async def _node_loss_noticed_late(sim: Simulation) -> None:
-    """A node stops to respond, its peers report that they lost it, and the control plane notices 40 s later."""
+    """A node stops to respond, its peers report that they lost it, and the control plane notices 50 s later."""
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
         sim.kubelets.cut_off(pods[1])
         await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
         await sim.next_attempt(attempt)
-        await sim.pause(40.0)
+        await sim.pause(50.0)
         sim.kubelets.mark_lost(pods[1])
         await sim.pause(NOTICE_SECONDS)
         await sim.running_attempt()

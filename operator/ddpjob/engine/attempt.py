@@ -25,7 +25,7 @@ FIRST_RETRY_SECONDS = 1
 MAX_RETRY_SECONDS = 600
 MAX_BACKOFF_SECONDS = 3600  # of restartPolicy.backoff
 PROVISIONAL_SECONDS = 120
-"""For how long after a failure the loss of a Kubernetes node can explain it: the control plane takes 40 s to notice."""
+"""For how long after a failure the loss of a Kubernetes node can explain it: the control plane takes 50 s to notice."""
 DRAIN_MARGIN_SECONDS = 5
 """What a pod takes to stop beyond its grace period."""
 MAX_GRACE_SECONDS = 86_400  # of terminationGracePeriodSeconds

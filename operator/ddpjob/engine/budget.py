@@ -70,7 +70,7 @@ def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
 def refund(s: JobState) -> Json:
     """Return the changed status fields if the last restart no longer counts, because its Kubernetes node proved lost.
 
-    When a node fails, its peers report first: they lost a connection. The control plane notices the loss 40 s later.
+    When a node fails, its peers report first: they lost a connection. The control plane notices the loss 50 s later.
     """
     failure = s.last_failure
     if not failure or not _is_refundable(failure, s):
