@@ -1,13 +1,17 @@
 """Deadlines, planned ends and requests of the user: what happens at which time."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from ddpjob.api import names
+from ddpjob.engine.actions import Problem
 from tests.builders import NOW, World, a_job, a_running_world, ended, failed, running
 
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 DRAINED = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}])
+EXCEEDED = Problem("CreateRefused", names.PODS, "mnist-0a1b2-1-0", "exceeded quota")
 STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
 
 
@@ -31,6 +35,73 @@ def test_attempt_that_never_ran_fails_the_job_after_the_startup_deadline() -> No
     failed = world.condition("Failed")
     assert failed["reason"] == "StartupDeadlineExceeded"
     assert "2 of 2 nodes have not started within 600 s" in failed["message"] and "no gpu" in failed["message"]
+
+
+def refuse(world: World) -> None:
+    """Let the creates of the attempt that has just started be refused."""
+    world.round, world.problems = (world.status["attempt"], "begun"), (EXCEEDED,)
+    world.reconcile()
+    world.problems = ()
+    assert verdict(world) == "CreateRefused"
+
+
+def refuse_until(world: World, seconds: float) -> None:
+    """Let each try to create the pods be refused for so long."""
+    end = world.now + timedelta(seconds=seconds)
+    while world.now < end:
+        wait = world.reconcile().requeue_after
+        assert wait is not None
+        world.forward(min(wait, (end - world.now).total_seconds()))
+        if world.reconcile(crash_after=1).creates_attempt:
+            refuse(world)
+
+
+def test_startup_deadline_counts_from_the_first_of_several_refused_attempts() -> None:
+    world = World(a_job(startupDeadlineSeconds=600))
+    world.reconcile(crash_after=1)
+    refuse(world)
+    refuse_until(world, 590)
+    assert world.status["currentAttempt"]["creatingSince"] == "2026-03-01T12:00:00Z"
+    assert world.status["attempt"] > 5 and world.reconcile().requeue_after == pytest.approx(10)
+    world.forward(10)
+    world.settle()
+    failed = world.condition("Failed")
+    assert (world.status["state"], failed["reason"]) == ("Failed", "StartupDeadlineExceeded")
+    assert failed["message"] == (
+        "2 of 2 nodes have not started within 600 s (startupDeadlineSeconds): CreateRefused: exceeded quota"
+    )
+
+
+def test_startup_deadline_of_the_attempt_whose_creates_are_accepted_begins_with_it() -> None:
+    world = World(a_job(startupDeadlineSeconds=600))
+    world.reconcile(crash_after=1)
+    refuse(world)
+    refuse_until(world, 500)
+    world.forward(world.reconcile().requeue_after or 0)
+    world.settle()
+    attempt = world.status["currentAttempt"]
+    assert (attempt["phase"], "creatingSince" in attempt) == ("Running", False)
+    world.run_all()
+    world.settle()
+    world.forward(200)
+    world.settle()
+    assert world.status["state"] == "Running"
+
+
+@pytest.mark.parametrize("change", [{"suspend": True}, {"startupDeadlineSeconds": 601}])
+def test_startup_deadline_begins_again_after_a_suspension_or_an_edit(change: dict[str, Any]) -> None:
+    world = World(a_job(startupDeadlineSeconds=600))
+    world.reconcile(crash_after=1)
+    refuse(world)
+    refuse_until(world, 500)
+    for edit in (change, {"suspend": False}):
+        world.job["spec"] |= edit
+        world.job["metadata"]["generation"] += 1
+        world.reconcile(crash_after=1)
+    assert "creatingSince" not in world.status["currentAttempt"]
+    refuse(world)
+    refuse_until(world, 500)
+    assert world.status["state"] == "Pending"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ These are no failures. The condition `Running` shows them:
   `startupDeadlineSeconds` limits this wait.
 - a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
   operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
-  attempt, so `startupDeadlineSeconds` begins again with it; `activeDeadlineSeconds` limits this wait.
+  attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when
+  all pods exist, and after a suspension or an edit of the spec.
 """
     return f"{HEAD}{head}\n" + "\n".join(_lines()) + "\n" + deadlines
 

@@ -359,7 +359,8 @@ class DDPJobSpec(ApiModel):
     """Maximum seconds from an attempt's start until all nodes run, and until the first step if the trainer reports it.
 
     An attempt that never had all nodes running fails the job, for example because no node has enough GPUs or because
-    the image cannot be pulled. One whose nodes ran restarts, and the restart counts.
+    the image cannot be pulled. One whose nodes ran restarts, and the restart counts. Attempts whose pods are refused,
+    for example by a quota, count as one: the time begins with the first of them, and again after an edit of the spec.
     """
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=YEAR)] | None = None
     """Maximum seconds without a new step. The restart after them counts. A trainer that reports no steps is not ended.

@@ -240,6 +240,8 @@ class CurrentAttempt(ApiModel):
     """Attempts in a row, before this one, that failed before restartPolicy.backoff.maxSeconds had passed."""
     refusals: int | None = None
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
+    creating_since: Time | None = None
+    """When the first of these attempts started. `startupDeadlineSeconds` counts from then."""
     ending: Ending | None = None
     """How it ends; absent before."""
 

@@ -38,6 +38,7 @@ class Attempt:
     number: from 1; 0 before the first attempt.
     first_step_time, first_success_time: when the first step was reported, and when the first node succeeded.
     refusals: consecutive attempts, with this one, that were abandoned before all their pods existed.
+    creating_since: when the first of these attempts started; None without one.
     failures_in_row: consecutive attempts that failed soon after their start; with this one after its failure.
     verdict, message: why the attempt ended; verdict is None as long as it has not ended or the cause is not known.
     until: when the wait for the cause ends, or after the verdict, when the next attempt starts.
@@ -51,6 +52,7 @@ class Attempt:
     first_step_time: str | None = None
     first_success_time: str | None = None
     refusals: int = 0
+    creating_since: str | None = None
     failures_in_row: int = 0
     verdict: str | None = None
     message: str = ""
@@ -79,6 +81,7 @@ class Attempt:
             first_step_time=body.get("firstStepTime"),
             first_success_time=body.get("firstSuccessTime"),
             refusals=int(body.get("refusals") or 0),
+            creating_since=body.get("creatingSince"),
             failures_in_row=int(body.get("failuresInRow") or 0),
             verdict=ending.get("verdict"),
             message=str(ending.get("message") or ""),
@@ -132,6 +135,7 @@ class Attempt:
             "firstStepTime": self.first_step_time,
             "firstSuccessTime": self.first_success_time,
             "refusals": self.refusals,
+            "creatingSince": self.creating_since,
             "failuresInRow": self.failures_in_row,
             "ending": {key: value for key, value in ending.items() if value} if self.phase == ENDING else None,
         }

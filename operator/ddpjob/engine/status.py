@@ -75,10 +75,12 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> 
     row = decision.spending.in_row if decision.spending else attempt.failures_in_row
     if decision.begins_attempt:
         row = 0 if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row
-        return Attempt(number_of_next(s), CREATING, now, refusals=decision.refusals, failures_in_row=row)
+        since = attempt.creating_since if decision.refusals else None
+        refusals = decision.refusals
+        return Attempt(number_of_next(s), CREATING, now, refusals=refusals, creating_since=since, failures_in_row=row)
     match decision.kind:
         case "created":
-            return replace(attempt, phase=RUNNING, refusals=0, message="", since="", until=None)
+            return replace(attempt, phase=RUNNING, refusals=0, creating_since=None, message="", since="", until=None)
         case "settle":
             until = decision.until or whole_second_after(s.now, SETTLE_SECONDS)
             since = attempt.since or now
@@ -94,9 +96,17 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> 
                 until=decision.until,
                 drain_until=decision.drain_until,
                 refusals=decision.refusals,
+                creating_since=_creating_since(attempt, decision),
                 failures_in_row=row,
             )
     return attempt if attempt.is_closed else _with_first_times(s, attempt, nodes)
+
+
+def _creating_since(attempt: Attempt, decision: Decision) -> str | None:
+    """Return when the first of the attempts started that were abandoned before they ran, up to the one that ends."""
+    if not decision.refusals or attempt.all_running_time is not None:
+        return None
+    return attempt.creating_since or attempt.start_time
 
 
 def _with_first_times(s: JobState, attempt: Attempt, nodes: Mapping[str, int]) -> Attempt:

@@ -48,20 +48,24 @@ def _active(s: JobState) -> Deadline | None:
 
 
 def _startup(s: JobState) -> Deadline | None:
+    """The start of an attempt; attempts that were abandoned one after the other before they ran count as one."""
     limit = s.job.spec.startup_deadline_seconds
-    if limit is None or s.attempt.is_closed or s.attempt.is_settling or s.attempt.first_success_time:
+    if limit is None or s.attempt.is_settling or s.attempt.first_success_time:
+        return None
+    if s.attempt.is_closed and (s.attempt.creating_since is None or s.spec_edited):
         return None
     all_ran = s.attempt.all_running_time is not None
     if all_ran and (s.attempt.first_step_time or s.answer is None):
         return None
-    left = limit - seconds_between(s.attempt.start_time, s.now)
+    left = limit - seconds_between(s.attempt.creating_since or s.attempt.start_time, s.now)
     if all_ran:
         text = f"attempt {s.attempt.number} has reported no step within {limit} s (startupDeadlineSeconds)"
         hint = "loading data or the rendezvous takes longer than expected, or a rank hangs"
         return Deadline(left, "attempt", "StartupDeadlineExceeded", text, hint, s.logs_command())
-    waiting = [r for r in s.job.node_ranks if r not in s.current or s.current[r].state == "pending"]
+    pods = {} if s.attempt.is_closed else s.current
+    waiting = [r for r in s.job.node_ranks if r not in pods or pods[r].state == "pending"]
     text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
-    obstacle = next(s.obstacles(), None)
+    obstacle = (s.attempt.verdict, s.attempt.message) if s.attempt.verdict else next(s.obstacles(), None)
     if obstacle:
         text += f": {obstacle[0]}: {obstacle[1]}"
     return Deadline(left, "job", "StartupDeadlineExceeded", text)
