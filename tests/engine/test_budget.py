@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api.spec import Backoff
 from ddpjob.api.wire import timestamp
 from ddpjob.engine.budget import restart_delay
-from tests.builders import World, a_job, a_running_world, ended, failed, running
+from tests.builders import World, a_job, a_running_world, ended, failed, is_idle, running
 
 PEER = failed(77, cause="peer", kind="PeerLost", message="connection closed")
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -146,6 +146,64 @@ def test_restart_is_not_refunded_after_two_minutes() -> None:
     lose_node_after_restart(world, 130)
     world.settle()
     assert counts(world) == (1, 1)
+
+
+def lose_peer(world: World, node_rank: int) -> None:
+    """Fail the current attempt with a lost peer, whose pod runs on the lost node ``bad-<node_rank>``."""
+    for rank in (0, 1):
+        world.set_pod(rank, running(), node=f"bad-{rank}" if rank == node_rank else "worker")
+    world.settle()
+    attempt = world.status["attempt"]
+    lost = world.pod(node_rank)
+    world.set_pod(1 - node_rank, PEER)
+    world.settle()
+    world.forward(4)
+    world.settle()
+    world.forward(10)
+    world.settle()
+    assert world.status["attempt"] == attempt + 1
+    world.pods[f"old-{attempt}"] = lost | {"metadata": lost["metadata"] | DELETING, "status": running()}
+
+
+def notice_loss(world: World, *attempts: int) -> None:
+    for attempt in attempts:
+        world.pods[f"old-{attempt}"]["status"] = LOST
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_each_of_two_failures_is_refunded_when_its_node_proves_lost(together: bool) -> None:
+    world = World(a_job())
+    world.settle()
+    lose_peer(world, 1)
+    lose_peer(world, 0)
+    assert counts(world) == (2, 2)
+    world.forward(50)
+    notice_loss(world, *([1, 2] if together else [1]))
+    notes = [note.reason for note in world.reconcile().events]
+    if not together:
+        assert counts(world) == (2, 1)
+        notice_loss(world, 2)
+        notes += [note.reason for note in world.reconcile().events]
+    assert counts(world) == (2, 0) and notes.count("RestartRefunded") == 2
+    first, second = world.status["failures"]
+    assert (first["reason"], first["nodeName"], first["nodeRank"]) == ("NodeLost", "bad-1", 1)
+    assert (second["reason"], second["nodeName"], second["nodeRank"]) == ("NodeLost", "bad-0", 0)
+    assert is_idle(world.reconcile())
+
+
+def test_failure_before_a_reset_of_the_budget_is_not_refunded() -> None:
+    world = World(a_job(restartPolicy={"resetAfterSeconds": 20}))
+    world.settle()
+    lose_peer(world, 1)
+    world.run_all()
+    world.settle()
+    world.forward(30)
+    world.set_pod(0, failed(1))
+    world.settle()
+    assert counts(world) == (2, 1), "the counter began again before this failure"
+    notice_loss(world, 1)
+    world.settle()
+    assert counts(world) == (2, 1)
 
 
 def test_job_without_restarts_waits_whether_the_node_proves_lost() -> None:

@@ -134,9 +134,9 @@ def _is_recorded(change: Change, before: Json, was: int, now: int) -> bool:
     """Return whether the status that lowers the counter says why: a refund, or a reset by the user's policy."""
     status = change.obj["status"]
     counted = sum(failure["counted"] for failure in status.get("failures", ()))
-    refunded = counted == sum(failure["counted"] for failure in before.get("failures", ())) - 1
+    refunded = sum(failure["counted"] for failure in before.get("failures", ())) - counted
     is_reset = now == 1 and "resetAfterSeconds" in change.obj["spec"]["restartPolicy"]
-    return is_reset or (refunded and now == was - 1)
+    return is_reset or now == was - refunded < was
 
 
 def _check_pods(changes: History, late_creates: Collection[str]) -> None:

@@ -4,7 +4,7 @@ The numbers are in the status and are never derived from pods.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ddpjob.api.wire import Json, seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
+from ddpjob.engine.pods import PodView
 from ddpjob.engine.state import JobState
 
 # Fields of a failure about the process that reported it, which only lost a peer on the lost node.
@@ -68,29 +69,45 @@ def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
 
 
 def refund(s: JobState) -> Json:
-    """Return the changed status fields if the last restart no longer counts, because its Kubernetes node proved lost.
+    """Return the changed status fields if restarts no longer count, because their Kubernetes nodes proved lost.
 
-    When a node fails, its peers report first: they lost a connection. The control plane notices the loss 50 s later.
+    When a node fails, its peers report first: they lost a connection. The control plane notices the loss 50 s later,
+    and the next attempt may have lost another node by then: each failure of the last 120 s may be refunded.
     """
-    failure = s.last_failure
-    if not failure or not _is_refundable(failure, s):
-        return {}
-    lost = next(
-        (pod for pod in s.pods if is_on_lost_node(pod) and _explains(pod.attempt, pod.node_name, failure)), None
-    )
-    if lost is None:
-        return {}
-    text = f"{failure['message']}; Kubernetes node {lost.node_name} proved lost, so the restart does not count"
-    refunded = {k: v for k, v in failure.items() if k != "provisional"}
-    if lost.attempt == failure["attempt"] and lost.name != failure.get("pod"):
-        refunded = {k: v for k, v in refunded.items() if k not in _OF_THE_REPORTER}
-        refunded |= {"nodeRank": lost.node_rank, "pod": lost.name, "nodeName": str(lost.node_name)}
-    verdict = judge(evidence_of(lost), (), s.job.name)
-    refunded |= {"reason": verdict.reason, "message": text, "hint": verdict.hint, "next": verdict.next}
-    refunded["counted"] = False
+    failures = list(s.before.get("failures") or ())
     used = int(s.before.get("restartsCountedTowardsLimit") or 0)
-    failures = [*s.before["failures"][:-1], refunded]
-    return {"failures": failures, "restartsCountedTowardsLimit": max(used - 1, 0)}
+    refunded = 0
+    for index in range(_first_in_counter(failures, used), len(failures)):
+        failure = failures[index]
+        if _is_refundable(failure, s) and (lost := _lost_pod(s, failure)) is not None:
+            failures[index] = _refunded(s, failure, lost)
+            refunded += 1
+    if not refunded:
+        return {}
+    return {"failures": failures, "restartsCountedTowardsLimit": max(used - refunded, 0)}
+
+
+def _first_in_counter(failures: Sequence[Mapping[str, Any]], used: int) -> int:
+    """Return the index of the first failure whose restart the counter contains: a reset removes earlier ones."""
+    counted = [index for index, failure in enumerate(failures) if failure.get("counted")]
+    return counted[max(len(counted) - used, 0)] if counted and used else len(failures)
+
+
+def _lost_pod(s: JobState, failure: Mapping[str, Any]) -> PodView | None:
+    """Return a pod whose lost Kubernetes node explains the failure."""
+    return next((pod for pod in s.pods if is_on_lost_node(pod) and _explains(pod, failure)), None)
+
+
+def _refunded(s: JobState, failure: Mapping[str, Any], lost: PodView) -> Json:
+    """Return the failure as one that does not count; it names the lost pod instead of the peer that reported first."""
+    text = f"{failure['message']}; Kubernetes node {lost.node_name} proved lost, so the restart does not count"
+    entry = {k: v for k, v in failure.items() if k != "provisional"}
+    if lost.attempt == failure["attempt"] and lost.name != failure.get("pod"):
+        entry = {k: v for k, v in entry.items() if k not in _OF_THE_REPORTER}
+        entry |= {"nodeRank": lost.node_rank, "pod": lost.name, "nodeName": str(lost.node_name)}
+    verdict = judge(evidence_of(lost), (), s.job.name)
+    entry |= {"reason": verdict.reason, "message": text, "hint": verdict.hint, "next": verdict.next, "counted": False}
+    return entry
 
 
 def _is_refundable(failure: Mapping[str, Any], s: JobState) -> bool:
@@ -98,5 +115,6 @@ def _is_refundable(failure: Mapping[str, Any], s: JobState) -> bool:
     return recent and bool(failure.get("provisional")) and bool(failure.get("counted"))
 
 
-def _explains(attempt: int, node_name: str | None, failure: Mapping[str, Any]) -> bool:
-    return attempt == failure["attempt"] or (node_name is not None and node_name == failure.get("nodeName"))
+def _explains(lost: PodView, failure: Mapping[str, Any]) -> bool:
+    is_same_node = lost.node_name is not None and lost.node_name == failure.get("nodeName")
+    return lost.attempt == failure["attempt"] or is_same_node

@@ -1,6 +1,6 @@
 """The conditions of a status. All are set from the first reconcile on, each with a reason and a message."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +15,11 @@ Aspect = tuple[bool, str, str]
 """Whether the condition is true, its reason and its message."""
 
 
-def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> list[Json]:
-    """Return all conditions after ``decision``; a transition time changes only with its condition's status."""
+def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int], failures: Sequence[Json]) -> list[Json]:
+    """Return all conditions after ``decision``; a transition time changes only with its condition's status.
+
+    failures: ``status.failures`` after the decision.
+    """
     match decision.kind:
         case "succeed" | "fail":
             aspects = _finished(decision)
@@ -28,7 +31,7 @@ def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> lis
             stalled: Aspect = (True, decision.reason, decision.message)
             aspects = _suspended("suspended; it cannot be resumed yet") | {"Stalled": stalled}
         case _:
-            aspects = _active(s, decision, nodes)
+            aspects = _active(s, decision, nodes, failures[-1] if failures else None)
     return build(s.before.get("conditions") or (), aspects, s.now)
 
 
@@ -82,7 +85,7 @@ def all_run(nodes: Mapping[str, int]) -> bool:
     return nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
 
 
-def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[str, Aspect]:
+def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: Json | None) -> dict[str, Aspect]:
     runs = all_run(nodes)
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
     reason, message = _why_not_running(s, decision, ready)
@@ -91,7 +94,6 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> dict[s
         "Scheduled": _scheduled(s, decision),
         "Reconciling": (True, reason, message) if not runs else (False, "AllNodesRunning", ready),
     }
-    failure = decision.failure or s.last_failure
     if failure and not runs and (decision.failure or _recovers_from(s, decision, failure)):
         text = decision.message if decision.failure else failure_text(failure)
         aspects["Restarting"] = (True, failure["reason"], text)

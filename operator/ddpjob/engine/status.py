@@ -48,7 +48,7 @@ def next_status(s: JobState, decision: Decision) -> Json:
     status |= _training(s)
     if begins or decision.ends_attempt:
         status |= _without_speed(status, ended=decision.kind)
-    status["conditions"] = conditions(s, decision, nodes)
+    status["conditions"] = conditions(s, decision, nodes, status.get("failures") or ())
     status["state"] = _state(status["conditions"], is_settling=_settles(s, decision))
     return status
 
