@@ -36,10 +36,20 @@ def running(**more: Any) -> dict[str, Any]:
     return {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [state]} | more
 
 
-def ended(code: int, *, message: str = "", at: datetime = NOW, reason: str = "", **more: Any) -> dict[str, Any]:
-    """Return the status of a pod after the trainer ended."""
+def ended(
+    code: int,
+    *,
+    message: str = "",
+    at: datetime = NOW,
+    started: datetime | None = None,
+    reason: str = "",
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the status of a pod after the trainer ended; it does not say when it started if ``started`` is None."""
     reason = reason or ("Completed" if code == 0 else "Error")
     terminated = {"exitCode": code, "reason": reason, "message": message, "finishedAt": timestamp(at)}
+    if started is not None:
+        terminated["startedAt"] = timestamp(started)
     state = {"name": "trainer", "state": {"terminated": terminated}}
     return {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]} | more
 

@@ -1,13 +1,15 @@
 """The table of failures: what each kind of failed pod leads to, through whole plans."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
+from ddpjob.api.wire import timestamp as iso
 from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
 from ddpjob.engine.failures import TABLE, judge
 from ddpjob.engine.pods import pod_view
-from tests.builders import World, a_job, a_running_world, ended, failed
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed
 
 Json = dict[str, Any]
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
@@ -117,6 +119,70 @@ def test_limit_exceeded_twice_fails_the_job(status: Json) -> None:
     last = world.status["failures"][-1]
     assert (last["reason"], last["action"]) == (first["reason"], "Fail")
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == first["reason"]
+
+
+def at(second: int) -> datetime:
+    return NOW + timedelta(seconds=second)
+
+
+def marked(reason: str, second: int = 0, *, status: str = "True") -> Json:
+    """Return a condition that announces a disruption at this second after noon."""
+    condition = {"type": "DisruptionTarget", "status": status, "reason": reason, "lastTransitionTime": iso(at(second))}
+    return {"conditions": [condition]}
+
+
+OOM = ended(137, reason="OOMKilled", at=at(20))
+ERROR = failed(1, kind="ValueError", message="m", at=at(20))
+LEFT_OVER = {
+    "preemption given up": (marked("PreemptionByScheduler", 15), {}),
+    "preemption withdrawn": (marked("PreemptionByScheduler", 15, status="False"), {}),
+    "deleted after its end": (marked("EvictionByEvictionAPI", 25), DELETING | {"deletionTimestamp": iso(at(55))}),
+    "other controller": (marked("WorkloadPreempted", 15), {}),
+}
+
+
+@pytest.mark.parametrize(("status", "reason"), [(OOM, "OOMKilled"), (ERROR, "ValueError"), (ended(137), "SIGKILL")])
+@pytest.mark.parametrize("case", LEFT_OVER)
+def test_disruption_that_did_not_end_the_trainer_is_not_the_cause(status: Json, reason: str, case: str) -> None:
+    conditions, metadata = LEFT_OVER[case]
+    _, found = failure(status | conditions, metadata)
+    assert (found["reason"], found["action"], found["counted"]) == (reason, "Restart", True)
+
+
+def test_disruption_older_than_the_container_is_not_the_cause() -> None:
+    status = ended(143, at=at(20), started=at(10)) | marked("PreemptionByScheduler", 5)
+    assert failure(status, DELETING)[1]["reason"] == "PodDeleted"
+    status = ended(143, at=at(20), started=at(10)) | marked("PreemptionByScheduler", 15)
+    assert failure(status, DELETING)[1]["reason"] == "Preempted"
+
+
+@pytest.mark.parametrize("status", [failed(1, message="m", at=at(20)), ended(137, at=at(20))])
+def test_lost_node_is_the_cause_even_if_the_trainer_ended_before(status: Json) -> None:
+    """The trainer of a dying node may end before the control plane notices the loss."""
+    _, found = failure(status | marked("DeletionByTaintManager", 70), {"deletionTimestamp": iso(at(100))})
+    assert found["reason"] == "NodeLost"
+
+
+@pytest.mark.parametrize("code", [126, 127])
+@pytest.mark.parametrize(
+    ("seconds", "reason", "action"), [(1, "StartError", "Fail"), (59, "StartError", "Fail"), (60, "Error", "Restart")]
+)
+def test_exit_code_of_a_missing_command_after_a_minute_is_not_a_failed_start(
+    code: int, seconds: int, reason: str, action: str
+) -> None:
+    _, found = failure(ended(code, at=at(seconds), started=NOW), {})
+    assert (found["reason"], found["action"], found["exitCode"]) == (reason, action, code)
+
+
+def test_script_that_ends_with_a_missing_command_may_have_lost_a_peer() -> None:
+    """Without ``set -e`` a script goes on after torchrun failed, and its last command decides the exit code."""
+    world = a_running_world(a_job())
+    world.set_pod(1, ended(127, at=at(100), started=NOW))
+    world.settle()
+    assert world.status["state"] == "Ending", "the other pod may show the cause"
+    world.set_pod(0, failed(1, kind="ValueError", message="m", at=at(101)))
+    world.settle()
+    assert world.status["failures"][0]["reason"] == "ValueError"
 
 
 def fail_twice(first: Json, second: Json) -> World:

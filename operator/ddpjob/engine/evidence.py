@@ -11,13 +11,15 @@ from typing import Any, Literal
 from ddpjob.api import names
 from ddpjob.api.exit_codes import SIGNAL_BASE
 from ddpjob.api.status import MAX_REASON
-from ddpjob.api.wire import Json, clean
+from ddpjob.api.wire import Json, clean, parse_time, seconds_between
 from ddpjob.engine.pods import PodView
 
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
 NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
+START_SECONDS = 60
+"""A container that ran for longer did start: 126 or 127 is then the exit code of a later command in a script."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of the kubelet for a container that the runtime could not start; its exit code is 128."""
 
@@ -42,6 +44,7 @@ class Evidence:
     oom, evicted, deleted, gone: what ended the pod from outside the trainer; ``disruption``: see ``PodView``.
     node_lost, node_shutdown: what happened to its Kubernetes node.
     exit_code, signal: of the trainer, from its report or else from its container.
+    not_started: the command could not be started (``_could_not_start``).
     code, kind, exception, step, rank: of the trainer's report; None without one.
     reason: of the container or pod, as the kubelet gives it.
     """
@@ -58,6 +61,7 @@ class Evidence:
     node_shutdown: bool = False
     exit_code: int | None = None
     signal: int | None = None
+    not_started: bool = False
     code: int | None = None
     kind: str | None = None
     exception: str | None = None
@@ -97,8 +101,22 @@ def whose_failure(pod: PodView) -> Whose:
     number = _signal(pod)
     if number is not None:
         return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
-    is_own = pod.exit_code is None or pod.exit_code in NOT_EXECUTABLE or pod.reason in START_ERRORS
-    return "own" if is_own else "unknown"
+    return "own" if pod.exit_code is None or _could_not_start(pod) else "unknown"
+
+
+def _could_not_start(pod: PodView) -> bool:
+    """Return whether the runtime or a shell could not start the command.
+
+    The runtime gives a reason. A shell ends with 126 or 127, but so does a script that trained for an hour and whose
+    last command does not exist: these codes count only in the first minute, or if the times are not known.
+    """
+    if pod.reason in START_ERRORS:
+        return True
+    if pod.exit_code not in NOT_EXECUTABLE:
+        return False
+    if not pod.started_at or not pod.finished_at:
+        return True
+    return seconds_between(pod.started_at, parse_time(pod.finished_at)) < START_SECONDS
 
 
 def root_cause(failed: Sequence[PodView]) -> PodView:
@@ -143,6 +161,7 @@ def evidence_of(pod: PodView) -> Evidence:
         node_shutdown=pod.evicted and pod.reason in _SHUTDOWN,
         exit_code=pod.exit_code,
         signal=_signal(pod),
+        not_started=_could_not_start(pod),
         code=code if type(code) is int else None,
         kind=_name(report, "kind"),
         exception=_name(report, "exception"),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ddpjob.api.status import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.wire import Json, clean, shorten
-from ddpjob.engine.evidence import NOT_EXECUTABLE, OOM_KILLED, START_ERRORS, SUPERSEDED, Evidence, signal_name, text_of
+from ddpjob.engine.evidence import OOM_KILLED, START_SECONDS, SUPERSEDED, Evidence, signal_name, text_of
 
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
@@ -180,9 +180,9 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "StartError",
-        "the runtime cannot start the command, or exit code 126 or 127 without a report: the command does not exist or "
-        "cannot be executed",
-        lambda e, _: e.code is None and (e.exit_code in NOT_EXECUTABLE or e.reason in START_ERRORS),
+        f"the runtime cannot start the command, or exit code 126 or 127 in the first {START_SECONDS} s and without a "
+        "report: the command does not exist or cannot be executed",
+        lambda e, _: e.code is None and e.not_started,
         action="Fail",
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",

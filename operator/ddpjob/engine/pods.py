@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, clean, condition, element, is_true
+from ddpjob.api.wire import Json, clean, condition, element, is_true, parse_time
 from ddpjob.engine.actions import Delete
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
@@ -19,6 +19,8 @@ _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing", ""})
 # The kubelet alternates between these two while a pull fails; as one reason they cause one event.
 _SAME_WAITING = {"ErrImagePull": "ImagePullBackOff"}
 _CLOCK_SKEW = timedelta(seconds=2)
+# Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
+_WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class PodView:
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
     deleted: someone deleted the pod before its trainer ended.
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
-    disruption: reason of the condition DisruptionTarget: who ended the pod, for example EvictionByEvictionAPI; or "".
+    disruption: who ended the pod, for example EvictionByEvictionAPI: the reason of its condition DisruptionTarget if
+        that is the cause (``_disruption``), or "".
     node_unready: the control plane set the pod to not ready although its containers are: its node does not respond.
     start_time: when the kubelet accepted the pod.
+    started_at, finished_at: when the trainer's container started and ended; None until it has ended.
     prepared: the kubelet has set up the pod's volumes and network; None if it does not say.
     """
 
@@ -60,6 +64,7 @@ class PodView:
     message: str = ""
     log: str = ""
     report: Json | None = None
+    started_at: str | None = None
     finished_at: str | None = None
     waiting: tuple[str, str] | None = None
     unschedulable: str | None = None
@@ -112,7 +117,9 @@ def _view(pod: Mapping[str, Any]) -> PodView:
     text = clean(ended.get("message") or "")
     report = _report(text)
     message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
-    state = _state(meta, status, container, ended)
+    disruption = _disruption(meta, status, ended)
+    evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
+    state = _state(meta, status, container, ended, evicted=evicted)
     deleting = "deletionTimestamp" in meta
     drained = _was_drained(meta, ended) if ended else state not in ("succeeded", "failed")
     return PodView(
@@ -124,8 +131,8 @@ def _view(pod: Mapping[str, Any]) -> PodView:
         deleting=deleting,
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         deleted=deleting and drained,
-        evicted=_was_evicted(status),
-        disruption=_disruption(status),
+        evicted=evicted,
+        disruption=disruption,
         node_unready=_node_is_unready(status),
         start_time=status.get("startTime"),
         prepared={"True": True, "False": False}.get(condition(status, "PodReadyToStartContainers").get("status", "")),
@@ -137,6 +144,7 @@ def _view(pod: Mapping[str, Any]) -> PodView:
         message=message,
         log="" if report else text,
         report=report,
+        started_at=ended.get("startedAt"),
         finished_at=ended.get("finishedAt"),
         waiting=_waiting(status, container),
         unschedulable=_unschedulable(status),
@@ -144,10 +152,15 @@ def _view(pod: Mapping[str, Any]) -> PodView:
 
 
 def _state(
-    meta: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]
+    meta: Mapping[str, Any],
+    status: Mapping[str, Any],
+    container: Mapping[str, Any],
+    ended: Mapping[str, Any],
+    *,
+    evicted: bool,
 ) -> PodState:
     if ended:
-        interrupted = _was_drained(meta, ended) or _was_evicted(status)
+        interrupted = _was_drained(meta, ended) or evicted
         return "succeeded" if ended.get("exitCode") == 0 and not interrupted else "failed"
     # An evicted pod, or one whose kubelet refused it, fails without a container status.
     match status.get("phase"):
@@ -181,14 +194,27 @@ def _was_drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
     return not finished or datetime.fromisoformat(finished) >= deleted - grace - _CLOCK_SKEW
 
 
-def _was_evicted(status: Mapping[str, Any]) -> bool:
-    """Return whether the kubelet ended the pod (eviction, node shutdown), which sets no deletionTimestamp."""
-    return status.get("phase") == "Failed" and (bool(status.get("reason")) or is_true(status, "DisruptionTarget"))
+def _disruption(meta: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    """Return the reason of the condition DisruptionTarget if this disruption ended the pod, or an empty string.
 
+    The condition announces a disruption. It stays if the trainer ends by itself first, and for two minutes if a
+    preemption is given up. It is the cause of a failure only if
 
-def _disruption(status: Mapping[str, Any]) -> str:
+    - its status is True, and it is not older than the trainer's container, and
+    - the pod is being deleted, and its trainer did not end before that. Two kinds need no deletion: the kubelet ends a
+      pod by itself, and a lost node is noticed after its trainer may have ended.
+    """
     target = condition(status, "DisruptionTarget")
-    return str(target.get("reason") or "Disruption") if target.get("status") == "True" else ""
+    if target.get("status") != "True" or _precedes(target.get("lastTransitionTime"), ended.get("startedAt")):
+        return ""
+    reason = str(target.get("reason") or "Disruption")
+    was_deleted = _was_drained(meta, ended) if ended else "deletionTimestamp" in meta
+    return reason if was_deleted or reason in _WITHOUT_DELETION else ""
+
+
+def _precedes(first: str | None, second: str | None) -> bool:
+    """Return whether the first time is certainly before the second, although they come from two machines' clocks."""
+    return bool(first and second) and parse_time(str(first)) < parse_time(str(second)) - _CLOCK_SKEW
 
 
 def _node_is_unready(status: Mapping[str, Any]) -> bool:
