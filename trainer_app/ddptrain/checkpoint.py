@@ -304,7 +304,9 @@ class Checkpoints:
             self._clear_own_leftovers(path)
             raise
         self.last = Saved(self.run, step, path, manifest)
-        self._retire(self._keep, keep_best=self._keep_best)
+        # Only an evaluation or the next loss shows whether the weights have diverged: until then the one before stays.
+        keep = self._keep if manifest.get("evaluation") else max(self._keep, 2)
+        self._retire(keep, keep_best=self._keep_best)
         return self.last
 
     def check_superseded(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddptrain.checkpoint import newest_valid
 from ddptrain.data.sampling import Schedule, epoch_order
 from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, free_port, losses, wait_until
@@ -237,6 +238,23 @@ def test_weights_that_are_not_finite_are_not_saved(ddptrain: ForkServer, idx: Pa
     run = ddptrain.run(*command, tmp_path, "--optimizer", "sgd", "--lr", 1000, code=79)
     assert "test loss is" in run.message()["message"]
     assert not list(tmp_path.rglob("step-*"))
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_checkpoint_whose_loss_is_not_finite_is_set_aside(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, keep: int
+) -> None:
+    command = ("train", *SMALL, "--data-dir", idx, "--optimizer", "sgd", "--lr", 900, "--checkpoint-dir", tmp_path)
+    run = ddptrain.run(*command, "--checkpoint-every", 1, "--keep", keep, code=79)
+    step = run.message()["step"]  # completed steps; the next loss was not finite
+    folder = tmp_path / "run-000001"
+    assert (folder / f"step-{step:09d}.json.not-finite").exists()
+    assert not (folder / f"step-{step:09d}.pt").exists()
+    assert run.message()["checkpoint"] == {"run": 1, "step": step - 1}
+    assert f"its checkpoint, step {step}, was renamed to *.not-finite" in run.message()["message"]
+    newest = newest_valid(tmp_path, lambda path, reason: None)
+    assert newest is not None
+    assert newest[0].step == step - 1
 
 
 def test_missing_data_exits_with_66_and_the_other_ranks_name_that_rank(

@@ -127,7 +127,7 @@ class MetricsLogger:
             return None
         return str(path)
 
-    def checkpoint_saved(self, checkpoint: Mapping[str, int]) -> None:
+    def checkpoint_saved(self, checkpoint: Mapping[str, int] | None) -> None:
         """Report the newest checkpoint; an earlier refusal of the volume is over."""
         self._refusals = 0
         self._progress.update(checkpoint=checkpoint, checkpointProblem=None)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ddptrain import weights
-from ddptrain.checkpoint import Checkpoints, Saved, run_folder
+from ddptrain.checkpoint import Checkpoints, Saved, newest_place, run_folder, set_aside
 from ddptrain.config import Config, check_compatible, check_same_as_rank_zero
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
@@ -31,6 +31,7 @@ from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 
 _REFUSED = "the volume refused"
+_NOT_FINITE = "the weights are not finite"
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,10 @@ class Checkpointer:
         last = step == self._schedule.total_steps
         if not flushed and not last:
             return SaveResult(None, _REFUSED)
-        content = io.BytesIO()
-        torch.save(state(), content)
+        values, content = state(), io.BytesIO()
+        if not all(bool(value.isfinite().all()) for value in values["model"].values()):
+            return SaveResult(None, _NOT_FINITE)  # the next loss will not be finite either, and end the training
+        torch.save(values, content)
         epoch, position, _ = self._schedule.bounds(step)
         facts = {
             **self.facts,
@@ -164,6 +167,23 @@ class Checkpointer:
             return SaveResult(None, _REFUSED)
         self._metrics.checkpoint_saved(saved.place)
         return SaveResult(saved.place)
+
+    def set_aside(self, step: int) -> bool:
+        """Rename the newest checkpoint to ``*.not-finite`` if it is that of ``step``, whose weights gave such a loss.
+
+        Returns:
+            Whether it was renamed. Later starts, ``eval`` and ``export`` then take the one before it.
+        """
+        checkpoints = self._checkpoints
+        if checkpoints is None or checkpoints.last is None or checkpoints.last.step != step:
+            return False
+        try:
+            set_aside(checkpoints.last.path.with_suffix(".json"), "not-finite")
+        except OSError as error:
+            self._log(f"warning: {checkpoints.last.path} cannot be renamed: {error.strerror}")
+            return False
+        self._metrics.checkpoint_saved(newest_place(checkpoints.root))
+        return True
 
 
 @dataclass(frozen=True)

@@ -156,17 +156,20 @@ class Trainer:
         return SaveResult(**self._group.run_on_rank_zero(moment, result, self._config.collective_timeout, ending=True))
 
     def _not_finite(self, what: str, loss: float, step: int) -> NotFinite:
-        """Return the error, after rank 0 has written the indices of the last batch to a file."""
+        """Return the error, after rank 0 has written the last batch's indices and set the weights' checkpoint aside."""
 
-        def write() -> str | None:
-            return self._metrics.not_finite(
+        def write() -> tuple[str | None, bool]:
+            path = self._metrics.not_finite(
                 step + 1, loss=loss, learning_rate=self._learning_rate(step),
                 indices=self._batches.indices(step).tolist(), folder=self._checkpointer.run_folder,
             )  # fmt: skip
+            return path, self._checkpointer.set_aside(step)
 
-        path = self._group.run_on_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
+        path, renamed = self._group.run_on_rank_zero("not finite", write, self._config.collective_timeout, ending=True)
+        what += f"; the batch's indices are in {path}" if path else ""
+        what += f"; the checkpoint of these weights, step {step}, was renamed to *.not-finite" if renamed else ""
         return NotFinite(
-            f"{what}; the batch's indices are in {path}" if path else what,
+            what,
             hint="the learning rate is too high, or a sample is bad",
             next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
         )
