@@ -116,6 +116,8 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
+# With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
+_DEBUG_DEFAULTS = {"hang_timeout": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0}
 PREFIX = "DDPTRAIN_"
 FILE_VARIABLE = "DDPTRAIN_CONFIG"
 DATASETS = ("mnist", "digits", "idx")
@@ -182,6 +184,9 @@ class Config:
         120.0, "seconds without progress of a rank after which its node is ended; 0 = never", low=0,
         high=86_400,
     )  # fmt: skip
+    volume_timeout: float = setting(
+        290.0, "the same while a checkpoint is read or written, if it is larger", low=0, high=86_400
+    )
     stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, high=86_400)
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
     chaos: str = setting(
@@ -189,6 +194,7 @@ class Config:
     )
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
+    debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property
@@ -270,7 +276,8 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mappi
     """
     fields = {field.name: field for field in dataclasses.fields(Config)}
     given = {name: checked(fields[name], value, origin) for name, value, origin in given_settings(env, flags)}
-    config = Config(**{**(defaults or {}), **given})
+    debugging = _DEBUG_DEFAULTS if given.get("debug") else {}
+    config = Config(**{**(defaults or {}), **debugging, **given})
     if config.sync == "bitwise" and config.accum > 1:
         raise UsageError(
             "--accum cannot be combined with --sync bitwise",

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<qqqd24s40s")  # changes, step, collectives begun, CLOCK_MONOTONIC seconds, phase, collective
+# Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
+_LAYOUT = struct.Struct("<qqqdd24s40s")
 SIZE = _LAYOUT.size
 # In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
@@ -33,21 +34,27 @@ def activity(phase: str, collective: str) -> str:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """The newest heartbeat of one rank. ``collective`` is what it waits in, empty while it works by itself."""
+    """The newest heartbeat of one rank.
+
+    Attributes:
+        limit: seconds without a change that this phase may take; 0 for the limit of the observer.
+        collective: what the rank waits in; empty while it works by itself.
+    """
 
     changes: int = 0
     step: int = 0
     collectives: int = 0
     time: float = 0.0
+    limit: float = 0.0
     phase: str = "start"
     collective: str = ""
 
     @classmethod
     def unpack(cls, memory: bytes | memoryview) -> HeartbeatRecord:
         """Read the record from ``memory``. The write is not atomic, but a rank that hangs does not write."""
-        changes, step, collectives, at, phase, collective = _LAYOUT.unpack_from(memory)
+        changes, step, collectives, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
         text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
-        return cls(changes, step, collectives, at, text[0] or "start", text[1])
+        return cls(changes, step, collectives, at, limit, text[0] or "start", text[1])
 
     @property
     def activity(self) -> str:
@@ -89,7 +96,7 @@ class Heartbeat:
         self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
         self._on_mark = on_mark
         self._changes = self._collectives = self._step = 0
-        self._phase, self._collective = "start", ""
+        self._phase, self._collective, self._limit = "start", "", 0.0
         self.touch()
 
     @property
@@ -97,9 +104,13 @@ class Heartbeat:
         """The newest record; safe to read from another thread."""
         return HeartbeatRecord.unpack(self._memory)
 
-    def mark(self, phase: str, step: int | None = None) -> None:
-        """Record that the rank begins ``phase``, and ``step`` (counting from 1) if the phase has one."""
-        self._phase, self._step = phase, self._step if step is None else step
+    def mark(self, phase: str, step: int | None = None, *, limit: float = 0.0) -> None:
+        """Record that the rank begins ``phase``, and ``step`` (counting from 1) if the phase has one.
+
+        Args:
+            limit: seconds without a heartbeat that make a hang in this phase, if they are more than elsewhere.
+        """
+        self._phase, self._limit, self._step = phase, limit, self._step if step is None else step
         self.touch()
         if self._on_mark:
             self._on_mark(phase, self._step)
@@ -108,7 +119,7 @@ class Heartbeat:
         """Record a sign of life without a new phase: for loops that poll and have a timeout of their own."""
         self._changes += 1
         _LAYOUT.pack_into(
-            self._memory, 0, self._changes, self._step, self._collectives, time.monotonic(),
+            self._memory, 0, self._changes, self._step, self._collectives, time.monotonic(), self._limit,
             self._phase.encode()[:24], self._collective.encode()[:40],
         )  # fmt: skip
 

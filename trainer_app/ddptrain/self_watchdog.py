@@ -93,12 +93,15 @@ class SelfWatchdog:
                 self.terminate(self._hang())
 
     def _hangs(self) -> bool:
-        return self._interval is not None and self._stall.observe(self.heartbeat.last.changes) >= self.hang_timeout
+        if self._interval is None:
+            return False
+        record = self.heartbeat.last
+        return self._stall.observe(record.changes) >= max(self.hang_timeout, record.limit)
 
     def _hang(self) -> Hang:
         record = self.heartbeat.last
         error = Hang(
-            f"no heartbeat for {self.hang_timeout:g} s {record.activity} of step {record.step}",
+            f"no heartbeat for {max(self.hang_timeout, record.limit):g} s {record.activity} of step {record.step}",
             hint="a peer has not reached this collective; see the other ranks' reports"
             if record.collective
             else "the stacks of this rank's threads are in its log, above",

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddptrain.config import resolve
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
 from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord
@@ -173,6 +175,40 @@ def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -
         "--epochs", 1, "--step-delay", 3,
     )  # fmt: skip
     assert run.wait() == 0, run.output()
+
+
+def test_a_save_has_a_limit_of_its_own_also_for_the_ranks_that_wait_for_it(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 1, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path,
+        "--checkpoint-every", 5, "--chaos", "stop:0:5:save",
+    )  # fmt: skip
+    wait_until(lambda: "chaos: stop" in run.output(), "rank 0 to be stopped, as a volume that does not answer would")
+
+    def both_waited() -> bool:
+        assert not run.ended, run.output()
+        seen = [last_heartbeat(run.pid, rank) for rank in (0, 1)]
+        return all(record is not None and time.monotonic() - record.time > 3 for record in seen)
+
+    wait_until(both_waited, "both ranks to be without a heartbeat for three times the timeout")
+    os.kill(run.ranks()[0], signal.SIGCONT)
+    assert run.wait() == 0, run.output()
+
+
+def test_debug_is_the_switch_that_leaves_ranks_at_a_breakpoint_alone() -> None:
+    debugging = resolve({"DDPTRAIN_DEBUG": "1"}, {})
+    assert (debugging.hang_timeout, debugging.collective_timeout, debugging.rendezvous_timeout) == (0, 86_400, 86_400)
+    assert resolve({"DDPTRAIN_DEBUG": "1", "DDPTRAIN_HANG_TIMEOUT": "60"}, {}).hang_timeout == 60
+    assert resolve({"DDPTRAIN_DEBUG": "0"}, {}) == resolve({}, {})
+
+
+def test_a_trace_function_does_not_turn_the_hang_detection_off(idx: Path, tmp_path: Path) -> None:
+    argv = ["train", *map(str, SMALL), "--data-dir", str(idx), "--hang-timeout", "2", "--chaos", "hang:0:4"]
+    program = f"import sys; from ddptrain.cli import main; sys.settrace(lambda *_: None); sys.exit(main({argv}))"
+    env = {"PATH": "/usr/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False, env=env, capture_output=True)
+    assert done.returncode == 76
 
 
 def test_a_pause_ends_with_a_heartbeat() -> None:

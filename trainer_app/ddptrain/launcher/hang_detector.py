@@ -100,7 +100,7 @@ class HangDetector:
     """Measures, for each rank of this node, how long its heartbeat has not changed.
 
     Args:
-        timeout: seconds without a change that make a hang.
+        timeout: seconds without a change that make a hang, unless the heartbeat has a larger limit.
     """
 
     def __init__(self, timeout: float, node_rank: int) -> None:
@@ -109,14 +109,16 @@ class HangDetector:
         self._stalls: dict[int, StallTimer] = {}
 
     def stalled(self, workers: Sequence[WorkerProcess]) -> bool:
-        """Return whether a running rank has stalled for the timeout. Call it every ``interval`` seconds."""
+        """Return whether a running rank has stalled for its timeout. Call it every ``interval`` seconds."""
+        stalled = False
         for worker in workers:
             if worker.status is not None:
                 self._stalls.pop(worker.rank, None)
                 continue
             stall = self._stalls.setdefault(worker.rank, StallTimer(self.interval))
-            stall.observe(worker.diagnostics.last_heartbeat().changes)
-        return any(stall.seconds >= self.timeout for stall in self._stalls.values())
+            record = worker.diagnostics.last_heartbeat()
+            stalled |= stall.observe(record.changes) >= max(self.timeout, record.limit)
+        return stalled
 
     def inspect(self, workers: Sequence[WorkerProcess]) -> list[RankState]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.

@@ -269,7 +269,8 @@ class Supervisor:
         self._states = detector.inspect(self._workers)
         if not self._states:
             return
-        self._hang = hang_report(self._states, timeout=detector.timeout, all_ranks=self.ranks.nnodes == 1)
+        longest = max(detector.timeout, *(int(state.quiet) for state in self._states))
+        self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
         self.printer.launcher_line(f"error: {self._hang['message']}")
         if self.reports:
             self.reports.write(self._hang, self._states, self._workers)

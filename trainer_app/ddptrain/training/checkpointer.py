@@ -222,7 +222,7 @@ def resume(
         Mismatch, VolumeError, DataError: see ``Checkpointer.newest`` and ``weights``.
         WeightsDiffer: the ranks do not hold the same weights.
     """
-    group.heartbeat.mark("resume")
+    group.heartbeat.mark("resume", limit=config.volume_timeout)
     content = b""
     facts = {"config": _shared_settings(config), "dataDigest": checkpointer.facts["dataDigest"]}
 

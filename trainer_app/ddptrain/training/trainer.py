@@ -77,6 +77,7 @@ class Trainer:
         self._gradients = build_gradient_sync(config, self._model, group)
         self._batches = self._build_batches()
         evaluation = saved = None
+        wait_for_save = 0.0  # limit of a step in which the other ranks may wait for rank 0's save
 
         for step in range(start.step, schedule.total_steps):
             started, done = time.perf_counter(), step + 1
@@ -86,7 +87,7 @@ class Trainer:
             for parameters in self._optimizer.param_groups:
                 parameters["lr"] = learning_rate
 
-            group.heartbeat.mark("step")
+            group.heartbeat.mark("step", limit=wait_for_save)
             loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
             loss = loss_sum / batch.count
             if not math.isfinite(loss):
@@ -99,8 +100,10 @@ class Trainer:
             self._metrics.step(done, loss=loss, learning_rate=learning_rate, samples=batch.count, seconds=seconds)
 
             evaluation = self._evaluate(done) if schedule.ends_epoch(done) else None
-            if evaluation or stopping or (config.checkpoint_every and done % config.checkpoint_every == 0):
+            saving = evaluation or stopping or (config.checkpoint_every and done % config.checkpoint_every == 0)
+            if saving:
                 saved = self._save(done, evaluation)
+            wait_for_save = config.volume_timeout if saving and group.rank != 0 else 0.0
             if stopping and done < schedule.total_steps:
                 self._leave(done, saved)
             if config.step_delay:
@@ -131,7 +134,7 @@ class Trainer:
                 optimizer.consolidate_state_dict(to=0)
         if self._group.rank != 0:
             return None
-        self._group.heartbeat.mark("save")
+        self._group.heartbeat.mark("save", limit=self._config.volume_timeout)
         return self._checkpointer.save(done, self._state, evaluation)
 
     def _state(self) -> dict[str, Any]:
