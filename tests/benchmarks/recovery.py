@@ -1,80 +1,182 @@
-"""Measure the time from `kubectl apply` to the first step, and from the loss of a pod to the next step.
+"""Measure the time from `kubectl apply` to the first step, and from a killed pod to the next step, in parts.
 
     python -m tests.benchmarks.recovery            # table on standard output
     python -m tests.benchmarks.recovery --write    # and into docs/benchmarks.md
 
-It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests: two pods on two nodes, two processes each.
-The times are those of the trainer's rows in metrics.jsonl. They include scheduling, container start, the import of
-torch, the rendezvous, the data and the checkpoint.
+It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests, two pods on two nodes, two processes each,
+and the same job in local mode. During training it sends SIGKILL to node 1's launcher. The parts
+(tests.benchmarks.recovery_parts) are measured on this machine's clock: of the watch events of the job and its pods, and
+of the trainer's rows in metrics.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from ddpjob.api import names
 from ddpjob.api.wire import Json
+from ddpjob.local.admission import admit
+from ddpjob.local.session import Options, Session
+from ddpjob.local.state import StateFolder
+from ddptrain.reporting.metrics import FILE_NAME
+from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
 from tests.benchmarks.report import describe_machine, write_section
+from tests.e2e import nodes, storage
 from tests.e2e.demo import set_up
-from tests.e2e.jobs import mnist_job
+from tests.e2e.jobs import JOB_KIND, mnist_job
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.namespace import CLAIM, JobNamespace, claim_of, job_namespace, until_all_are_gone
-from tests.e2e.reference import metrics_of
+from tests.e2e.namespace import CLAIM, claim_of, job_namespace, until_all_are_gone
 from tests.kind.cluster import DEFAULT_NAME, Cluster
+from tests.kind.toolchain import binary
+from tests.processes import end
 
 NAME = "recovery"
-REPETITIONS = 5
+REPETITIONS = 10
+PACE = ("--step-delay", "0.03")
+LOCAL_SECONDS = 600.0
+_SAVED = 50
 
 
 @dataclass(frozen=True)
 class Life:
-    """One job that lost a pod; times in seconds."""
+    """One job that lost a pod; times in seconds.
+
+    first_step: from the job's creation. lost_steps: those since the last checkpoint, which were trained twice.
+    """
 
     first_step: float
-    next_step: float
+    recovery: Recovery
     lost_steps: int
-    """The steps since the last checkpoint, which were trained twice."""
 
 
-def live(cluster: Cluster) -> Life:
-    """Apply the example, kill the pod of the last node during training, wait for the end, and return the times."""
+def live_on_kind(cluster: Cluster) -> Life:
+    """Apply the example, kill node 1's launcher during training, and wait for the end."""
     with job_namespace(cluster, NAME) as namespace:
         namespace.kubectl.apply(claim_of(namespace))
+        with _watch(namespace.kubectl, JOB_KIND) as jobs, _watch(namespace.kubectl, "pods") as pods:
+            applied = time.time()
+            namespace.kubectl.apply(mnist_job(NAME, *PACE, claim=CLAIM))
+            namespace.until_step(NAME, _SAVED + 10, checkpoint=_SAVED)
+            killed = nodes.kill_first_process(max(namespace.pods(), key=lambda pod: str(pod["metadata"]["name"])))
+            namespace.until_finished(NAME)
+            return _life([*jobs, *pods], applied, killed, namespace.volume)
+
+
+async def live_locally() -> Life:
+    """Do the same in local mode."""
+    with tempfile.TemporaryDirectory(prefix="ddpjob-recovery-") as root:
+        volume = Path(root) / "volume"
+        volume.mkdir()
+        storage.put_mnist(volume)
+        manifest = mnist_job(NAME, *PACE, claim=CLAIM)
+        manifest["metadata"]["namespace"] = "default"
+        killed: list[float] = []
+
+        def on_change(job: Json, _: Sequence[Json]) -> None:
+            if not killed and job.get("status", {}).get("checkpoint", {}).get("step", 0) >= _SAVED:
+                killed.append(_kill_local_node())
+
+        folder, options = StateFolder(Path(root) / "state"), Options(volumes={CLAIM: volume})
+        session = Session(admit(manifest), [], folder, options, on_change=on_change, say=_say)
+        seen: list[Seen] = []
+        watches = [asyncio.create_task(_watch_local(session, kind, seen)) for kind in (names.DDPJOBS, names.PODS)]
         applied = time.time()
-        namespace.kubectl.apply(mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
-        namespace.until_step(NAME, 60, checkpoint=50)
-        victim = max(pod["metadata"]["name"] for pod in namespace.pods())
-        killed = time.time()
-        namespace.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-        namespace.until_finished(NAME)
-        before, after = (_steps(namespace, run) for run in (1, 2))
-        return Life(
-            first_step=before[0]["time"] - applied,
-            next_step=after[0]["time"] - killed,
-            lost_steps=before[-1]["step"] - after[0]["step"] + 1,
-        )
+        await asyncio.wait_for(session.run(asyncio.Event()), LOCAL_SECONDS)
+        for watch in watches:
+            watch.cancel()
+        return _life(seen, applied, killed[0], volume)
 
 
-def _steps(namespace: JobNamespace, run: int) -> list[Json]:
-    rows = [json.loads(line) for line in metrics_of(namespace).read_text().splitlines()]
-    return [row for row in rows if row["event"] == "train" and row["run"] == run]
+async def _watch_local(session: Session, kind: names.Resource, seen: list[Seen]) -> None:
+    """Append every change of the objects of a kind."""
+    async for event in session.cluster.watch(kind):
+        seen.append(Seen(time.time(), event["object"], gone=event["type"] == "DELETED"))
 
 
-def table(lives: list[Life], machine: str) -> str:
+def _kill_local_node() -> float:
+    """Send SIGKILL to the launcher of node 1, and return when."""
+    parents: dict[int, int] = {}
+    of_node: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if b"NODE_RANK=1" in variables and f"DDPJOB_NAME={NAME}".encode() in variables:
+                of_node.add(int(folder.name))
+    (launcher,) = (pid for pid in of_node if parents[pid] not in of_node)
+    killed = time.time()
+    os.kill(launcher, signal.SIGKILL)
+    return killed
+
+
+def _life(seen: list[Seen], applied: float, killed: float, volume: Path) -> Life:
+    rows = [json.loads(line) for line in (volume / FILE_NAME).read_text().splitlines()]
+    (claimed,) = (row["time"] for row in rows if row["event"] == "start" and row["run"] == 2)
+    before, after = ([row for row in rows if row["event"] == "train" and row["run"] == run] for run in (1, 2))
+    parts = recovery(sorted(seen, key=lambda one: one.time), killed, claimed, after[0]["time"])
+    return Life(before[0]["time"] - applied, parts, before[-1]["step"] - after[0]["step"] + 1)
+
+
+@contextmanager
+def _watch(kubectl: Kubectl, kind: str) -> Iterator[list[Seen]]:
+    """Provide a list that grows with every change of the namespace's objects of a kind."""
+    head: list[str | Path] = [binary("kubectl"), "--kubeconfig", kubectl.kubeconfig, "--namespace", kubectl.namespace]
+    command = [*head, "get", kind, "--watch", "--output-watch-events", "--output=json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    seen: list[Seen] = []
+    reader = threading.Thread(target=_read, args=(process, seen), daemon=True)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        end(process)
+        reader.join()
+
+
+def _read(process: subprocess.Popen[str], seen: list[Seen]) -> None:
+    """Read events, one in each line."""
+    for line in process.stdout or ():
+        event = json.loads(line)
+        seen.append(Seen(time.time(), event["object"], gone=event["type"] == "DELETED"))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def table(lives: Mapping[str, list[Life]], machine: str) -> str:
     """Return the result as a Markdown table."""
-    columns = {
-        "apply → first training step": [life.first_step for life in lives],
-        "killed pod → next training step": [life.next_step for life in lives],
+    rows: dict[str, Callable[[Life], float]] = {
+        "apply → first training step": lambda life: life.first_step,
+        "**killed pod → next training step**": lambda life: life.recovery.total,
+        **{f"{name}: {MEANING[name]}": (lambda life, name=name: life.recovery.parts[name]) for name in PARTS},
+        "the operator's share: ending and creation (aim: 0.15 s)": lambda life: life.recovery.operator,
+        "deletion, beside creation and scheduling: until the pods of the first attempt have ended": lambda life: life.recovery.deletion,
     }
-    lines = ["| | median | fastest | slowest |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {n} | **{statistics.median(v):.1f} s** | {min(v):.1f} s | {max(v):.1f} s |" for n, v in columns.items()
-    ]
-    return "\n".join([*lines, "", f"{len(lives)} jobs, one after the other, on {machine}."])
+    lines = ["| | " + " | ".join(f"{where}: median | fastest | slowest" for where in lives) + " |"]
+    lines.append("|---|" + "---:|---:|---:|" * len(lives))
+    for name, of in rows.items():
+        cells = []
+        for found in lives.values():
+            times = [of(life) for life in found]
+            cells += [f"{time:.2f} s" for time in (statistics.median(times), min(times), max(times))]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    count = max(map(len, lives.values()))
+    return "\n".join([*lines, "", f"{count} jobs each, one after the other, on {machine}."])
 
 
 def main() -> int:
@@ -82,15 +184,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.recovery", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--where", choices=("kind", "local", "both"), default="both")
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
     options = parser.parse_args()
-    cluster = set_up(options.name)
+    lives: dict[str, list[Life]] = {}
     machine = describe_machine()
-    lives = [live(cluster) for _ in range(options.repetitions)]
-    until_all_are_gone(Kubectl(cluster.kubeconfig))
-    result = {"benchmark": "recovery", "machine": machine, "lives": [vars(life) for life in lives]}
+    if options.where != "local":
+        cluster = set_up(options.name)
+        lives["kind"] = [live_on_kind(cluster) for _ in range(options.repetitions)]
+        until_all_are_gone(Kubectl(cluster.kubeconfig))
+    if options.where != "kind":
+        lives["local"] = [asyncio.run(live_locally()) for _ in range(options.repetitions)]
+    found = {where: [asdict(life) for life in those] for where, those in lives.items()}
+    result = {"benchmark": "recovery", "machine": machine, "lives": found}
     shown = table(lives, machine)
     print(json.dumps(result, indent=2) if options.json else shown)
     if options.write:

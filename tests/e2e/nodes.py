@@ -15,7 +15,7 @@ _KILL_FIRST_PROCESS = """
 for folder in /proc/[0-9]*; do
     grep -qs "{uid}" $folder/cgroup || continue
     grep -qsE '^NSpid:.*[[:space:]]1$' $folder/status || continue
-    [ "$(cat $folder/comm)" = pause ] || {{ kill -KILL ${{folder#/proc/}} && echo killed; }}
+    [ "$(cat $folder/comm)" = pause ] || {{ date +%s.%N && kill -KILL ${{folder#/proc/}}; }}
 done
 """
 
@@ -25,11 +25,12 @@ def run_on(node: str, script: str) -> str:
     return docker("exec", node, "sh", "-c", script, engine=ensure_engine(), timeout=60).stdout
 
 
-def kill_first_process(pod: Json) -> None:
-    """Send SIGKILL to process 1 of the pod's container, which no process in the container can."""
+def kill_first_process(pod: Json) -> float:
+    """Send SIGKILL to process 1 of the pod's container, which no process in the container can, and return when."""
     uid = pod["metadata"]["uid"].replace("-", "[-_]")
     said = run_on(pod["spec"]["nodeName"], _KILL_FIRST_PROCESS.format(uid=uid))
-    assert said.split() == ["killed"], f"not exactly one process was killed: {said!r}"
+    assert len(said.split()) == 1, f"not exactly one process was killed: {said!r}"
+    return float(said)
 
 
 def move_dns_away(kubectl: Kubectl, node: str) -> None:

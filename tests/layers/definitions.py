@@ -60,7 +60,7 @@ LAYERS = (
         (
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/simulator"),
-                *("tests/kind", "tests/layers"),
+                *("tests/kind", "tests/layers", "tests/benchmarks"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
             ),
         ),

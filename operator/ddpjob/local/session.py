@@ -58,7 +58,7 @@ class Session:
     others: Secrets and ConfigMaps that the pods may refer to.
     on_change: called with the DDPJob and its pods at the start and after every change, at most ten times a second.
     say: prints one line for the user; the line has no line feed.
-    job: the DDPJob as it was last seen.
+    job: the DDPJob as it was last seen. cluster: the API server of this run.
 
     Raises:
         LocalError: a Secret cannot be read.
@@ -82,7 +82,7 @@ class Session:
         self._options = options
         self._on_change = on_change
         self._say = say
-        self._cluster = MemoryCluster()
+        self.cluster = MemoryCluster()
         self.job = admitted.body
         self._changed = asyncio.Event()
         self._clock = SteadyClock()
@@ -111,36 +111,36 @@ class Session:
         sweep_shared_memory()
         if self._options.fresh:
             resume.remove_state(self._folder, self._state, self._admitted, self._options.volumes, self._say)
-        begin = resume.start_or_resume(self._cluster, self._folder, self._admitted, self._say)
+        begin = resume.start_or_resume(self.cluster, self._folder, self._admitted, self._say)
         self._killed_at = begin.killed_at
         resume.explain_differences(self._admitted, self._state, self._options.volumes, self._say)
         spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND)
         ports = Ports(rendezvous=spec.rendezvous.port, progress=spec.rendezvous.progress_port)
         controller = Controller(
-            self._cluster,
+            self.cluster,
             settings,
             lambda on_news: ProgressPoller(self._options.progress_seconds, on_news, port_of=ports.of),
             metrics=Metrics(),
             now=self._now,
         )
-        kubelet = Kubelet(self._cluster, self._machine(ports, spec.num_nodes, settings), self._changed.set)
+        kubelet = Kubelet(self.cluster, self._machine(ports, spec.num_nodes, settings), self._changed.set)
         try:
             await _run_with_background(
                 self._follow(stop, begin.suspend, controller, kubelet),
                 # Cancelled in this order: the controller must not judge pods that are being killed.
-                controller.serve(self._cluster.watch),
+                controller.serve(self.cluster.watch),
                 kubelet.run(),
                 self._watch(names.DDPJOBS),
                 self._watch(names.PODS),
                 self._wake_on(stop),
             )
         finally:
-            self._folder.save(self._cluster.dump())
+            self._folder.save(self.cluster.dump())
         return self.job
 
     def _machine(self, ports: Ports, nodes: int, settings: EngineSettings) -> Machine:
         return Machine(
-            server=self._cluster.server,
+            server=self.cluster.server,
             folder=self._folder,
             references=self._references,
             ports=ports,
@@ -184,25 +184,25 @@ class Session:
 
     def _publish(self) -> None:
         """Write the objects to disk and report them to the user."""
-        server = self._cluster.server
+        server = self.cluster.server
         with contextlib.suppress(NotFound):  # if it was deleted, the last state that was seen is the result
             self.job = server.get(names.DDPJOBS, self._namespace, self._name)
-        self._folder.save(self._cluster.dump())
+        self._folder.save(self.cluster.dump())
         self._on_change(self.job, server.list(names.PODS, self._namespace).items)
 
     def _suspend(self, suspend: bool) -> None:
         if bool(self.job["spec"].get("suspend")) != suspend and not self._is("Finished"):
             patch = {"spec": {"suspend": suspend}}
-            self.job = self._cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
+            self.job = self.cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
 
     def _is_at_rest(self) -> bool:
         """Return whether the job is finished or suspended and all pods have ended."""
         suspended = self._killed_at is None and self.job["spec"].get("suspend") and self._is("Suspended")
-        pods = self._cluster.store.all(names.PODS, self._namespace)
+        pods = self.cluster.store.all(names.PODS, self._namespace)
         return bool(suspended or self._is("Finished")) and all(is_over(pod) for pod in pods)
 
     async def _watch(self, resource: names.Resource) -> None:
-        async for _ in self._cluster.watch(resource):
+        async for _ in self.cluster.watch(resource):
             self._changed.set()
 
     async def _wake_on(self, stop: asyncio.Event) -> None:
