@@ -50,6 +50,16 @@ def test_help_is_quick() -> None:
     assert min(fresh("--help")[1] for _ in range(3)) < 0.3
 
 
+def test_process_ends_without_the_interpreters_own_end_but_with_all_output() -> None:
+    program = (
+        "import atexit, sys; from ddptrain.cli import run\n"
+        "atexit.register(print, 'the interpreter ended'); sys.argv = ['ddptrain', 'config', 'print']; run()"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == fresh("config", "print")[0]
+
+
 def test_version_is_printed() -> None:
     assert fresh("--version")[0] == f"ddptrain {__version__}\n"
 

@@ -1,8 +1,6 @@
 """``python -m ddptrain`` is the console script ``ddptrain``."""
 
-import sys
-
-from ddptrain.cli import main
+from ddptrain.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
@@ -25,6 +25,21 @@ from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 _COMPARE_DEFAULTS = {"data": "digits"}  # every installation has this set
+
+
+def run() -> NoReturn:
+    """Run one command as a program of its own, and end the process at once.
+
+    With torch imported, the interpreter's ordinary end takes more than a second of CPU time. The pods of a failed
+    attempt would hold their devices for that time, and the next attempt waits for these.
+    """
+    code = main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # the interpreter reports it
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
