@@ -126,6 +126,50 @@ def test_lost_peer_waits_for_the_cause_and_deletes_nothing() -> None:
     assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-1"] and world.status["attempt"] == 2
 
 
+HANG = {"node": 1, "code": 76, "kind": "Hang", "rank": 3, "step": 10, "message": "rank 3 is stopped", "hint": "a fault"}
+
+
+def after_the_wait(peer: Status) -> World:
+    """Return the world after node 0 reported this, and node 1 nothing for 3 s."""
+    world = a_running_world(a_job())
+    world.set_pod(0, peer)
+    world.settle()
+    assert "failures" not in world.status, "the pod that failed first may still report"
+    world.forward(3)
+    world.settle()
+    return world
+
+
+def test_pod_that_its_peer_names_is_blamed_if_it_does_not_end_in_time() -> None:
+    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG))
+    (failure,) = world.status["failures"]
+    assert (failure["reason"], failure["nodeRank"], failure["pod"]) == ("Hang", 1, "mnist-0a1b2-1-1")
+    assert (failure["exitCode"], failure["rank"], failure["step"]) == (76, 3, 10)
+    assert failure["message"] == "node_rank 1 (mnist-0a1b2-1-1), rank 3, step 10: Hang: rank 3 is stopped"
+    assert failure["hint"] == "a fault"
+    assert failure["counted"] and world.status["attempt"] == 2
+
+
+@pytest.mark.parametrize(
+    "root",
+    [None, 5, {}, {"node": 1}, HANG | {"node": 0}, HANG | {"node": 7}, HANG | {"node": True}, HANG | {"code": "76"}],
+)
+def test_peer_whose_report_names_no_other_pod_is_reported_itself(root: object) -> None:
+    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=root))
+    (failure,) = world.status["failures"]
+    assert (failure["reason"], failure["nodeRank"]) == ("PeerLost", 0)
+
+
+def test_own_report_of_a_pod_precedes_what_its_peer_says_of_it() -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG))
+    world.settle()
+    world.set_pod(1, ended(137, reason="OOMKilled"))
+    world.settle()
+    (failure,) = world.status["failures"]
+    assert (failure["reason"], failure["nodeRank"]) == ("OOMKilled", 1)
+
+
 def test_wait_for_the_cause_ends_when_every_pod_has_ended() -> None:
     world = a_running_world(a_job())
     for node_rank in (0, 1):

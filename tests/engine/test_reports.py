@@ -30,6 +30,7 @@ FIELDS = [
     "code",
     "progress",
     "checkpoint",
+    "root",
 ]
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
 

@@ -13,7 +13,8 @@ HEAD = f"""\
 
 When a pod of an attempt fails or is lost, the attempt ends: the operator waits until the cause is known, at most
 {SETTLE_SECONDS} s, finds the node that failed first, and compares what it knows about it with this table from top to
-bottom. The first row that matches applies. `restartPolicy.rules` precede the table.
+bottom. The first row that matches applies. `restartPolicy.rules` precede the table. If the pod of that node has not
+ended by then, the operator uses what another pod's report says of it (`root`, see [the trainer](trainer.md)).
 
 - **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`.
   Every restart counts towards `maxTotalRestarts`.

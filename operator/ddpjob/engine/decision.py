@@ -21,6 +21,7 @@ from ddpjob.engine.attempt import (
 from ddpjob.engine.budget import Spending, spend
 from ddpjob.engine.evidence import (
     Evidence,
+    evidence_named_by,
     evidence_of,
     evidence_of_missing,
     evidence_of_waiting,
@@ -200,8 +201,10 @@ def _failure(s: JobState) -> Decision | None:
     if cause is None and not lost:
         return _unconfirmed(s)
     is_own = cause is not None and whose_failure(cause) == "own" and not obeyed_sigterm(cause)
-    # A lost pod precedes one that only perhaps failed by itself.
-    found = evidence_of(cause) if cause is not None and (is_own or not lost) else evidence_of_missing(lost[0])
+    if cause is not None and (is_own or not lost):
+        found = evidence_named_by(cause, s.current) or evidence_of(cause)
+    else:  # a lost pod precedes one that only perhaps failed by itself
+        found = evidence_of_missing(lost[0])
     judgement = _judged(s, found)
     if judgement.planned or is_own or lost or creating or s.all_stopped:
         return _wait_for_node(s, judgement) or _react(s, judgement)

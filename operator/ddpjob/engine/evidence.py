@@ -171,6 +171,23 @@ def evidence_of(pod: PodView) -> Evidence:
     )
 
 
+def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | None:
+    """Return the facts that a pod which lost a peer reports about the pod that failed first; None if it names none.
+
+    pods: those of the attempt by node_rank. What a pod that has ended shows itself is not replaced.
+    """
+    root = (peer.report or {}).get("root")
+    if whose_failure(peer) != "peer" or not isinstance(root, dict):
+        return None
+    node, code = root.get("node"), root.get("code")
+    if type(node) is not int or type(code) is not int or node == peer.node_rank:  # a bool is an int too
+        return None
+    named = pods.get(node)
+    if named is None or named.ended:
+        return None
+    return evidence_of(replace(named, state="failed", exit_code=code, report={**root, "cause": "own"}))
+
+
 def evidence_of_waiting(pod: PodView) -> Evidence:
     """Return the facts of a pod whose container cannot start."""
     reason, message = pod.waiting or ("", "")

@@ -275,7 +275,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         None,
-        "the trainer reports a lost peer, and no pod shows a failure of its own",
+        "the trainer reports a lost peer, and neither a pod nor a report shows a failure of another",
         lambda e, _: e.whose == "peer",
         provisional=True,
         hint="a pod or its network failed without a report; its Kubernetes node may be down",

@@ -127,6 +127,8 @@ def test_across_two_nodes_both_reports_name_the_stopped_rank(
     assert innocent["code"] in (76, 77)
     assert f"rank {victim}" in innocent["message"]
     assert "is stopped in" in innocent["message"]
+    found = {key: innocent["root"][key] for key in ("node", "code", "kind", "rank")}
+    assert found == {"node": victim // 2, "code": 76, "kind": "Hang", "rank": victim}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ddptrain.reporting.termination import Report, root_cause_lines
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
+_ROOT_FIELDS = ("code", "kind", "rank", "step", "phase", "signal", "exception", "where", "message", "hint", "next")
 _KEPT_ATTEMPTS = 10
 _OTHER_REPORT = 1.5  # seconds for another node's report to appear
 _VOLUME = 2.0  # seconds for the volume to answer
@@ -84,18 +85,17 @@ class FailureReports:
         for old in attempts[_KEPT_ATTEMPTS:]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def cause_on_another_node(self) -> Report | None:
-        """Wait briefly for the report of a node that failed by itself, and return it."""
-        found: Report | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node)
+    def cause_on_another_node(self) -> dict[str, Any] | None:
+        """Wait briefly for a node that failed by itself, and return the content of its ``node-*.json``."""
+        found: dict[str, Any] | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node)
         return found
 
-    def _cause_on_another_node(self) -> Report | None:
+    def _cause_on_another_node(self) -> dict[str, Any] | None:
         end = time.monotonic() + _OTHER_REPORT
         while True:
             for found in read(self.folder):
                 if found["node"] != self.ranks.node_rank and found["report"].get("cause") == "own":
-                    report: Report = found["report"]
-                    return report
+                    return found
             if time.monotonic() > end or not self.folder.parent.parent.is_dir():
                 return None
             time.sleep(0.05)
@@ -116,10 +116,18 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
 
 
-def with_root_cause(report: Report, other: Report) -> Report:
-    """Return ``report`` of a node that lost a peer, with the failed rank of another node named in its message."""
+def with_root_cause(report: Report, node: Mapping[str, Any]) -> Report:
+    """Return ``report`` of a node that lost a peer, with the failed rank of another node in its message and ``root``.
+
+    The operator reads ``root`` if the pod of that node ends too late to report itself.
+
+    Args:
+        node: the content of the other node's ``node-*.json``.
+    """
+    other = node["report"]
     cause = f"rank {other.get('rank')} failed with code {other.get('code')}: {other.get('message')}"
-    return {**report, "message": f"{report.get('message')}; the cause: {cause}"}
+    root = {"node": node["node"]} | {key: other[key] for key in _ROOT_FIELDS if other.get(key) is not None}
+    return {**report, "message": f"{report.get('message')}; the cause: {cause}", "root": root}
 
 
 def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[RankState]]:

@@ -152,17 +152,18 @@ class Supervisor:
         self._states: list[RankState] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
+        self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
     def run(self) -> Report:
         """Run the ranks once and return the node's report."""
-        options, oom_kills_before = self.options, oom_kills()
+        options = self.options
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
             worker = processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
             self._workers.append(worker)
         self._supervise()
-        report = self._final_report(oom_killed=oom_kills() > oom_kills_before)
+        report = self._final_report()
         for worker in self._workers:
             worker.close()
         return report
@@ -257,7 +258,7 @@ class Supervisor:
             return
         while self._read(worker, worker.reports, last=True):
             pass
-        report = processes.report_of(worker)
+        report = self._with_oom_kill(processes.report_of(worker))
         failed = report.get("cause") == "own" and report.get("outcome") == "failed"
         if failed and report["code"] != exit_codes.SUPERSEDED:
             self.reports.write(report, self._states, [])
@@ -289,19 +290,13 @@ class Supervisor:
                 os.kill(worker.pid, signal.SIGKILL)
         self._deadline = None
 
-    def _final_report(self, *, oom_killed: bool) -> Report:
+    def _final_report(self) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
         directory = self.config.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
-        if report.get("signal") == signal.SIGKILL and oom_killed:
-            report |= {
-                "kind": "OOMKilled",
-                "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
-                "hint": None,
-                "next": "raise the memory limit, or lower --batch-size or the ranks per node",
-            }
+        report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         if several_nodes and cause == "own" and (report.get("signal") or self._hang):
             from ddptrain.distributed.rendezvous import announce_killed  # imports torch
@@ -312,6 +307,17 @@ class Supervisor:
                 report = with_root_cause(report, other)
             self.reports.write(report, self._states, [])
         return report
+
+    def _with_oom_kill(self, report: Report) -> Report:
+        """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""
+        if report.get("signal") != signal.SIGKILL or oom_kills() <= self._oom_kills:
+            return report
+        return report | {
+            "kind": "OOMKilled",
+            "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
+            "hint": None,
+            "next": "raise the memory limit, or lower --batch-size or the ranks per node",
+        }
 
 
 def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:

@@ -116,15 +116,15 @@ def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
 def encode(report: Mapping[str, Any]) -> bytes:
     """Return the report as JSON of at most MAX_BYTES.
 
-    A longer one loses the oldest frames of its traceback first, then its progress, then the end of hint and next, then
-    the end of its message. Code and kind always stay.
+    A longer one loses the oldest frames of its traceback first, then its progress and the root cause on another node,
+    then the end of hint and next, then the end of its message. Code and kind always stay.
     """
     report = dict(report)
-    for key in ("traceback", "progress", "hint", "next", "message"):
+    for key in ("traceback", "progress", "root", "hint", "next", "message"):
         excess = len(dumps_json(report)) - MAX_BYTES
         if excess <= 0:
             break
-        if key == "progress":
+        if key in ("progress", "root"):
             report.pop(key, None)
         elif report.get(key):
             text = str(report[key])
