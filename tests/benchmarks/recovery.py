@@ -165,7 +165,7 @@ def table(lives: Mapping[str, list[Life]], machine: str) -> str:
         "**killed pod → next training step**": lambda life: life.recovery.total,
         **{f"{name}: {MEANING[name]}": (lambda life, name=name: life.recovery.parts[name]) for name in PARTS},
         "the operator's share: ending and creation (aim: 0.15 s)": lambda life: life.recovery.operator,
-        "deletion, beside creation and scheduling: until the pods of the first attempt have ended": lambda life: life.recovery.deletion,
+        "beside creation, deletion: until the pods of attempt 1 have ended": lambda life: life.recovery.deletion,
     }
     lines = ["| | " + " | ".join(f"{where}: median | fastest | slowest" for where in lives) + " |"]
     lines.append("|---|" + "---:|---:|---:|" * len(lives))
