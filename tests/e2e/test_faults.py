@@ -20,7 +20,17 @@ from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import condition_of, until
 from tests.e2e.namespace import claim_of, job_namespace
-from tests.e2e.trials import CHECKPOINT_EVERY, STEPS, Act, Outcome, Trial, running
+from tests.e2e.trials import (
+    CHECKPOINT_EVERY,
+    STEPS,
+    Act,
+    Outcome,
+    Trial,
+    assert_no_step_was_lost,
+    assert_recovered,
+    running,
+    undisturbed,
+)
 from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
@@ -33,11 +43,6 @@ ROOM = "/var/lib/ddpjob-full"
 
 
 # What is done to the jobs.
-
-
-def undisturbed(trial: Trial) -> Outcome:
-    trial.apply()
-    return trial.until_finished()
 
 
 def launcher_killed(trial: Trial) -> Outcome:
@@ -54,6 +59,12 @@ def rank_out_of_memory(trial: Trial) -> Outcome:
     done = trial.until_finished()
     assert "chaos: oom" in trial.kubectl("logs", done.failure["pod"]), "the log of the failed pod is kept"
     return done
+
+
+def rank_stopped(trial: Trial) -> Outcome:
+    """Stop a rank with SIGSTOP, so that only the launcher of its node can report it."""
+    trial.apply("--chaos", "stop:1:25", "--hang-timeout", "20")
+    return trial.until_finished()
 
 
 def one_pod_deleted(trial: Trial) -> Outcome:
@@ -175,6 +186,7 @@ ACTS: Mapping[str, Act] = {
         image_missing,
         resources_impossible,
         pod_preempted,
+        rank_stopped,
         undisturbed,
         launcher_killed,
         rank_out_of_memory,
@@ -256,6 +268,7 @@ def test_undisturbed_job_has_no_restart_and_learns(outcome: Wait) -> None:
     ("act", "reason", "node_rank", "found"),
     [
         (launcher_killed, "SIGKILL", 0, {"signal": 9, "exitCode": 137}),
+        (rank_stopped, "Hang", 1, {"exitCode": 76, "rank": 1}),
         (rank_out_of_memory, "OOMKilled", 1, {"exitCode": 137}),
     ],
 )
@@ -362,16 +375,3 @@ def test_operator_needed_no_right_that_it_lacks(trials: Mapping[str, Future[Any]
     for future in trials.values():
         future.exception()  # wait for it; its own test reports it
     assert operator.refused_requests() == []
-
-
-def assert_recovered(done: Outcome, reference: Outcome) -> None:
-    assert done.losses == pytest.approx(reference.losses, abs=1e-6)
-    accuracy = float(reference.status["progress"]["accuracy"])
-    assert float(done.status["progress"]["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
-
-
-def assert_no_step_was_lost(done: Outcome, reference: Outcome) -> None:
-    before, after = done.steps_of_run(1), done.steps_of_run(2)
-    assert done.status["checkpoint"]["resumedFromStep"] == before[-1]
-    assert [*before, *after] == list(range(1, STEPS + 1)), "a step was trained twice, or not"
-    assert_recovered(done, reference)

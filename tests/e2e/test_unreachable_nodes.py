@@ -10,10 +10,26 @@ from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import claim_of, job_namespace
-from tests.e2e.trials import CHECKPOINT_EVERY, STEPS, Outcome, Trial, Watcher
+from tests.e2e.trials import (
+    CHECKPOINT_EVERY,
+    Outcome,
+    Trial,
+    Watcher,
+    assert_no_step_was_lost,
+    assert_recovered,
+    undisturbed,
+)
 from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+
+
+@pytest.fixture(scope="module")
+def reference(cluster: Cluster, operator: Installation) -> Iterator[Outcome]:
+    """Train the same job undisturbed."""
+    with job_namespace(cluster, "undisturbed") as namespace, Watcher(namespace.kubectl) as watcher:
+        namespace.kubectl.apply(claim_of(namespace))
+        yield undisturbed(Trial("undisturbed", cluster, namespace, watcher))
 
 
 @pytest.fixture
@@ -25,7 +41,7 @@ def trial(cluster: Cluster, operator: Installation, request: pytest.FixtureReque
         yield Trial("training", cluster, namespace, watcher)
 
 
-def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Installation) -> None:
+def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Installation, reference: Outcome) -> None:
     trial.apply()
     trial.until_trained()
     drained = trial.pods()[1]["spec"]["nodeName"]
@@ -43,14 +59,14 @@ def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Insta
     assert (failure["nodeName"], failure["counted"]) == (drained, False)
     (row,) = (row for row in TABLE if row.reason == "Drained")
     assert (failure["hint"], failure["next"]) == (row.hint, row.next)
-    before, after = done.steps_of_run(1), done.steps_of_run(2)
-    assert done.status["checkpoint"]["resumedFromStep"] == before[-1]
-    assert [*before, *after] == list(range(1, STEPS + 1))
+    assert_no_step_was_lost(done, reference)
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers) - {drained}
     assert operator.refused_requests() == []
 
 
-def test_stopped_node_is_found_lost_and_the_restart_does_not_count(trial: Trial, operator: Installation) -> None:
+def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
+    trial: Trial, operator: Installation, reference: Outcome
+) -> None:
     """The peers report a lost connection at once, the control plane notices the node's silence a minute later."""
     (stopped,) = set(trial.cluster.workers) - {operator.pods()[0]["spec"]["nodeName"]}
     nodes.move_dns_away(trial.kubectl, stopped)
@@ -64,6 +80,7 @@ def test_stopped_node_is_found_lost_and_the_restart_does_not_count(trial: Trial,
     finally:
         nodes.start(trial.cluster, stopped)
     assert_lost(done, stopped)
+    assert_recovered(done, reference)
 
 
 def assert_lost(done: Outcome, stopped: str) -> None:
@@ -77,4 +94,3 @@ def assert_lost(done: Outcome, stopped: str) -> None:
         assert (failure["hint"], failure["next"]) == (row.hint, row.next.format(node=stopped))
     resumed = done.status["checkpoint"]["resumedFromStep"]
     assert resumed == done.steps_of_run(1)[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY
-    assert len(done.losses) == STEPS

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from ddpjob.api import names
 from ddpjob.api.wire import Json
 from ddptrain.reporting.metrics import FILE_NAME, effective_rows
@@ -189,6 +191,12 @@ def running(cluster: Cluster, namespace: JobNamespace, acts: Mapping[str, Act]) 
             pool.shutdown(cancel_futures=True)
 
 
+def undisturbed(trial: Trial) -> Outcome:
+    """Train to the end without a fault, for other outcomes to compare with."""
+    trial.apply()
+    return trial.until_finished()
+
+
 def small_job(name: str, *arguments: str, **spec: Any) -> Json:
     """Return a job of two nodes with one process and one thread each."""
     term = {
@@ -214,3 +222,18 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
             **spec,
         },
     }
+
+
+def assert_recovered(done: Outcome, reference: Outcome) -> None:
+    """Check that every step has a row in metrics.jsonl, with the loss of the undisturbed job."""
+    assert done.losses == pytest.approx(reference.losses, abs=1e-6)
+    accuracy = float(reference.status["progress"]["accuracy"])
+    assert float(done.status["progress"]["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+
+
+def assert_no_step_was_lost(done: Outcome, reference: Outcome) -> None:
+    """Check the same, and that no step was trained twice."""
+    before, after = done.steps_of_run(1), done.steps_of_run(2)
+    assert done.status["checkpoint"]["resumedFromStep"] == before[-1]
+    assert [*before, *after] == list(range(1, STEPS + 1)), "a step was trained twice, or not"
+    assert_recovered(done, reference)
