@@ -83,6 +83,7 @@ class World:
         self.round: tuple[int, Literal["begun", "complete"]] | None = None
         self.deleted_job = False
         self.stalled_seconds: float | None = None
+        self.progress_problem: Literal["unreachable", "unusable"] | None = None
         self.lingering = False  # whether a deleted pod stays until the test removes it, as one in its grace period
 
     @property
@@ -104,6 +105,7 @@ class World:
             progress=report,
             progress_pod=pod,
             stalled_seconds=self.stalled_seconds,
+            progress_problem=self.progress_problem,
             live=live,
         )
 

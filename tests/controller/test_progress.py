@@ -177,6 +177,34 @@ async def test_server_that_starts_late_is_polled(trainer: Trainer, polling: Poll
     await polling.until(lambda: "ok" in polling.results)
 
 
+@pytest.mark.parametrize("answer", [None, []], ids=["unreachable", "unusable"])
+async def test_silence_of_a_minute_is_a_problem_until_the_next_response(
+    trainer: Trainer, unused_tcp_port: int, answer: object
+) -> None:
+    polling, now = Polling(), 0.0
+    polling.poller = ProgressPoller(0.02, polling.news.append, polling.results.append, clock=lambda: now)
+    expected = "unreachable" if answer is None else "unusable"
+    trainer.handler = trainer.say(answer)
+    target = ("pod-0", "127.0.0.1", unused_tcp_port if answer is None else trainer.port)
+    polling.poller.follow(KEY, target)
+    await polling.until(lambda: expected in polling.results)
+    now = 59.0
+    seen = len(polling.results)
+    await polling.until(lambda: len(polling.results) > seen + 1)
+    assert polling.poller.problem(KEY) is None and not polling.news
+    now = 60.0
+    await polling.until(lambda: polling.news)
+    assert polling.poller.problem(KEY) == expected
+    seen = len(polling.results)
+    await polling.until(lambda: len(polling.results) > seen + 2)
+    assert polling.news == [KEY], "the job is queued once"
+    trainer.handler = trainer.say({"step": 3})
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
+    await polling.until(lambda: polling.poller.answer(KEY))
+    assert polling.poller.problem(KEY) is None and polling.news == [KEY, KEY]
+    await polling.poller.close()
+
+
 async def test_a_redirect_is_not_followed(trainer: Trainer, polling: Polling) -> None:
     async def redirect(request: web.BaseRequest) -> web.Response:
         return web.Response(status=302, headers={"Location": f"http://127.0.0.1:{trainer.port}/elsewhere"})

@@ -1,13 +1,13 @@
 """Deadlines, planned ends and requests of the user: what happens at which time."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from ddpjob.api import names
 from ddpjob.engine.actions import Problem
-from tests.builders import NOW, World, a_job, a_running_world, ended, failed, running
+from tests.builders import NOW, World, a_job, a_running_world, ended, failed, is_idle, running
 
 DELETING = {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 DRAINED = running(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}])
@@ -164,6 +164,43 @@ def test_no_step_for_the_progress_deadline_restarts_and_counts() -> None:
     failure = world.status["failures"][0]
     assert failure["reason"] == "ProgressDeadlineExceeded" and "step 5" in failure["message"] and failure["counted"]
     assert "nodeRank" not in failure
+
+
+@pytest.mark.parametrize(
+    ("problem", "what"),
+    [("unreachable", "port 29501 of mnist-0a1b2-1-0 does not answer"), ("unusable", "is no progress report")],
+)
+def test_unknown_progress_is_shown_after_a_minute(problem: Literal["unreachable", "unusable"], what: str) -> None:
+    world = a_running_world(a_job(progressDeadlineSeconds=60))
+    world.progress_problem = problem  # rank 0 was asked long before all nodes ran
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    assert world.reconcile().requeue_after == pytest.approx(60)
+    world.forward(60)
+    made = world.reconcile()
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "ProgressUnknown") and what in running["message"]
+    assert "progressDeadlineSeconds" in running["message"] and world.status["state"] == "Running"
+    assert [(note.type, note.reason) for note in made.events] == [("Warning", "ProgressUnknown")]
+    assert is_idle(world.reconcile()) and world.reconcile().requeue_after is None
+    report(world, step=3)
+    world.progress_problem = None
+    made = world.reconcile()
+    assert world.condition("Running")["reason"] == "AllNodesRunning" and not made.events
+
+
+@pytest.mark.parametrize(("reports", "reason"), [(False, "AllNodesRunning"), (True, "ProgressUnknown")])
+def test_progress_is_expected_without_a_deadline_only_of_a_trainer_that_reported(reports: bool, reason: str) -> None:
+    world = a_running_world(a_job())
+    if reports:
+        report(world, step=3)
+        world.settle()
+    world.forward(100)
+    world.progress_problem = "unreachable"
+    world.settle()
+    assert world.condition("Running")["reason"] == reason
+    assert "progressDeadlineSeconds" not in world.condition("Running")["message"]
+    assert world.reconcile().requeue_after is None
 
 
 @pytest.mark.parametrize("progress", [None, {"phase": "data"}, {"step": 0}])

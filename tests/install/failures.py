@@ -48,7 +48,8 @@ def reference() -> str:
 | `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
-Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`.
+Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`. While it does not reach
+rank 0, the condition `Running` has the reason `ProgressUnknown`.
 
 ## Waiting
 

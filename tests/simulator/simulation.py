@@ -110,6 +110,9 @@ class Reports:
         """Return for how long the answer has been the same."""
         return asyncio.get_running_loop().time() - self._since if self.answer(key) else None
 
+    def problem(self, key: Key) -> None:
+        """Return None: rank 0 always answers."""
+
     def follow(self, key: Key, target: Any) -> None:
         if key != KEY:
             return

@@ -365,7 +365,7 @@ class DDPJobSpec(ApiModel):
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=YEAR)] | None = None
     """Maximum seconds without a new step. The restart after them counts. A trainer that reports no steps is not ended.
 
-    Only time during which the operator reached the trainer counts.
+    Only time during which the operator reached the trainer counts. Otherwise `Running` has the reason ProgressUnknown.
     """
     completion_grace_seconds: Seconds = 300
     """Maximum seconds from the first node's exit code 0 until all have ended. The restart after them counts."""

@@ -14,7 +14,8 @@ import aiohttp
 
 from ddpjob.api.wire import Json
 from ddpjob.controller.cache import Key
-from ddpjob.engine.progress import known_part
+from ddpjob.engine.observe import ProgressProblem
+from ddpjob.engine.progress import UNKNOWN_SECONDS, known_part
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,15 @@ class Stall:
     seen: float
 
 
+@dataclass
+class Silence:
+    """The time since the first of consecutive requests without a usable response, in monotonic seconds."""
+
+    since: float
+    problem: ProgressProblem
+    is_long: bool = False
+
+
 class UnusableAnswerError(Exception):
     """The response is not a progress report."""
 
@@ -70,6 +80,7 @@ class ProgressPoller:
         self._port_of = port_of
         self._clock = clock
         self._stalls: dict[Key, Stall] = {}
+        self._silences: dict[Key, Silence] = {}
         self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
         # No proxies and no cookies: the addresses are pods of this cluster.
@@ -93,6 +104,11 @@ class ProgressPoller:
         stall = self._stalls.get(key)
         return stall.seen - stall.since if stall else None
 
+    def problem(self, key: Key) -> ProgressProblem | None:
+        """Return why rank 0 has given no usable response for a minute; None if it has, or is not running."""
+        silence = self._silences.get(key)
+        return silence.problem if silence is not None and silence.is_long else None
+
     def follow(self, key: Key, target: Target | None) -> None:
         """Poll ``target`` from now on; None stops polling and drops the last response.
 
@@ -106,6 +122,7 @@ class ProgressPoller:
             task.cancel()
             del self._tasks[key]
             self._stalls.pop(key, None)
+            self._silences.pop(key, None)
         if target is None:
             self._answers.pop(key, None)
         else:
@@ -129,16 +146,25 @@ class ProgressPoller:
                 self._on_poll("ok")
                 self._take(key, answer)
             except UnusableAnswerError as error:
-                self._on_poll("unusable")
-                self._stalls.pop(key, None)
+                self._miss(key, "unusable")
                 logger.debug("%s: unusable progress response: %s", target[0], error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                self._on_poll("unreachable")
-                self._stalls.pop(key, None)
+                self._miss(key, "unreachable")
                 logger.debug("%s: progress is unreachable: %s", target[0], type(error).__name__)
             await asyncio.sleep(self._interval)
 
+    def _miss(self, key: Key, problem: ProgressProblem) -> None:
+        """Note a request without a usable response; the job is queued when that has been so for a minute."""
+        self._on_poll(problem)
+        self._stalls.pop(key, None)
+        silence = self._silences.setdefault(key, Silence(self._clock(), problem))
+        silence.problem = problem
+        if not silence.is_long and self._clock() - silence.since >= UNKNOWN_SECONDS:
+            silence.is_long = True
+            self._on_news(key)
+
     def _take(self, key: Key, answer: Answer) -> None:
+        self._silences.pop(key, None)
         is_back = key not in self._stalls  # from now on progressDeadlineSeconds can pass, which needs a plan
         self._observe_step(key, answer)
         known = self._answers.get(key)

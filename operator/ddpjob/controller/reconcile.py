@@ -184,6 +184,7 @@ class Reconciler:
             progress=answer.progress if answer else None,
             progress_pod=answer.pod if answer else None,
             stalled_seconds=self.poller.stalled_seconds(key),
+            progress_problem=self.poller.problem(key),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings)

@@ -11,6 +11,9 @@ from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.state import JobState
 
+PROGRESS_UNKNOWN = "ProgressUnknown"
+"""Reason of the condition Running while all nodes run and rank 0 cannot be asked for its progress."""
+
 Aspect = tuple[bool, str, str]
 """Whether the condition is true, its reason and its message."""
 
@@ -90,7 +93,7 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: 
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
     reason, message = _why_not_running(s, decision, ready)
     aspects: dict[str, Aspect] = {
-        "Running": (True, "AllNodesRunning", ready) if runs else (False, reason, message),
+        "Running": _running(s, ready) if runs else (False, reason, message),
         "Scheduled": _scheduled(s, decision),
         "Reconciling": (True, reason, message) if not runs else (False, "AllNodesRunning", ready),
     }
@@ -106,6 +109,20 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: 
     elif s.attempt.verdict == "NameConflict" and decision.kind == "continue":
         aspects["Stalled"] = (True, "NameConflict", s.attempt.message)
     return aspects
+
+
+def _running(s: JobState, ready: str) -> Aspect:
+    if (wait := s.seconds_to_unknown) is None or wait > 0:
+        return True, "AllNodesRunning", ready
+    port = f"port {s.job.spec.rendezvous.progress_port} of {s.current[0].name}"
+    what = (
+        "does not answer" if s.observed.progress_problem == "unreachable" else "answers, but this is no progress report"
+    )
+    effect = "progress is unknown"
+    if s.job.spec.progress_deadline_seconds is not None:
+        effect += " and progressDeadlineSeconds does not pass"
+    todo = f"allow connections from the operator in NetworkPolicies, and look at the log: {s.logs_command()}"
+    return True, PROGRESS_UNKNOWN, f"{ready}, but {effect}, because {port} {what}: {todo}"
 
 
 def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, str]:

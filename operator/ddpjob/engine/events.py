@@ -5,6 +5,7 @@ from typing import Any
 
 from ddpjob.api.wire import shorten
 from ddpjob.engine.actions import Note
+from ddpjob.engine.conditions import PROGRESS_UNKNOWN
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.launcher import launch_warning
 from ddpjob.engine.state import CONTAINER_CREATING, JobState
@@ -41,6 +42,8 @@ def _observations(s: JobState, decision: Decision, status: Mapping[str, Any]) ->
         turned_true = condition["status"] == "True" and old.get("status") != "True"
         if condition["type"] == "Running" and turned_true:
             yield Note("Normal", "Running", f"attempt {status['attempt']}: {condition['message']}")
+        elif condition["reason"] == PROGRESS_UNKNOWN != old.get("reason"):
+            yield Note("Warning", PROGRESS_UNKNOWN, shorten(condition["message"], _MAX_NOTE))
         if condition["type"] == "Running" and condition["status"] == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition["reason"] != old.get("reason") and decision.kind != "close"

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Problem
 
+ProgressProblem = Literal["unreachable", "unusable"]
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -20,6 +22,7 @@ class Observed:
     progress: rank 0's last response to ``GET /progress``, or None.
     progress_pod: name of the pod that sent it; a response from a pod of an older attempt is ignored.
     stalled_seconds: for how long consecutive responses of that pod showed the same step, or None if it is not known.
+    progress_problem: why rank 0 has not reported for a minute: no connection, or its responses are no reports; or None.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -31,6 +34,7 @@ class Observed:
     progress: Json | None = None
     progress_pod: str | None = None
     stalled_seconds: float | None = None
+    progress_problem: ProgressProblem | None = None
     live: bool = False
 
 

@@ -169,6 +169,7 @@ def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | Non
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
         left += [wait for pod in s.current.values() if (wait := s.seconds_to_prepare(pod)) is not None and wait > 0]
+        left += [wait] if (wait := s.seconds_to_unknown) is not None and wait > 0 else []
     if decision.kind != "hold":
         left += [-seconds_since(time, s.now) for time in (attempt.until, attempt.drain_until) if time is not None]
         left = [seconds for seconds in left if seconds > 0] or left

@@ -10,6 +10,8 @@ from typing import Any
 
 from ddpjob.api.wire import Json, clean, timestamp
 
+UNKNOWN_SECONDS = 60.0
+"""How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
 _MAX_INT = 2**53  # every JSON reader represents it exactly
 _MAX_PHASE = 64
 _MAX_AGE = 365 * 86_400.0

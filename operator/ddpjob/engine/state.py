@@ -9,11 +9,12 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.wire import Json, seconds_between
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import SUSPENDED, Attempt
+from ddpjob.engine.attempt import RUNNING, SUSPENDED, Attempt
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observe import Observed
 from ddpjob.engine.pods import PodView, pod_view
+from ddpjob.engine.progress import UNKNOWN_SECONDS
 
 CONTAINER_CREATING = "ContainerCreating"
 _PREPARATION_SECONDS = 10.0
@@ -128,6 +129,20 @@ class JobState:
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.stalled_seconds if self.answer is not None and self.has_stepped else None
+
+    @property
+    def seconds_to_unknown(self) -> float | None:
+        """After how many seconds rank 0's silence is shown; None if it reports, or is not expected to.
+
+        Many programs do not report. It is expected for a deadline of the progress, and of a trainer that has reported.
+        """
+        attempt, limit = self.attempt, self.job.spec.progress_deadline_seconds
+        is_expected = limit is not None or self.answer is not None or attempt.first_step_time is not None
+        pod = self.current.get(0)
+        is_asked = attempt.phase == RUNNING and pod is not None and pod.state == "running"
+        if self.observed.progress_problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
+            return None
+        return UNKNOWN_SECONDS - attempt.seconds_running(self.now)
 
     def logs_command(self, node_rank: int = 0) -> str:
         """Return the command that shows the log of a node of the current attempt."""
