@@ -115,6 +115,7 @@ async def test_pods_are_not_created_beside_a_record_after_a_refusal(other: Other
     async with other.operated():
         other.create()
         await eventually_async("it is recorded", lambda: other.status().get("attempt") == 1)
+        await eventually_async("its pods exist", lambda: len(other.pods()) == 2)
         other.refuses = True
         other.report(0, running())
         await other.until_refused(1)
