@@ -94,7 +94,7 @@ def _events(process: subprocess.Popen[str], deadline: float) -> Iterator[dict[st
 
 
 def _first_step(folder: Path) -> float:
-    for path in folder.glob("volumes/*/*/metrics.jsonl"):
+    for path in folder.glob("volumes/*/*/metrics/run-*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         if times := [row["time"] for row in rows if row["event"] == "train"]:
             return float(times[0])

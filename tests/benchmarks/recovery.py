@@ -6,7 +6,7 @@
 It runs manifests/examples/mnist-cpu.yaml on the kind cluster of the tests, two pods on two nodes, two processes each,
 and the same job in local mode. During training it sends SIGKILL to node 1's launcher. The parts
 (tests.benchmarks.recovery_parts) are measured on this machine's clock: of the watch events of the job and its pods, and
-of the trainer's rows in metrics.jsonl.
+of the trainer's metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddpjob.api.wire import Json
 from ddpjob.local.admission import admit
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder
-from ddptrain.reporting.metrics import FILE_NAME
+from ddptrain.reporting.metrics import read_rows
 from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
 from tests.benchmarks.report import describe_machine, write_section
 from tests.e2e import nodes, storage
@@ -124,7 +124,7 @@ def _kill_local_node() -> float:
 
 
 def _life(seen: list[Seen], applied: float, killed: float, volume: Path) -> Life:
-    rows = [json.loads(line) for line in (volume / FILE_NAME).read_text().splitlines()]
+    rows = read_rows(volume)
     (claimed,) = (row["time"] for row in rows if row["event"] == "start" and row["run"] == 2)
     before, after = ([row for row in rows if row["event"] == "train" and row["run"] == run] for run in (1, 2))
     parts = recovery(sorted(seen, key=lambda one: one.time), killed, claimed, after[0]["time"])

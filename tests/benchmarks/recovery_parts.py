@@ -76,7 +76,7 @@ class Recovery:
 def recovery(seen: Iterable[Seen], killed: float, claimed: float, stepped: float, nodes: int = 2) -> Recovery:
     """Return the parts of the recovery from attempt 1 to attempt 2, after the kill of the last node's pod.
 
-    killed: when the pod was killed. claimed, stepped: the times in the rows of the second run in metrics.jsonl.
+    killed: when the pod was killed. claimed, stepped: the times in the rows of the second run.
     """
     after = [one for one in seen if one.time >= killed]
     old, new = ([one for one in after if one.is_pod and one.attempt == attempt] for attempt in (1, 2))

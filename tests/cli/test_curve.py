@@ -27,8 +27,8 @@ def train(run: int, step: int, loss: float | None) -> dict[str, Any]:
 
 
 def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "metrics.jsonl",
+    write(
+        tmp_path / "metrics.jsonl",  # as an older trainer wrote it
         start(1),
         train(1, 1, 9.0),
         train(1, 2, 8.0),
@@ -40,7 +40,7 @@ def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
         {"event": "eval", "run": 2, "step": 3, "loss": 0.5},
         train(2, 4, None),
     )
-    assert losses(path) == [Point(1, 9.0), Point(2, 8.0), Point(3, 1.0)]
+    assert losses(tmp_path) == [Point(1, 9.0), Point(2, 8.0), Point(3, 1.0)]
 
 
 @given(
@@ -53,13 +53,16 @@ def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     )
 )
 def test_losses_are_the_rows_that_the_trainer_counts(tmp_path_factory: Any, rows: list[Any]) -> None:
-    path = write(tmp_path_factory.mktemp("metrics") / "metrics.jsonl", *rows)
-    theirs = {row["step"] for row in effective_rows(path, "train")}
-    assert [point.step for point in losses(path)] == sorted(theirs)
+    directory = tmp_path_factory.mktemp("checkpoints")
+    (directory / "metrics").mkdir()
+    for file in range(3):
+        write(directory / "metrics" / f"run-{file:06d}.jsonl", *rows[file::3])
+    theirs = {row["step"] for row in effective_rows(directory, "train")}
+    assert [point.step for point in losses(directory)] == sorted(theirs)
 
 
 def test_missing_file_has_no_points(tmp_path: Path) -> None:
-    assert losses(tmp_path / "metrics.jsonl") == []
+    assert losses(tmp_path) == []
 
 
 def test_curve_fits_the_width_without_escape_sequences() -> None:

@@ -97,10 +97,9 @@ def prepare_volume(cluster: Cluster, kubectl: Kubectl) -> None:
                 "which is not the demo's. Delete that claim, or start again with `make demo-down` and `make demo-kind`"
             )
         kubectl("delete", "persistentvolume", name, "--timeout=60s", timeout=90)
-    for left in [*cluster.shared_dir.glob("run-*"), *cluster.shared_dir.glob("quarantine*")]:
+    for left in [*cluster.shared_dir.glob("run-*"), cluster.shared_dir / "metrics"]:
         shutil.rmtree(left, ignore_errors=True)
-    for left in (cluster.shared_dir / "metrics.jsonl", cluster.shared_dir / "progress.json"):
-        left.unlink(missing_ok=True)
+    (cluster.shared_dir / "progress.json").unlink(missing_ok=True)
     kubectl("apply", "--filename", str(SHARED_VOLUME))
     storage.put_mnist(cluster.shared_dir)
 
@@ -132,7 +131,7 @@ def summary(cluster: Cluster, job: Json, seconds: float) -> Json:
         "worldSize": status["world"]["worldSize"],
         "restarts": status["restarts"],
         "checkpoint": str(cluster.shared_dir / checkpoint) if checkpoint else None,
-        "metrics": str(cluster.shared_dir / "metrics.jsonl"),
+        "metrics": str(cluster.shared_dir / "metrics"),
         "kubeconfig": str(cluster.kubeconfig),
         "seconds": round(seconds, 1),
     }

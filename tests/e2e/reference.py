@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api.wire import Json
-from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.e2e.namespace import JobNamespace
@@ -39,12 +39,7 @@ class ReferenceRun:
     @property
     def losses(self) -> list[float]:
         """Return the loss of every step."""
-        return [row["loss"] for row in effective_rows(metrics_of(self.namespace), "train")]
-
-
-def metrics_of(namespace: JobNamespace) -> Path:
-    """Return the path of metrics.jsonl on the volume."""
-    return namespace.volume / FILE_NAME
+        return [row["loss"] for row in effective_rows(self.namespace.volume, "train")]
 
 
 def train_reference(namespace: JobNamespace) -> ReferenceRun:

@@ -1,16 +1,15 @@
 """A pod, a process or the operator is killed during training; the training continues with the same losses."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from ddpjob.api.wire import Json
-from ddptrain.reporting.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import mnist_job
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
-from tests.e2e.reference import ReferenceRun, metrics_of
+from tests.e2e.reference import ReferenceRun
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
@@ -68,7 +67,7 @@ def test_after_a_kill_a_new_attempt_resumes_with_the_same_losses(
     assert failure["hint"]
     assert failure["next"]
     assert status["checkpoint"]["resumedFromStep"] >= 50
-    rows = effective_rows(metrics_of(namespace), "train")
+    rows = effective_rows(namespace.volume, "train")
     assert [row["step"] for row in rows] == list(range(1, len(reference.losses) + 1))
     assert [row["loss"] for row in rows] == pytest.approx(reference.losses, abs=1e-6)
     assert len({row["run"] for row in rows}) == 2, "both attempts trained"
@@ -92,5 +91,5 @@ def test_killing_the_operator_touches_no_pod_and_status_continues(
     assert status["state"] == "Succeeded"
     assert (status["attempt"], status["restarts"]) == (1, 0)
     assert uids(namespace.pods()) == before
-    starts = [line for line in metrics_of(namespace).read_text().splitlines() if json.loads(line)["event"] == "start"]
+    starts = [row for row in read_rows(namespace.volume) if row["event"] == "start"]
     assert len(starts) == 1, "one undivided run"

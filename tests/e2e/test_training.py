@@ -7,12 +7,12 @@ import time
 import pytest
 
 from ddpjob.api.wire import Json
-from ddptrain.reporting.metrics import effective_rows
+from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, mnist_job, training
 from tests.e2e.kubectl import condition_of, until
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
-from tests.e2e.reference import ReferenceRun, metrics_of
+from tests.e2e.reference import ReferenceRun
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
@@ -28,9 +28,7 @@ def test_pods_on_both_workers_form_one_world_of_four(reference: ReferenceRun) ->
     assert len(reference.pods) == 2
     assert len(nodes) == 2, f"both pods ran on {nodes}"
     assert reference.status["world"]["worldSize"] == 4
-    starts = [
-        json.loads(line) for line in metrics_of(reference.namespace).read_text().splitlines() if '"start"' in line
-    ]
+    starts = [row for row in read_rows(reference.namespace.volume) if row["event"] == "start"]
     assert [start["worldSize"] for start in starts] == [4]
 
 
@@ -41,7 +39,7 @@ def test_status_and_metrics_of_the_finished_job_have_the_accuracy(reference: Ref
     assert reference.status["restarts"] == 0
     accuracy = float(reference.status["progress"]["accuracy"])
     assert accuracy >= training().least_accuracy
-    evaluations = effective_rows(metrics_of(reference.namespace), "eval")
+    evaluations = effective_rows(reference.namespace.volume, "eval")
     assert [row["epoch"] for row in evaluations] == [1, 2]
     assert evaluations[-1]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
@@ -101,6 +99,6 @@ def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
     assert resumed >= 50
     said = [event["message"] for event in namespace.events("again") if event["reason"] == "ResumedFromCheckpoint"]
     assert any(f"after step {resumed}" in message for message in said), said
-    assert [row["loss"] for row in effective_rows(metrics_of(namespace), "train")] == pytest.approx(
+    assert [row["loss"] for row in effective_rows(namespace.volume, "train")] == pytest.approx(
         reference.losses, abs=1e-6
     )

@@ -20,7 +20,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.wire import Json
-from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of
 from tests.e2e.namespace import CLAIM, JobNamespace
@@ -140,7 +140,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished job and its rows in metrics.jsonl."""
+    """A finished job and the rows of its metrics."""
 
     job: Json
     folder: Path
@@ -164,14 +164,13 @@ class Outcome:
     @property
     def losses(self) -> list[float]:
         """The loss of every step, without those that a later run trained again."""
-        rows = effective_rows(self.folder / FILE_NAME, "train")
+        rows = effective_rows(self.folder, "train")
         assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "a step is missing, or there twice"
         return [row["loss"] for row in rows]
 
     def steps_of_run(self, run: int) -> list[int]:
         """Return every step that this run trained."""
-        rows = [json.loads(line) for line in (self.folder / FILE_NAME).read_text().splitlines()]
-        return [row["step"] for row in rows if row["event"] == "train" and row["run"] == run]
+        return [row["step"] for row in read_rows(self.folder) if row["event"] == "train" and row["run"] == run]
 
 
 Act = Callable[[Trial], Any]
@@ -225,7 +224,7 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
 
 
 def assert_recovered(done: Outcome, reference: Outcome) -> None:
-    """Check that every step has a row in metrics.jsonl, with the loss of the undisturbed job."""
+    """Check that every step has a row in the metrics, with the loss of the undisturbed job."""
     assert done.losses == pytest.approx(reference.losses, abs=1e-6)
     accuracy = float(reference.status["progress"]["accuracy"])
     assert float(done.status["progress"]["accuracy"]) == pytest.approx(accuracy, abs=1e-6)

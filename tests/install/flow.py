@@ -155,7 +155,7 @@ def _pods(drawing: Drawing) -> None:
 def _volume(drawing: Drawing) -> None:
     drawing.rectangle(24, 886, 1072, 70, "group")
     drawing.text(44, 914, "Checkpoint volume", "title", "start")
-    drawing.text(44, 938, "checkpoints, metrics.jsonl, failure reports; outlives the job", anchor="start")
+    drawing.text(44, 938, "checkpoints, metrics, failure reports; outlives the job", anchor="start")
     drawing.text(660, 926, "in a cluster: ReadWriteMany claim")
     drawing.rectangle(810, 908, 266, 28, "local")
     drawing.text(943, 926, "local mode: a directory")

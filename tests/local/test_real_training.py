@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob.api.wire import Json
 from ddpjob.local.state import StateFolder
-from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
 from tests.processes import end, eventually, spawn, tail
@@ -80,7 +80,7 @@ class Place:
     @property
     def rows(self) -> list[Json]:
         """Return one row for each step; steps that a resumed run repeated are dropped."""
-        rows: list[Json] = effective_rows(self.volume / FILE_NAME, "train")
+        rows: list[Json] = effective_rows(self.volume, "train")
         return rows
 
     @property

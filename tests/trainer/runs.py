@@ -181,7 +181,7 @@ def final_weights(checkpoint_dir: Path) -> dict[str, torch.Tensor]:
 
 def losses(checkpoint_dir: Path) -> list[tuple[int, float]]:
     """Return (step, loss) of every effective step."""
-    return [(row["step"], row["loss"]) for row in effective_rows(checkpoint_dir / "metrics.jsonl", "train")]
+    return [(row["step"], row["loss"]) for row in effective_rows(checkpoint_dir, "train")]
 
 
 def assert_same_end(one: Path, other: Path) -> None:

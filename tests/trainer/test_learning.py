@@ -24,7 +24,7 @@ def test_an_epoch_of_mnist_reaches_98_5_percent_and_eval_agrees(ddptrain: ForkSe
     command = ("launch", "--nproc-per-node", 2, "--data-dir", REAL, "--epochs", 1, "--checkpoint-dir", tmp_path)
     message = ddptrain.run(*command).message()
     assert message["accuracy"] >= 0.985
-    [evaluation] = effective_rows(tmp_path / "metrics.jsonl", "eval")
+    [evaluation] = effective_rows(tmp_path, "eval")
     assert evaluation["accuracy"] == message["accuracy"]
     evaluated = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", REAL)
     assert json.loads(evaluated.output().splitlines()[-1])["accuracy"] == message["accuracy"]

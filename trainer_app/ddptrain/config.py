@@ -163,7 +163,7 @@ class Config:
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = setting(
         "",
-        "directory of checkpoints, metrics.jsonl and progress.json; without it nothing is saved",
+        "directory of checkpoints, metrics and progress.json; without it nothing is saved",
         env="DDPJOB_CHECKPOINT_DIR",
     )
     checkpoint_every: int = setting(

@@ -15,8 +15,9 @@ from ddpjob.cli.text import accuracy_text, duration, error_lines, one_line, rank
 from ddpjob.local import LocalError
 from ddpjob.local.state import HostPaths
 
-METRICS_FILE = "metrics.jsonl"
-"""The trainer writes it into the checkpoint directory."""
+_METRICS = ("metrics", "metrics.jsonl")
+"""The trainer writes one of them into the checkpoint directory: a folder with a file for each run, or an older one the
+file of all runs."""
 _LOG_LINES = 15  # of the node that failed
 _LONGEST_ERROR = 400  # characters
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -75,10 +76,10 @@ class RunResult:
 
     @property
     def metrics(self) -> Path | None:
-        """The file with the loss of every step, if the trainer wrote one."""
+        """The folder or file with the loss of every step, if the trainer wrote one."""
         directory = self.paths.checkpoints()
-        path = directory / METRICS_FILE if directory else None
-        return path if path and path.is_file() else None
+        paths = [directory / name for name in _METRICS] if directory else []
+        return next((path for path in paths if path.exists()), None)
 
     @property
     def failure(self) -> Json:
@@ -122,7 +123,7 @@ def _succeeded(result: RunResult, width: int) -> list[str]:
     headline = f"{result.name} succeeded in {duration(result.seconds)}{ranks}"
     if result.accuracy is not None:
         headline += f": accuracy {accuracy_text(result.accuracy)} on the test set"
-    drawn = drawing(losses(result.metrics), width) if result.metrics else []
+    drawn = drawing(losses(result.metrics.parent), width) if result.metrics else []
     return [headline, "", *drawn, *([""] if drawn else []), *_locations(result)]
 
 
@@ -214,15 +215,16 @@ class Point:
     loss: float
 
 
-def losses(path: Path) -> list[Point]:
-    """Return the loss of every step, without steps that a resumed run repeated.
+def losses(directory: Path) -> list[Point]:
+    """Return the loss of every step in a checkpoint directory, without steps that a resumed run repeated.
 
     The newest run counts in full, the run that it resumed from up to the step of that checkpoint, and so on back.
     Incomplete lines are skipped; a file that cannot be read has no points.
     """
+    folder, older = (directory / name for name in _METRICS)
     origins: dict[int, tuple[int, int] | None] = {}
     found: list[tuple[int, Point]] = []
-    for row in _metrics_rows(path):
+    for row in (row for path in (older, *sorted(folder.glob("run-*.jsonl"))) for row in _metrics_rows(path)):
         try:
             if row["event"] == "start":
                 origin = row["resumedFrom"]

@@ -81,7 +81,7 @@ def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
     progress = Progress(1, "idx")
     metrics = MetricsLogger(progress, Console(0, None), epochs=2, steps_per_epoch=9)
     metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
-    replace_by_full_device(tmp_path / "metrics.jsonl")
+    replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")
     metrics.log("train", 1, loss=1.0)
     [said] = capsys.readouterr().out.splitlines()
     assert "No space left" in said

@@ -16,6 +16,7 @@ import pytest
 
 from ddptrain.checkpoint import Checkpoints, newest_valid, verify
 from ddptrain.errors import VolumeError
+from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 from tests.trainer.runs import ForkServer, assert_same_end, losses
@@ -164,7 +165,7 @@ def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     ddptrain.run(*command(2, idx, tmp_path / "whole", "--model", "mlp"))
     assert_same_end(tmp_path / "whole", small_disk)
     assert len(losses(small_disk)) == 27, "no row was lost or written twice"
-    rows = [json.loads(line) for line in (small_disk / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(small_disk)
     assert [row["event"] for row in rows].count("refused") == 1
 
 
@@ -174,7 +175,7 @@ def test_stop_with_a_refused_save_writes_the_row_of_the_refusal(
     flags = ("--model", "mlp", "--chaos", "diskfull:0:4", "--checkpoint-every", 4, "--stop-after", 4)
     run = ddptrain.run(*command(1, idx, tmp_path, *flags), code=75)
     assert run.message()["saved"] is False
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path)
     assert (rows[-1]["event"], rows[-1]["step"]) == ("refused", 4)
 
 

@@ -169,6 +169,27 @@ def test_sigterm_to_a_rank_just_forked_is_not_lost(tmp_path: Path) -> None:
     assert "grace" not in str(message["message"])
 
 
+def test_the_launcher_starts_no_thread_because_it_forks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    port = free_port()
+    flags = (*SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--chaos", "kill:2:0:data")
+    zero = ddptrain.start("train", *flags, env=node(0, port))
+    program = (
+        "import os, sys, threading; from ddptrain import cli\n"
+        "launcher, start = os.getpid(), threading.Thread.start\n"
+        "def checked(thread):\n"
+        "    if os.getpid() == launcher: print('started', thread.name, file=sys.stderr, flush=True)\n"
+        "    start(thread)\n"
+        f"threading.Thread.start = checked; sys.exit(cli.main({['train', *map(str, flags)]}))"
+    )
+    env = {"PATH": "/usr/bin", "TMPDIR": tmp_path, **node(1, port), "DDPJOB_TERMINATION_LOG": tmp_path / "log"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=120, check=False, capture_output=True, text=True,
+        env={name: str(value) for name, value in env.items()},
+    )  # fmt: skip
+    assert (zero.wait(), done.returncode) == (77, 137), done.stdout + done.stderr
+    assert "started" not in done.stderr
+
+
 def test_sigterm_while_a_single_rank_imports_torch_stops_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     run = subprocess.Popen(

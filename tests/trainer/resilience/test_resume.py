@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.checkpoint import manifests, run_numbers
+from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import RESUMED, STEPS, command
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
@@ -146,7 +147,7 @@ def test_start_rows_record_where_each_run_resumed(ddptrain: ForkServer, idx: Pat
     os.kill(run.pid, signal.SIGTERM)
     assert run.wait() == 75
     ddptrain.run(*command(2, idx, tmp_path), env=job | {"DDPJOB_ATTEMPT": 5})
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path)
     starts = [row for row in rows if row["event"] == "start"]
     assert [(s["run"], s["attempt"], s["worldSize"]) for s in starts] == [(1, 4, 1), (2, 5, 2)]
     assert starts[0]["resumedFrom"] is None

@@ -35,7 +35,7 @@ from ddptrain.data.mnist import SIDE, Dataset, Images, load
 from ddptrain.distributed.device import processor
 from ddptrain.experiments.trials import Trials, data_flags, speed, verb
 from ddptrain.files import dumps_json
-from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from ddptrain.resources import available_cpus, threads_per_rank
 from ddptrain.training import models
 
@@ -141,7 +141,7 @@ class Bench:
         """Return elapsed and CPU seconds of a warm command, its accuracy, and the samples per second over all ranks."""
         folder = self.trials.folder / name
         cost = self.trials.run([*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder)
-        path = folder / "checkpoints" / FILE_NAME
+        path = folder / "checkpoints"
         accuracy = effective_rows(path, "eval")[-1]["accuracy"]
         _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
         return {

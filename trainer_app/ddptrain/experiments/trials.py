@@ -22,7 +22,7 @@ from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
-from ddptrain.reporting.metrics import FILE_NAME, effective_rows
+from ddptrain.reporting.metrics import effective_rows
 from ddptrain.signals import die_with_parent
 
 # Variables of the caller's environment that would change a trial.
@@ -62,7 +62,7 @@ class Trial:
 
     def losses(self) -> dict[int, float]:
         """Return the loss of each step."""
-        return {row["step"]: row["loss"] for row in effective_rows(self.checkpoints / FILE_NAME, "train")}
+        return {row["step"]: row["loss"] for row in effective_rows(self.checkpoints, "train")}
 
 
 class Trials:

@@ -42,6 +42,7 @@ _NOT_RESTARTED = (
 )
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
+_ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -299,9 +300,7 @@ class Supervisor:
         report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         if several_nodes and cause == "own" and (report.get("signal") or self._hang):
-            from ddptrain.distributed.rendezvous import announce_killed  # imports torch
-
-            announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
+            processes.run_with_timeout(_ANNOUNCE, lambda: _announce_killed(self.ranks, report))
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             if several_nodes and cause == "peer" and (other := self.reports.cause_on_another_node()):
                 report = with_root_cause(report, other)
@@ -318,6 +317,13 @@ class Supervisor:
             "hint": None,
             "next": "raise the memory limit, or lower --batch-size or the ranks per node",
         }
+
+
+def _announce_killed(ranks: Ranks, report: Report) -> None:
+    """Announce in the store that a rank was killed; in a child process, because it starts threads and imports torch."""
+    from ddptrain.distributed.rendezvous import announce_killed
+
+    announce_killed(ranks, int(report["rank"]), str(report["message"]))
 
 
 def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:

@@ -1,7 +1,8 @@
-"""The metrics of a training: ``metrics.jsonl``, the progress report and the console's lines.
+"""The metrics of a training: ``metrics/run-N.jsonl``, the progress report and the console's lines.
 
-The trainer writes them through ``MetricsLogger``. ``effective_rows`` reads metrics.jsonl as if the training had never
-been interrupted; the experiments and people who plot a curve use it.
+The trainer writes them through ``MetricsLogger``. ``effective_rows`` reads the files of all runs as if the training had
+never been interrupted; the experiments and people who plot a curve use it. Each run has its own file, because NFS does
+not append atomically: rows of an older attempt that still runs would overwrite those of the newer one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
 
-FILE_NAME = "metrics.jsonl"
+FOLDER = "metrics"
+_OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
 _FLUSH_INTERVAL = 1.0  # seconds between writes of buffered rows, for readers that follow the file
 _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
 
 
 class MetricsLogger:
-    """Logs one rank's completed work: to the progress report, the console, and metrics.jsonl once that is open.
+    """Logs one rank's completed work: to the progress report, the console, and the run's metrics once these are open.
 
-    Only rank 0 opens metrics.jsonl. Its rows are buffered and written about once a second and before each checkpoint.
+    Only rank 0 opens them. The rows are buffered and written about once a second and before each checkpoint.
     A volume that refuses them does not stop the training: the rows stay buffered, the first refusal is printed, and
     next to checkpoints the progress report shows it as ``checkpointProblem``.
     """
@@ -38,6 +40,7 @@ class MetricsLogger:
         self._progress, self._console = progress, console
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._path: Path | None = None
+        self._folder = Path()
         self._file, self._run, self._with_checkpoints = -1, 0, False
         self._buffer = bytearray()
         self._flushed, self._refusals = 0.0, 0
@@ -45,30 +48,30 @@ class MetricsLogger:
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
     def open(self, folder: Path, run: int, *, with_checkpoints: bool, **start: Any) -> None:
-        """Open ``folder/metrics.jsonl``, write the ``start`` row to disk, and keep progress.json in the same folder.
+        """Open ``folder/metrics/run-N.jsonl``, write the ``start`` row to disk, and keep progress.json in ``folder``.
 
         Args:
-            run: the number in every row.
+            run: the number N, which is also in every row.
             with_checkpoints: checkpoints go to the same volume, so one that refuses rows will refuse them too.
             start: further fields of the ``start`` row.
         Raises:
             VolumeError: the file cannot be opened or written.
         """
-        path = folder / FILE_NAME
+        path = folder / FOLDER / f"run-{run:06d}.jsonl"
         with volume_errors(path):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
+            if not path.parent.is_dir():
+                path.parent.mkdir(exist_ok=True)
+                share(path.parent, 0o2775)
+            # The run is new: an older file of its name is of a run whose folder somebody deleted.
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o664)
             share(path, 0o664)
-            size = os.fstat(self._file).st_size
-            # A killed run may have left half a line, which the first row must not continue.
-            if size and os.pread(self._file, 1, size - 1) != b"\n":
-                self._buffer += b"\n"
-        self._path, self._run, self._with_checkpoints = path, run, with_checkpoints
+        self._path, self._folder, self._run, self._with_checkpoints = path, folder, run, with_checkpoints
         self._append("start", {**start, "time": time.time()})
         self._write(durable=True)
         self._progress.write_to(folder / "progress.json")
 
     def open_temporary(self, **start: Any) -> None:
-        """Open metrics.jsonl in a new temporary directory and print its path. A failure is only a warning."""
+        """Open the metrics in a new temporary directory and print their path. A failure is only a warning."""
         try:
             self.open(Path(tempfile.mkdtemp(prefix="ddptrain-")), 1, with_checkpoints=False, **start)
             self._console.log(f"metrics: {self._path}")
@@ -110,14 +113,14 @@ class MetricsLogger:
         """Log a loss that is not finite and write the batch's sample indices to a file.
 
         Args:
-            folder: where the file goes; None for the folder of metrics.jsonl.
+            folder: where the file goes; None for the folder of progress.json.
         Returns:
             The file's path, or None if it could not be written.
         """
         if self._path is None:
             return None
         self.log("not finite", step, loss=loss, lr=learning_rate)
-        path = (folder or self._path.parent) / f"not-finite-{step:09d}.json"
+        path = (folder or self._folder) / f"not-finite-{step:09d}.json"
         content = {"step": step, "loss": str(loss), "lr": learning_rate, "indices": list(indices)}
         with contextlib.suppress(VolumeError):
             self._write(durable=True)
@@ -181,6 +184,22 @@ class MetricsLogger:
                 os.fsync(self._file)
 
 
+def read_rows(path: Path | str) -> list[dict[str, Any]]:
+    """Return all rows of a checkpoint directory, run by run, or of one file. Incomplete lines are skipped."""
+    root = Path(path)
+    files = [root] if root.is_file() else [root / _OLDER_FILE, *sorted((root / FOLDER).glob("run-*.jsonl"))]
+    rows = []
+    for file in files:
+        for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
 def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
     """Return the train and eval rows that count, in order of step: those of the newest run and of its ancestors.
 
@@ -189,13 +208,13 @@ def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str,
     older attempt still appends, are dropped. Incomplete lines are skipped.
 
     Args:
+        path: a checkpoint directory, or the file of one run.
         event: ``train`` or ``eval`` to return only those rows.
     """
     origins: dict[int, dict[str, int] | None] = {}
     rows: list[dict[str, Any]] = []
-    for line in Path(path).read_text(errors="replace").splitlines():
+    for row in read_rows(path):
         try:
-            row = json.loads(line)
             if row["event"] == "start":
                 origins[int(row["run"])] = row["resumedFrom"]
             elif row["event"] in ("train", "eval"):
