@@ -111,6 +111,36 @@ def _everything(root: Path) -> list[tuple[int, int]]:
     return [(run, step) for run in run_numbers(root) for step, _ in manifests(root, run)]
 
 
+def test_the_first_save_removes_the_empty_folders_of_earlier_runs(tmp_path: Path) -> None:
+    store(tmp_path).save(1, b"x", {})
+    for _ in range(5):
+        store(tmp_path)  # starts that saved nothing
+    (tmp_path / "run-000004" / "not-finite-000000002.json").touch()
+    assert run_numbers(tmp_path) == [6, 5, 4, 3, 2, 1]
+    ghost = store(tmp_path, keep=1)
+    newest_run = store(tmp_path, keep=1)
+    newest_run.save(2, b"x", {"evaluation": {"accuracy": 0.5}})
+    assert run_numbers(tmp_path) == [8, 4]
+    with pytest.raises(Superseded):
+        ghost.save(2, b"x", {})
+    newest_run.save(3, b"x", {"evaluation": {"accuracy": 0.6}})
+    assert store(tmp_path).run == 9
+
+
+def test_the_first_save_is_read_back_from_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[str] = []
+
+    def record(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        dropped.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "posix_fadvise", record)
+    writer = store(tmp_path)
+    for step in (1, 2):
+        writer.save(step, b"x", {})
+    assert dropped == ["step-000000001.pt", "step-000000001.json"]
+
+
 def test_a_superseded_writer_stops_and_changes_nothing(tmp_path: Path) -> None:
     old = store(tmp_path)
     old.save(1, b"old", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,29 @@ def test_init_from_starts_with_the_given_weights(ddptrain: ForkServer, idx: Path
     train(ddptrain, 2, idx, out, *frozen)
     given, kept = final_weights(tmp_path / "first"), final_weights(out)
     assert all(torch.equal(given[name], kept[name]) for name in given)
+
+
+def test_a_run_resumes_with_the_same_initial_weights_elsewhere_and_refuses_others(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    train(ddptrain, 1, idx, tmp_path / "first")
+    weights = final_weights(tmp_path / "first")
+    torch.save(weights, tmp_path / "weights.pt")
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "out", "--checkpoint-every", 2)
+    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 2, code=75)
+    shutil.move(tmp_path / "weights.pt", tmp_path / "moved.pt")
+    ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 4, code=75)  # gone: the path counts
+    ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", "--stop-after", 6, code=75)
+    torch.save({name: value + 1 for name, value in weights.items()}, tmp_path / "moved.pt")
+    run = ddptrain.run(*command, "--init-from", tmp_path / "moved.pt", code=78)
+    assert "other initial weights" in run.message()["message"]
+    assert "other initial weights" in ddptrain.run(*command, code=78).message()["message"]
+
+
+def test_a_run_does_not_resume_with_another_accum(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    ddptrain.run(*command, "--stop-after", 2, code=75)
+    assert "accum 1 → 2" in ddptrain.run(*command, "--accum", 2, code=78).message()["message"]
 
 
 def test_init_from_refuses_other_models_and_files_without_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import shutil
 import struct
@@ -14,8 +15,8 @@ import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from ddptrain.cli import main
-from ddptrain.data.mnist import MNIST_FILES, load
-from ddptrain.errors import DataError, UsageError
+from ddptrain.data.mnist import MNIST_FILES, load, read_content
+from ddptrain.errors import DataCorrupt, DataError, UsageError
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.synthetic import file_of, put, write_idx
 
@@ -118,3 +119,11 @@ def test_real_files_are_verified_as_mnist(capsys: pytest.CaptureFixture[str]) ->
 
 def test_known_digests_have_the_length_of_sha256() -> None:
     assert {len(file.sha256) for file in MNIST_FILES} == {len(hashlib.sha256().hexdigest())}
+
+
+def test_a_small_file_that_expands_to_gigabytes_is_refused_early(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / f"{MNIST_FILES[0].name}.gz", "wb", compresslevel=9) as stream:
+        for _ in range(80):
+            stream.write(bytes(2**20))
+    with pytest.raises(DataCorrupt, match="larger than 67,108,864 bytes"):
+        read_content(tmp_path, MNIST_FILES[0])

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -192,6 +193,16 @@ def set_aside(manifest_path: Path, suffix: str) -> None:
             path.rename(path.with_name(f"{path.name}.{suffix}"))
 
 
+def drop_from_cache(path: Path) -> None:
+    """Make the next read of a synced file come from the volume, if the file system supports it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBING = 60.0  # seconds; a probe file that is older belongs to a dead process
 
@@ -298,8 +309,8 @@ class Checkpoints:
             write_atomically(path, content)
             write_atomically(path.with_suffix(".json"), dumps_json(manifest, indent=1).encode())
             # The parent's checkpoint is kept until the first save of this run has been read back.
-            if first and (reason := verify(path.with_suffix(".json"))[0]):
-                raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
+            if first:
+                self._read_back(path)
         except OSError:
             self._clear_own_leftovers(path)
             raise
@@ -307,7 +318,32 @@ class Checkpoints:
         # Only an evaluation or the next loss shows whether the weights have diverged: until then the one before stays.
         keep = self._keep if manifest.get("evaluation") else max(self._keep, 2)
         self._retire(keep, keep_best=self._keep_best)
+        if first:
+            self._remove_old_runs()
         return self.last
+
+    def _read_back(self, path: Path) -> None:
+        """Verify the new checkpoint as the volume holds it, and not as this machine's page cache does.
+
+        Raises:
+            OSError: it is damaged.
+        """
+        for file in (path, path.with_suffix(".json")):
+            drop_from_cache(file)
+        if reason := verify(path.with_suffix(".json"))[0]:
+            raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
+
+    def _remove_old_runs(self) -> None:
+        """Remove the folders of earlier runs that hold nothing any more, so that a save need not search them.
+
+        Folders with checkpoints stay, and those with files that were set aside for a person.
+        """
+        for run in run_numbers(self.root):
+            folder = run_folder(self.root, run)
+            with contextlib.suppress(OSError):
+                if run < self.run and {path.name for path in folder.iterdir()} <= {"owner.json"}:
+                    (folder / "owner.json").unlink(missing_ok=True)
+                    folder.rmdir()
 
     def check_superseded(self) -> None:
         """Raise Superseded if a higher run exists."""

@@ -154,11 +154,11 @@ class Config:
         identity=True,
         choices=("ddp", "manual", "bucketed", "bitwise"),
     )
-    init_from: str = setting(
-        "", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory", identity=True
-    )
+    init_from: str = setting("", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory")
     zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
-    accum: int = setting(1, "split each rank's share into this many micro-batches, to save memory", low=1, high=100_000)
+    accum: int = setting(
+        1, "split each rank's share into this many micro-batches, to save memory", identity=True, low=1, high=100_000
+    )
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = setting(
@@ -226,7 +226,7 @@ class Config:
         Raises:
             ConfigMismatch: the manifest has a setting that this version does not know.
         """
-        theirs: dict[str, Any] = manifest.get("config", {})
+        theirs: dict[str, Any] = {key: value for key, value in manifest.get("config", {}).items() if key != "init_from"}
         defaults = cls(data=theirs.get("data", cls.data)).identity()
         if unknown := sorted(set(theirs) - set(defaults)):
             raise ConfigMismatch(

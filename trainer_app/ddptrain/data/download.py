@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import hashlib
 import http.client
+import io
 import os
 import time
 import urllib.error
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ddptrain.config import Config
 from ddptrain.data import mnist
-from ddptrain.data.mnist import MNIST_FILES, Dataset, IdxFile, read_content
+from ddptrain.data.mnist import MNIST_BYTES, MNIST_FILES, Dataset, IdxFile, decompress, read_content
 from ddptrain.errors import DataError, DownloadFailed, UsageError, volume_error, volume_errors
 from ddptrain.files import share, write_atomically
 
@@ -153,7 +153,7 @@ def _download(
                 time.sleep(pause * 2 ** (attempt - 1))
             try:
                 content = _get(url, alive)
-                digest = hashlib.sha256(gzip.decompress(content)).hexdigest()
+                digest = hashlib.sha256(decompress(io.BytesIO(content), MNIST_BYTES)).hexdigest()
                 if digest == file.sha256:
                     return content
                 failure = f"wrong content (SHA-256 {digest[:16]}…)"

@@ -13,6 +13,7 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from ddptrain.errors import DataCorrupt, DataMissing, UsageError
 Images = npt.NDArray[np.uint8]
 SIDE = 28
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
-_MAX_BYTES = 2**31  # limit of decompression, for the node's memory
+# Limits of a file's content, for the node's memory: a few kilobytes of gzip can expand to gigabytes.
+MNIST_BYTES, _MAX_BYTES = 2**26, 2**31
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def load(kind: str, data_dir: str) -> Dataset:
         )
     parts, digests = {}, []
     for file in MNIST_FILES:
-        content = read_content(Path(data_dir), file)
+        content = read_content(Path(data_dir), file, limit=MNIST_BYTES if kind == "mnist" else _MAX_BYTES)
         digest = hashlib.sha256(content).hexdigest()
         if kind == "mnist" and digest != file.sha256:
             raise DataCorrupt(
@@ -104,11 +106,28 @@ def find(data_dir: Path, file: IdxFile) -> Path | None:
     return None
 
 
-def read_content(data_dir: Path, file: IdxFile) -> bytes:
+def decompress(stream: BinaryIO, limit: int) -> bytes:
+    """Return the content of a gzip stream.
+
+    Raises:
+        OSError, EOFError, zlib.error: it is damaged, or its content is larger than ``limit`` bytes.
+    """
+    with gzip.open(stream) as content:
+        return _at_most(content, limit)
+
+
+def _at_most(stream: BinaryIO | gzip.GzipFile, limit: int) -> bytes:
+    content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(f"its content is larger than {limit:,} bytes")
+    return content
+
+
+def read_content(data_dir: Path, file: IdxFile, limit: int = MNIST_BYTES) -> bytes:
     """Return the decompressed content.
 
     Raises:
-        DataError: the file is absent, unreadable, or not a complete gzip stream.
+        DataError: the file is absent, unreadable, not a complete gzip stream, or larger than ``limit`` bytes.
     """
     path = find(data_dir, file)
     if path is None:
@@ -122,15 +141,12 @@ def read_content(data_dir: Path, file: IdxFile) -> bytes:
             next_step=f"ddptrain data fetch --data-dir {data_dir}",
         )
     try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as stream:
-            content = stream.read(_MAX_BYTES)
+        with path.open("rb") as stream:
+            return decompress(stream, limit) if path.suffix == ".gz" else _at_most(stream, limit)
     except (OSError, EOFError, zlib.error) as error:
         raise DataCorrupt(
             f"cannot read {path}: {error}", next_step=f"ddptrain data fetch --data-dir {data_dir}"
         ) from error
-    return content
 
 
 def _parse(content: bytes, file: IdxFile) -> Images:

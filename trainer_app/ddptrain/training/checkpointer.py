@@ -26,7 +26,7 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_changes
 from ddptrain.distributed.process_group import Group
-from ddptrain.errors import DataCorrupt, VolumeError
+from ddptrain.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 
@@ -66,6 +66,7 @@ class Checkpointer:
         metrics: MetricsLogger,
         log: Callable[[str], None],
     ) -> None:
+        self._init_from = config.init_from
         self._bitwise, self._schedule, self._metrics, self._log = config.sync == "bitwise", schedule, metrics, log
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
@@ -76,6 +77,7 @@ class Checkpointer:
             "dataDigest": dataset.digest,
             "config": config.identity(),
             "configHash": config.digest(),
+            "initFrom": None,
             "totalSteps": schedule.total_steps,
             **numerics(),
         }
@@ -101,6 +103,7 @@ class Checkpointer:
             return None
         manifest = found[0].manifest
         check_compatible(manifest, self.facts, self._checkpoints.root)
+        self.facts["initFrom"] = self._check_init_from(manifest)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
             if changed and self._bitwise:
@@ -110,6 +113,44 @@ class Checkpointer:
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
                 )
         return found
+
+    def read_initial_weights(self) -> bytes:
+        """Return the content of ``--init-from`` and record its digest in later manifests; empty without the flag."""
+        if not self._init_from:
+            return b""
+        content = weights.read(Path(self._init_from))
+        self.facts["initFrom"] = {"path": self._init_from, "sha256": hashlib.sha256(content).hexdigest()}
+        return content
+
+    def _check_init_from(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what the manifest records about the initial weights.
+
+        They are identified by content. A directory's newest checkpoint changes, and a file may be gone when a training
+        resumes: for these the path counts.
+
+        Raises:
+            ConfigMismatch: this training was to start with other weights.
+        """
+        older = manifest.get("config", {}).get("init_from")  # a version that recorded the path alone
+        recorded: dict[str, Any] | None = manifest.get("initFrom") or (
+            {"path": older, "sha256": None} if older else None
+        )
+        path = Path(self._init_from)
+        if recorded and self._init_from == recorded["path"] and (path.is_dir() or not path.exists()):
+            return recorded
+        if recorded and self._init_from:
+            sha256 = hashlib.sha256(weights.read(path)).hexdigest()
+            same = sha256 == recorded["sha256"] if recorded["sha256"] else self._init_from == recorded["path"]
+        else:
+            same = not recorded and not self._init_from
+        if not same:
+            theirs = f"{recorded['path']}, SHA-256 {str(recorded['sha256'])[:16]}…" if recorded else "none"
+            raise ConfigMismatch(
+                f"the checkpoints belong to a training with other initial weights: {theirs}",
+                hint="--init-from differs, or the content of its file has changed since the training began",
+                next_step="use the old --init-from, or a new --checkpoint-dir",
+            )
+        return recorded
 
     def claim(self, resumed: Saved | None, env: Mapping[str, str] = os.environ) -> None:
         """Claim a new run that continues ``resumed``, and open the metrics.
@@ -232,8 +273,8 @@ def resume(
         saved, content = found if found else (None, b"")
         manifest = saved.manifest if saved else {}
         complete = bool(manifest.get("complete"))
-        if not saved and config.init_from:
-            content = weights.read(Path(config.init_from))
+        if not saved:
+            content = checkpointer.read_initial_weights()
         if not complete:
             checkpointer.claim(saved)
         return {
@@ -270,7 +311,7 @@ def resume(
 
 def _shared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must be the same on every rank: they decide the weights or which collectives run."""
-    values = config.identity() | {"zero": config.zero}
+    values = config.identity() | {"zero": config.zero, "init_from": bool(config.init_from)}
     if config.zero:  # the optimizer's state is gathered before each save
         values |= {"checkpoint_dir": bool(config.checkpoint_dir), "checkpoint_every": config.checkpoint_every}
     return values
