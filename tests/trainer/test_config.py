@@ -104,7 +104,7 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
         "keep_best": False, "hang_timeout": 9.0, "volume_timeout": 9.0, "debug": True,
         "stop_grace": 9.0, "log_format": "json", "chaos": "kill:0:1",
         "sync": "manual", "init_from": "/x", "zero": True, "accum": 2, "stop_after": 1, "audit": "/x",
-        "cuda_graph": True,
+        "cuda_graph": True, "tf32": True, "deterministic": True,
     }  # fmt: skip
     for field in dataclasses.fields(Config):
         changed = dataclasses.replace(Config(), **{field.name: other[field.name]})

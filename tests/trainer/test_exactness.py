@@ -190,3 +190,20 @@ def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: P
     for flag in ("--cuda-graph", "--bf16"):
         run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", flag, code=71)
         assert f"{flag} needs CUDA" in run.output()
+
+
+@pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed"])
+def test_a_backend_by_name_forms_a_process_group_for_one_rank(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, sync: str
+) -> None:
+    train(ddptrain, 1, idx, tmp_path / "without", "--sync", sync)
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "with", "--sync", sync)
+    run = ddptrain.run(*command, "--backend", "gloo", "--chaos", "slow:0:1:destroy_process_group")
+    assert "chaos: slow in phase destroy_process_group" in run.output(), "there was a group to destroy"
+    assert_same_end(tmp_path / "without", tmp_path / "with")
+
+
+def test_one_rank_with_deterministic_algorithms_trains(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    train(ddptrain, 1, idx, tmp_path / "without")
+    train(ddptrain, 1, idx, tmp_path / "with", "--deterministic")
+    assert_same_end(tmp_path / "without", tmp_path / "with")

@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from ddptrain.config import Config
-from ddptrain.distributed.device import resolve_backend, resolve_device
+from ddptrain.distributed.device import (
+    driver_version,
+    resolve_backend,
+    resolve_device,
+    set_numerics,
+    too_few_gpus,
+)
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
 from ddptrain.distributed.topology import (
+    Ranks,
     free_port,
     from_flags,
     from_node_environment,
@@ -235,3 +242,32 @@ def test_a_backend_that_cannot_work_is_refused() -> None:
 def test_a_backend_that_torch_was_not_built_with_is_refused() -> None:
     with pytest.raises(RanksError, match="this PyTorch build has no mpi"):
         resolve_backend("mpi", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(1, "cpu"), (2, "cuda")])
+def test_auto_takes_the_cpu_for_all_ranks_if_the_gpus_are_too_few(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    both = [Ranks(nproc_per_node=2, world_size=2).of_local_rank(local) for local in range(2)]
+    assert [resolve_device(Config(), ranks).type for ranks in both] == [chosen] * 2
+    assert ("all ranks use the CPU" in too_few_gpus(Config(), both[0])) == (chosen == "cpu")
+    if chosen == "cpu":
+        with pytest.raises(RanksError, match="has no GPU"):
+            resolve_device(Config(device="cuda"), both[1])
+
+
+def test_the_version_of_the_driver_is_read_from_the_kernel_module(tmp_path: Path) -> None:
+    path = tmp_path / "version"
+    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release\nGCC version: 12\n")
+    assert driver_version(path) == "570.124.06"
+    assert driver_version(tmp_path / "absent") == ""
+
+
+def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tf32, precision in ((True, "tf32"), (False, "ieee")):
+        set_numerics(Config(tf32=tf32))
+        assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
+        assert torch.backends.cuda.matmul.fp32_precision == precision

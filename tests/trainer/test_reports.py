@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
-from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, UsageError, classify
+from ddptrain.errors import DeviceError, Hang, PeerLost, Stopped, TrainerError, UsageError, classify
 from ddptrain.heartbeat import Diagnostics
 from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
@@ -72,6 +72,7 @@ KINDS = {
     (errors.DataMismatch, "DataMismatch", 78),
     (errors.WeightsDiffer, "WeightsDiffer", 78),
     (errors.NotFinite, "NotFinite", 79),
+    (errors.DeviceError, "DeviceFailed", 1),
     (errors.Superseded, "Superseded", 80),
 }
 
@@ -186,6 +187,9 @@ def test_an_unwritable_termination_file_is_only_a_warning(tmp_path: Path, capsys
         ("Broken pipe", PeerLost),
         ("Timed out waiting 300000ms for recv operation to complete", Hang),
         ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+        ("CUDA error: an illegal memory access was encountered", DeviceError),
+        ("CUDA error: the launch timed out and was terminated", DeviceError),
+        ("CUDA error: uncorrectable ECC error encountered", DeviceError),
     ],
 )
 def test_errors_of_gloo_are_classified(text: str, kind: type[BaseException]) -> None:
@@ -235,6 +239,26 @@ def test_a_rank_aborted_by_the_nccl_watchdog_lost_a_peer(line: bytes) -> None:
     assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "peer")
     killed = ended(1, 0, 1.5, signal_number=9, reported=False)
     assert root_cause([aborted, killed])["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: the launch timed out and was terminated",
+        "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    ],
+)
+def test_a_rank_aborted_by_its_own_gpu_is_the_cause(reason: str) -> None:
+    aborted = ended(0, 0, 2.0, signal_number=6, reported=False)
+    aborted.tail.append(b"[PG ID 0 Rank 0] Process group watchdog thread terminated with exception: " + reason.encode())
+    peer = ended(1, 0, 1.0, signal_number=6, reported=False)
+    peer.tail.append(NCCL[0])
+    cause = root_cause([peer, aborted])
+    assert (cause["rank"], cause["code"], cause["cause"]) == (0, 134, "own")
+    assert reason in cause["message"]
+    assert "Xid" in cause["next"]
 
 
 def test_an_abort_without_the_nccl_watchdog_is_an_own_failure() -> None:

@@ -155,6 +155,8 @@ class Config:
         choices=("ddp", "manual", "bucketed", "bitwise"),
     )
     init_from: str = setting("", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory")
+    tf32: bool = setting(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits", identity=True)
+    deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
     zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
     accum: int = setting(
         1, "split each rank's share into this many micro-batches, to save memory", identity=True, low=1, high=100_000

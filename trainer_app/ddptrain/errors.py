@@ -117,6 +117,21 @@ class PeerLost(TrainerError):
     cause = "peer"
 
 
+class DeviceError(TrainerError):
+    """This rank's GPU, its driver or a kernel on it failed."""
+
+    kind = "DeviceFailed"
+
+    @classmethod
+    def of(cls, message: str) -> DeviceError:
+        """Return the error for what CUDA reported."""
+        return cls(
+            message[:300],
+            hint="the GPU or its driver failed, or a kernel used memory that is not its own",
+            next_step="look for Xid in this node's dmesg; CUDA_LAUNCH_BLOCKING=1 shows which operation fails",
+        )
+
+
 class Mismatch(TrainerError):
     """The checkpoint or another rank does not match this run; raised as one of the subclasses."""
 
@@ -153,6 +168,7 @@ _PEER_GONE = re.compile(
     r"|failed to recv, got 0 bytes|failed to send|remote error|peer .*(closed|exited|terminated)",
     re.IGNORECASE,
 )
+_CUDA = re.compile(r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 _BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
@@ -167,6 +183,8 @@ def classify(error: BaseException) -> BaseException:
         return error
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
     first_line = str(error).strip().partition("\n")[0][:500]
+    if distributed and _CUDA.search(first_line):  # first: CUDA too says that something timed out
+        return DeviceError.of(first_line)
     if distributed and _PEER_GONE.search(first_line):
         reason = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
         return PeerLost(

@@ -15,10 +15,12 @@ import pickle
 import re
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 # Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
 _LAYOUT = struct.Struct("<qqqdd24s40s")
@@ -149,16 +151,21 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Descriptors of one rank's memory files, the same numbers in the launcher and in the rank."""
+    """Descriptors of one rank's memory files, the same numbers in the launcher and in the rank.
+
+    Attributes:
+        flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
+    """
 
     heartbeat: int
     stacks: int
     flight: int
+    trace: int
 
     @classmethod
     def create(cls, rank: int) -> Diagnostics:
-        """Create the three files of ``rank``."""
-        names = ("heartbeat", "stacks", "flight")
+        """Create the files of ``rank``."""
+        names = ("heartbeat", "stacks", "flight", "trace")
         diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         return diagnostics
@@ -175,9 +182,13 @@ class Diagnostics:
         stacks, flight = (os.pread(fd, _DUMP_LIMIT, 0).decode(errors="replace") for fd in (self.stacks, self.flight))
         return stacks, flight
 
+    def raw_trace(self) -> bytes:
+        """Return the flight recorder's own pickle, for ``torchfrtrace``; nothing here unpickles it."""
+        return os.pread(self.trace, _DUMP_LIMIT, 0)
+
     def clear_dumps(self) -> None:
         """Delete earlier dumps, so that they are not taken for new ones. The rank shares the file position."""
-        for descriptor in (self.stacks, self.flight):
+        for descriptor in (self.stacks, self.flight, self.trace):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
 
@@ -196,13 +207,32 @@ def register_stack_dump(diagnostics: Diagnostics) -> None:
     faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
 
 
-def dump_flight_recorder(descriptor: int) -> None:
-    """Write this rank's last collectives as JSON, if the build of PyTorch records them. Never raises."""
-    with contextlib.suppress(Exception):  # a private function that another version may change; the exit must go on
-        from torch._C import _distributed_c10d
+def dump_flight_recorder(diagnostics: Diagnostics) -> None:
+    """Write this rank's last collectives, if the build of PyTorch records them. Never raises and never waits.
 
-        recorded = pickle.loads(_distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]  # noqa: S301 - our own bytes
-        os.pwrite(descriptor, json.dumps(recorded, default=str).encode()[:_DUMP_LIMIT], 0)
+    A thread of its own does it: the recorder takes locks that a blocked communicator may hold.
+    """
+    threading.Thread(target=_dump_flight_recorder, args=(diagnostics,), name="flight-recorder", daemon=True).start()
+
+
+def _dump_flight_recorder(diagnostics: Diagnostics) -> None:
+    with contextlib.suppress(Exception):  # private functions that another version may change
+        raw, recorded = newest_trace()
+        os.pwrite(diagnostics.trace, raw[:_DUMP_LIMIT], 0)
+        os.pwrite(diagnostics.flight, json.dumps(recorded, default=str).encode()[:_DUMP_LIMIT], 0)
+
+
+def newest_trace() -> tuple[bytes, dict[str, Any]]:
+    """Return the flight recorder's pickle and its content: NCCL's if that recorded something, else gloo's."""
+    from torch._C import _distributed_c10d
+
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        if dump := getattr(_distributed_c10d, name, None):
+            raw: bytes = dump()
+            recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
+            if recorded.get("entries") or name == "_dump_fr_trace":
+                return raw, recorded
+    return b"", {}
 
 
 def training_frame(stacks: str) -> str | None:

@@ -81,7 +81,7 @@ class SelfWatchdog:
                     since = time.monotonic()
                     self.stop.requested = True
                 if DUMP_SIGNAL in signals and self.diagnostics:
-                    dump_flight_recorder(self.diagnostics.flight)
+                    dump_flight_recorder(self.diagnostics)
             if since is not None:
                 waited = time.monotonic() - since
                 if waited >= self._time_to_exit() and self.claim_report():

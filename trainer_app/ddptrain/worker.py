@@ -23,7 +23,7 @@ from ddptrain.checkpoint import checkpoint_file
 from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
-from ddptrain.distributed.device import resolve_backend, resolve_device
+from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus
 from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import Ranks
@@ -122,6 +122,9 @@ class Worker:
         config, ranks = self.config, self.ranks
         self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
+        if device.type == "cpu" and (reason := too_few_gpus(config, ranks)):
+            self.console.log(reason)
+        set_numerics(config)
         backend = resolve_backend(config.backend, device)
         keep_freed_memory()
         threads = config.threads or (bitwise.THREADS if config.sync == "bitwise" else 0)
@@ -139,6 +142,7 @@ class Worker:
             collective_timeout=config.collective_timeout,
             stop=self.stop,
             heartbeat=self._heartbeat,
+            also_alone=config.backend != "auto",
         )
         self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
         self._begin(next_phase)
@@ -233,6 +237,8 @@ def run_forked(
         with os.fdopen(reports, "wb") as pipe:
             pipe.write(dumps_json(report).encode())
 
+    # The runtime of CUDA does not survive a fork; the launcher must not have initialized it.
+    assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
     return Worker(config, ranks, console, stop, job=job, diagnostics=diagnostics).run(deliver)

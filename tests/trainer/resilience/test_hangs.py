@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 from ddptrain.config import resolve
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord
+from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord, dump_flight_recorder
 from ddptrain.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.signals import StopFlag
@@ -93,6 +95,7 @@ def test_a_stopped_rank_is_named_with_what_it_was_doing(
     folder = tmp_path / "reports" / "local-0"
     assert json.loads((folder / "node-0.json").read_text())["report"]["rank"] == victim
     assert "trainer.py" in (folder / "rank-2.stacks.txt").read_text()
+    assert pickle.loads((folder / "trace-2").read_bytes())["entries"], "as torchfrtrace reads it"  # noqa: S301
     recorded = json.loads((folder / "rank-2.flight.json").read_text())
     assert any("all_reduce" in entry["profiling_name"] for entry in recorded["entries"])
 
@@ -157,7 +160,7 @@ def test_a_node_that_polls_the_store_learns_which_rank_stopped_in_data(
 
 def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
     diagnostics = Diagnostics.create(0)
-    for descriptor in (diagnostics.stacks, diagnostics.flight):
+    for descriptor in (diagnostics.stacks, diagnostics.flight, diagnostics.trace):
         os.write(descriptor, b"of an earlier alarm")
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # inherited, so the process writes no dump
     silent = subprocess.Popen(["sleep", "600"])
@@ -169,6 +172,25 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
         silent.wait()
         diagnostics.close()
     assert [(rank_state.answered, rank_state.where) for rank_state in seen] == [(False, None)]
+
+
+def test_a_flight_recorder_that_blocks_does_not_block_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    released, entered = threading.Event(), threading.Event()
+
+    def block() -> bytes:
+        entered.set()
+        released.wait(60)
+        return pickle.dumps({"entries": [1]})
+
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace", block, raising=False)
+    diagnostics = Diagnostics.create(0)
+    dump_flight_recorder(diagnostics)  # returns
+    assert entered.wait(60)
+    assert diagnostics.raw_trace() == b""
+    released.set()
+    wait_until(lambda: diagnostics.dumps()[1], "the dump")
+    assert json.loads(diagnostics.dumps()[1]) == {"entries": [1]}
+    diagnostics.close()
 
 
 def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:

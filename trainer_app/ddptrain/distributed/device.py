@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ddptrain.errors import ConfigMismatch, RanksError
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:
     """Return the rank's device: one GPU per local rank, or the CPU.
 
+    With ``auto`` all ranks of a node take the CPU if it has fewer GPUs than ranks.
+
     Raises:
         RanksError: CUDA is requested and absent, there are fewer GPUs than local ranks, or LOCAL_RANK is not set.
     """
@@ -30,6 +34,8 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
                 hint="this PyTorch build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
                 next_step="use --device cpu, or run on a GPU node",
             )
+        return torch.device("cpu")
+    if too_few_gpus(config, ranks):
         return torch.device("cpu")
     if ranks.local_rank is None:
         raise RanksError(
@@ -46,6 +52,38 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def too_few_gpus(config: Config, ranks: Ranks) -> str:
+    """Return why ``--device auto`` takes the CPU although the node has a GPU; empty if it does not."""
+    gpus = torch.cuda.device_count()
+    if (config.device, config.backend) != ("auto", "auto") or not 0 < gpus < ranks.nproc_per_node:
+        return ""
+    return f"--device auto: {ranks.nproc_per_node} ranks on this node, but {gpus} GPU(s): all ranks use the CPU"
+
+
+def set_numerics(config: Config) -> None:
+    """Set what decides the last bits on a GPU: TF32, which cuDNN uses by default, and deterministic algorithms.
+
+    TF32 rounds the inputs of float32 convolutions and products to 10 bits of mantissa.
+    """
+    precision = "tf32" if config.tf32 else "ieee"
+    operations: list[Any] = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
+    for operation in operations:
+        operation.fp32_precision = precision
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Return the version of NVIDIA's driver; empty if it is unknown."""
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.\d+[\d.]*)", path.read_text(errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
@@ -66,14 +104,22 @@ def resolve_backend(backend: str, device: torch.device) -> str:
 
 
 def numerics() -> dict[str, Any]:
-    """Return threads, instruction set, processor and torch version of this process, and its GPU if it uses one."""
+    """Return what decides the last bits: threads, instruction set, processor and torch; on a GPU also its software."""
     facts = {
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "cpu": processor(),
         "torch": torch.__version__,
     }
-    return facts | {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else facts  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return facts
+    return facts | {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "tf32": torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

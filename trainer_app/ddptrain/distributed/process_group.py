@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from ddptrain.distributed.rendezvous import EXIT_KEY, connect_store, key_prefix, wait_for_all_ranks, wait_for_key
 from ddptrain.distributed.topology import Ranks, route_interface
@@ -32,7 +32,11 @@ _PAUSE_HEARTBEAT = 0.1  # seconds
 
 
 class Group:
-    """One rank's membership. With one rank there is no network, and every exchange returns its input."""
+    """One rank's membership. Without a process group (one rank) every exchange returns its input.
+
+    Attributes:
+        has_process_group: also True for one rank whose backend was given by name.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Group:
         self.ranks, self.device, self._store, self._stop = ranks, device, store, stop
         self.heartbeat = heartbeat or Heartbeat()
         self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.has_process_group = store is not None or ranks.world_size > 1
 
     def run_on_all_ranks(self, name: str, work: Callable[[], T], timeout: float) -> T:
         """Run ``work`` on every rank and return this rank's result once all have succeeded.
@@ -90,7 +95,7 @@ class Group:
 
     def broadcast_bytes(self, data: bytes, size: int) -> bytes:
         """Return rank 0's ``data`` of ``size`` bytes on every rank, so that the others need not see the volume."""
-        if self.world_size == 1:
+        if not self.has_process_group:
             return data
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
         if self.rank == 0:
@@ -101,18 +106,29 @@ class Group:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values`` over the ranks in place, element by element, and return them."""
-        if self.world_size > 1:
+        if self.has_process_group:
             with self.heartbeat.waiting_in("all_reduce"):
                 dist.all_reduce(values)
         return values
 
     def gather(self, value: T, waiting_in: str) -> list[T]:
-        """Return the ranks' picklable values, in order of rank, on every rank."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            with self.heartbeat.waiting_in(waiting_in):
-                dist.all_gather_object(values, value)
-        return values
+        """Return the ranks' JSON-able values, in order of rank, on every rank.
+
+        JSON and not PyTorch's object collectives: these unpickle what a peer sends, and so execute its code.
+        """
+        if not self.has_process_group:
+            return [value]
+        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(content)
+        with self.heartbeat.waiting_in(waiting_in):
+            dist.all_reduce(sizes)
+            padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+            padded[: len(content)] = content
+            received = [torch.empty_like(padded) for _ in range(self.world_size)]
+            dist.all_gather(received, padded)
+        texts = [part[:size].numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
+        return [json.loads(text) for text in texts]
 
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""
@@ -177,23 +193,30 @@ def join_group(
     collective_timeout: float,
     stop: StopFlag,
     heartbeat: Heartbeat,
+    also_alone: bool = False,
 ) -> Group:
     """Wait for the other ranks and initialize the process group.
 
+    Args:
+        also_alone: also for a single rank, to test the backend on one device.
     Raises:
         RendezvousError: a rank is missing after ``rendezvous_timeout`` seconds; the message names it.
         RanksError: two processes claim one rank, or ranks have different world sizes.
     """
-    if ranks.world_size == 1:
+    if ranks.world_size == 1 and not also_alone:
         return Group(ranks, device, None, stop, heartbeat)
-    deadline = time.monotonic() + rendezvous_timeout
-    store = PrefixStore(key_prefix(os.environ), connect_store(ranks, deadline, stop, heartbeat))
-    wait_for_all_ranks(store, ranks, deadline, stop, heartbeat)
+    store: Store
+    if ranks.world_size == 1:
+        store = HashStore()  # in memory, so it needs no port
+    else:
+        deadline = time.monotonic() + rendezvous_timeout
+        store = PrefixStore(key_prefix(os.environ), connect_store(ranks, deadline, stop, heartbeat))
+        wait_for_all_ranks(store, ranks, deadline, stop, heartbeat, backend=backend)
     interface = None if ranks.init_file else route_interface(ranks.master_addr)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = interface
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: without "=" it is a prefix
     with heartbeat.waiting_in("init_process_group"):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

@@ -45,12 +45,14 @@ def key_prefix(env: Mapping[str, str]) -> str:
     return "ddptrain/" + "/".join(env.get(name, "") for name in names)
 
 
-def wait_for_all_ranks(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
+def wait_for_all_ranks(
+    store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, *, backend: str = ""
+) -> None:
     """Register this rank and wait until rank 0 has seen all of them.
 
     Raises:
         RendezvousError: a rank is missing at ``deadline`` (of time.monotonic).
-        RanksError: two processes claim one rank, or the ranks have different world sizes.
+        RanksError: two processes claim one rank, or the ranks have different world sizes or backends.
         PeerLost: rank 0 failed before all ranks were present.
     """
     if store.add(f"claims/{ranks.rank}", 1) > 1:
@@ -61,11 +63,11 @@ def wait_for_all_ranks(store: Store, ranks: Ranks, deadline: float, stop: StopFl
             else "two nodes have the same NODE_RANK, or an earlier run still holds the port",
             next_step="name a new file" if ranks.init_file else "give every node its own NODE_RANK",
         )
-    presence = {"world": ranks.world_size, "host": socket.gethostname()}
+    presence = {"world": ranks.world_size, "host": socket.gethostname(), "backend": backend}
     store.set(f"present/{ranks.rank}", json.dumps(presence))
     if ranks.is_zero:
         try:
-            _check_presence(store, ranks, deadline, stop, heartbeat)
+            _check_presence(store, ranks, deadline, stop, heartbeat, backend=backend)
         except TrainerError as error:
             store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
             _wait_for_readers(store, ranks)
@@ -90,7 +92,9 @@ def _wait_for_readers(store: Store, ranks: Ranks) -> None:
         time.sleep(0.02)
 
 
-def _check_presence(store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
+def _check_presence(
+    store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, *, backend: str
+) -> None:
     waiting = set(range(ranks.world_size))
     while waiting:
         for rank in sorted(waiting):
@@ -101,6 +105,12 @@ def _check_presence(store: Store, ranks: Ranks, deadline: float, stop: StopFlag,
                     raise RanksError(
                         f"rank {rank} on {theirs['host']} has {theirs['world']} ranks, rank 0 has {ranks.world_size}",
                         next_step="give every node the same NNODES and NPROC_PER_NODE",
+                    )
+                if theirs["backend"] != backend:
+                    raise RanksError(
+                        f"rank {rank} on {theirs['host']} uses {theirs['backend']}, rank 0 {backend}",
+                        hint="--device auto takes the CPU on a node with fewer GPUs than ranks",
+                        next_step="give every node the same number of GPUs, or set --device",
                     )
         if waiting and time.monotonic() > deadline:
             raise RendezvousError(

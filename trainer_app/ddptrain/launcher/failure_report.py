@@ -28,6 +28,7 @@ from ddptrain.reporting.termination import Report, root_cause_lines
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = ("code", "kind", "rank", "step", "phase", "signal", "exception", "where", "message", "hint", "next")
+_TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 10
 _OTHER_REPORT = 1.5  # seconds for another node's report to appear
 _VOLUME = 2.0  # seconds for the volume to answer
@@ -56,9 +57,10 @@ class FailureReports:
     def _clear(self) -> None:
         ranks = self.ranks
         own = {f"node-{ranks.node_rank}.json", *(f"rank-{r}.{name}" for r in ranks.local_ranks for name in _DUMPS)}
+        own |= {f"{_TRACE}{rank}" for rank in ranks.local_ranks}
         for path in self.folder.iterdir():
             kind, _, number = path.name.partition(".")[0].partition("-")
-            limit = {"node": ranks.nnodes, "rank": ranks.world_size}.get(kind)
+            limit = {"node": ranks.nnodes, "rank": ranks.world_size, "trace": ranks.world_size}.get(kind)
             if path.name in own or (limit is not None and number.isdigit() and int(number) >= limit):
                 path.unlink(missing_ok=True)
 
@@ -75,6 +77,8 @@ class FailureReports:
             for name, text in zip(_DUMPS, worker.diagnostics.dumps(), strict=True):
                 if text:
                     write_atomically(self.folder / f"rank-{worker.rank}.{name}", text.encode(), durable=False)
+            if raw := worker.diagnostics.raw_trace():
+                write_atomically(self.folder / f"{_TRACE}{worker.rank}", raw, durable=False)
         content = {
             "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
             "report": report, "ranks": [asdict(state) for state in states],
@@ -174,6 +178,6 @@ def explain(root: Path, *, as_json: bool) -> int:
     for s in states:
         condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
         print(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}")
-    if dump_files := sorted(path.name for path in folder.glob("rank-*")):
+    if dump_files := sorted(path.name for pattern in ("rank-*", f"{_TRACE}*") for path in folder.glob(pattern)):
         print("dumps: " + ", ".join(dump_files))
     return 0

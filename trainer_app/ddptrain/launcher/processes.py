@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Stopped, UsageError
+from ddptrain.errors import DeviceError, Stopped, UsageError
 from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
@@ -38,6 +38,10 @@ _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
     re.IGNORECASE | re.DOTALL,
 )
+
+
+# A failure of the rank's own GPU or kernel, which the same thread prints.
+_OWN_CUDA = re.compile(r"CUDA error:|unhandled cuda error|uncorrectable ECC|\bXid\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,12 @@ def report_of(worker: WorkerProcess) -> Report:
     place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0:
         report = termination.killed(-code, rank=worker.rank, progress=place)
-        if -code == signal.SIGABRT and _NCCL_LOST.search(b"\n".join(worker.tail).decode(errors="replace")):
+        tail = b"\n".join(worker.tail).decode(errors="replace")
+        if own := _OWN_CUDA.search(tail):
+            line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
+            error = DeviceError.of(line)
+            report |= {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
+        elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
             report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
         return report
     message = f"rank {worker.rank} exited with code {code} and no report"

@@ -347,7 +347,7 @@ def check_cuda_graph(config: Config, group: Group) -> None:
     """
     if group.device.type != "cuda":
         raise RanksError("--cuda-graph needs CUDA", next_step="remove --cuda-graph to train on a CPU")
-    if config.accum > 1 or config.sync == "bitwise" or (group.world_size > 1 and config.sync != "manual"):
+    if config.accum > 1 or config.sync == "bitwise" or (group.has_process_group and config.sync != "manual"):
         raise UsageError(
             "--cuda-graph needs a backward pass without an exchange: one rank or --sync manual, and no --accum",
             next_step="use --sync manual without --accum, or remove --cuda-graph",

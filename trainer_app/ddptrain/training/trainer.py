@@ -194,7 +194,7 @@ def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) ->
     if config.sync == "bitwise":
         return Bitwise(model, group, bf16=config.bf16)
     implementation: type[gradient_sync.GradientSync] = gradient_sync.GradientSync
-    if group.world_size > 1:
+    if group.has_process_group:
         implementation = {
             "ddp": gradient_sync.Ddp,
             "manual": gradient_sync.Manual,
