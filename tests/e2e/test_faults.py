@@ -167,6 +167,35 @@ def command_missing(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
+def image_name_invalid(trial: Trial) -> Outcome:
+    trial.apply(numNodes=1, image="Not/A/Valid/Name")
+    return trial.until_finished()
+
+
+def volume_limit_exceeded(trial: Trial) -> Outcome:
+    """Write more to an emptyDir than its limit, in both attempts; the kubelet measures every 10 s."""
+    scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}}
+    container = {"name": "trainer", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    trial.apply(
+        numNodes=1,
+        command=["sh", "-c"],
+        args=["head -c 8000000 /dev/zero > /scratch/large; sleep 600"],
+        template={"spec": {"volumes": [scratch], "containers": [container]}},
+    )
+    return trial.until_finished()
+
+
+def refused_by_kubelet(trial: Trial) -> Outcome:
+    """Let pods that are too large for their Kubernetes node reach its kubelet without the scheduler, twice."""
+    trial.apply(
+        numNodes=1,
+        resources={"requests": {"cpu": "4000"}},
+        restartPolicy={"maxTotalRestarts": 1},
+        template={"spec": {"nodeName": trial.cluster.workers[0]}},
+    )
+    return trial.until_finished()
+
+
 def image_missing(trial: Trial) -> tuple[str, str, Outcome]:
     # Nothing listens there, so the pull fails at once, also without a network.
     trial.apply(image="localhost:1/no/such:image", startupDeadlineSeconds=60)
@@ -186,6 +215,7 @@ ACTS: Mapping[str, Act] = {
         image_missing,
         resources_impossible,
         pod_preempted,
+        volume_limit_exceeded,
         rank_stopped,
         undisturbed,
         launcher_killed,
@@ -197,6 +227,8 @@ ACTS: Mapping[str, Act] = {
         suspended,
         volume_full,
         command_missing,
+        image_name_invalid,
+        refused_by_kubelet,
     )
 }
 
@@ -350,6 +382,34 @@ def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
     assert failure["exitCode"] in (127, 128)
     assert "no-such-program" in failure["message"]
     assert (failure["hint"], failure["next"]) == advice_of("StartError")
+
+
+def test_invalid_image_name_fails_the_job_at_once(outcome: Wait) -> None:
+    done: Outcome = outcome(image_name_invalid)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
+    failure = done.failure
+    assert (failure["reason"], failure["nodeRank"], failure["action"]) == ("InvalidImageName", 0, "Fail")
+    assert "Not/A/Valid/Name" in failure["message"]
+    assert (failure["hint"], failure["next"]) == advice_of("InvalidImageName")
+
+
+def test_exceeded_limit_of_a_volume_restarts_once_and_then_fails_the_job(outcome: Wait) -> None:
+    done: Outcome = outcome(volume_limit_exceeded)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 1))
+    first, second = done.status["failures"]
+    assert [failure["reason"] for failure in (first, second)] == ["LimitExceeded"] * 2
+    assert [(first["action"], first["counted"]), second["action"]] == [("Restart", True), "Fail"]
+    assert '"scratch"' in first["message"]
+    assert (first["hint"], first["next"]) == advice_of("LimitExceeded")
+
+
+def test_pod_that_the_kubelet_refuses_restarts_without_counting_and_suspects_the_node(outcome: Wait) -> None:
+    done: Outcome = outcome(refused_by_kubelet)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 2, (1, 0))
+    assert condition_of(done.job, "Failed")["reason"] == "MaxTotalRestartsExceeded"
+    for failure in done.status["failures"]:
+        assert (failure["reason"], failure["nodeRank"], failure["counted"]) == ("OutOfcpu", 0, False)
+        assert failure["nodeSuspected"]
 
 
 @pytest.mark.parametrize(
