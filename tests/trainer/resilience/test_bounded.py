@@ -41,6 +41,14 @@ def test_run_with_timeout_kills_work_that_blocks(tmp_path: Path) -> None:
     wait_until(lambda: _is_gone(int(pid_file.read_text())), "its process to end")
 
 
+def test_run_with_timeout_returns_none_when_cancelled(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    asked = iter([False, False, True])
+    begun = time.monotonic()
+    assert run_with_timeout(600, (tmp_path / "pipe").read_text, lambda: next(asked)) is None
+    assert time.monotonic() - begun < 60
+
+
 def _is_gone(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,13 @@ class FailureReports:
         for old in attempts[_KEPT_ATTEMPTS:]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def cause_on_another_node(self) -> dict[str, Any] | None:
-        """Wait briefly for a node that failed by itself, and return the content of its ``node-*.json``."""
-        found: dict[str, Any] | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node)
+    def cause_on_another_node(self, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
+        """Wait briefly for a node that failed by itself, and return the content of its ``node-*.json``.
+
+        Args:
+            cancelled: ends the wait; asked ten times a second.
+        """
+        found: dict[str, Any] | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node, cancelled)
         return found
 
     def _cause_on_another_node(self) -> dict[str, Any] | None:

@@ -302,10 +302,15 @@ class Supervisor:
         if several_nodes and cause == "own" and (report.get("signal") or self._hang):
             processes.run_with_timeout(_ANNOUNCE, lambda: _announce_killed(self.ranks, report))
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
-            if several_nodes and cause == "peer" and (other := self.reports.cause_on_another_node()):
+            lost_peer = several_nodes and cause == "peer"
+            if lost_peer and (other := self.reports.cause_on_another_node(self._is_told_to_stop)):
                 report = with_root_cause(report, other)
             self.reports.write(report, self._states, [])
         return report
+
+    def _is_told_to_stop(self) -> bool:
+        """Return whether a stop signal came. The operator then has its verdict, and the next attempt waits for us."""
+        return self.stop_signal is not None or bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _with_oom_kill(self, report: Report) -> Report:
         """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""

@@ -33,6 +33,7 @@ from ddptrain.reporting.termination import Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
 _CHUNK = 65536
+_CANCEL_INTERVAL = 0.1  # seconds
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
@@ -270,8 +271,8 @@ def report_of(worker: WorkerProcess) -> Report:
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
 
 
-def run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
-    """Return what ``work`` returns, which must be JSON-able; None if it fails or takes longer.
+def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callable[[], bool] = lambda: False) -> Any:
+    """Return what ``work`` returns, which must be JSON-able; None if it fails, takes longer or is cancelled.
 
     A file system whose server is gone blocks every process that uses it inside the kernel, and the launcher may start
     no thread. So ``work`` runs in a forked child, and its changes to memory are lost. A child that exceeds the timeout
@@ -285,7 +286,7 @@ def run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
                 _send_result(work, write, parent)
         finally:
             os.close(write)
-        content = _read_until(result.fileno(), time.monotonic() + seconds)
+        content = _read_until(result.fileno(), time.monotonic() + seconds, cancelled)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             if content is None:
                 os.kill(pid, signal.SIGKILL)
@@ -294,15 +295,18 @@ def run_with_timeout(seconds: float, work: Callable[[], Any]) -> Any:
     return None
 
 
-def _read_until(descriptor: int, deadline: float) -> bytes | None:
-    """Return all bytes up to the end of the pipe; None if it does not end before ``deadline``."""
+def _read_until(descriptor: int, deadline: float, cancelled: Callable[[], bool]) -> bytes | None:
+    """Return all bytes up to the end of the pipe; None if it does not end before ``deadline``, or if cancelled."""
     content = b""
-    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(descriptor, _CHUNK)
-        if not part:
-            return content
-        content += part
-    return None
+    while True:
+        left = deadline - time.monotonic()
+        if select.select([descriptor], [], [], min(max(left, 0.0), _CANCEL_INTERVAL))[0]:
+            part = os.read(descriptor, _CHUNK)
+            if not part:
+                return content
+            content += part
+        elif left <= 0 or cancelled():
+            return None
 
 
 def _send_result(work: Callable[[], Any], pipe: int, parent: int) -> NoReturn:
