@@ -6,8 +6,13 @@ The fork server applies one by name before the command starts; processes forked 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import os
+import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -99,7 +104,46 @@ def broadcast_garbled_on_rank_1() -> None:
     dist.broadcast = garbled
 
 
-MUTANTS: dict[str, Callable[[], None]] = {
+def edited(lesson: str, old: str, new: str) -> Callable[[], None]:
+    """Return a function that loads a lesson with ``new`` in place of ``old``."""
+
+    def load() -> None:
+        spec = importlib.util.find_spec(f"ddptrain.lessons.{lesson}")
+        assert spec is not None and spec.origin is not None
+        source = Path(spec.origin).read_text()
+        assert source.count(old) == 1, (lesson, old)
+        module = sys.modules[spec.name] = types.ModuleType(spec.name)
+        exec(compile(source.replace(old, new), spec.origin, "exec"), module.__dict__)  # noqa: S102
+        importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 2  # an error shows early
+
+    return load
+
+
+LESSONS = {
+    f"{lesson}: {name}": edited(lesson, old, new)
+    for lesson, name, old, new in (
+        ("tutorial", "averaging dropped", "            average_gradients(model)\n", ""),
+        ("tutorial", "sum in place of the mean", "            parameter.grad /= dist.get_world_size()\n", ""),
+        ("tutorial", "the same part on every rank", "batches(parts.use(rank),", "batches(parts.use(0),"),
+        ("sampler", "set_epoch dropped", "        sampler.set_epoch(epoch)\n", ""),
+        ("sampler", "the same samples on every rank", "(data, world, rank,", "(data, world, 0,"),
+        (
+            "ddp",
+            "part of the batch not averaged",
+            "if by_ddp and number == len(halves) - 1 else",
+            "if by_ddp and not number else",
+        ),
+        ("ddp", "names of the wrapper", "model.module.state_dict(), part", "model.state_dict(), part"),
+        ("p2p", "sent before it was changed", "dist.send(tensor + 10,", "dist.send(tensor,"),
+        ("objects", "gathered on another rank", "dst=0)\n    draw", "dst=dist.get_world_size() - 1)\n    draw"),
+        ("groups", "all ranks in place of the group", "tensor, group=groups[rank % 2])", "tensor)"),
+        ("groups", "barrier dropped", "    dist.barrier()\n", ""),
+        ("collectives", "another source", "dist.broadcast(tensor, src=0)", "dist.broadcast(tensor, src=1)"),
+    )
+}
+
+
+MUTANTS: dict[str, Callable[[], None]] = LESSONS | {
     mutant.__name__: mutant
     for mutant in (
         weighting_dropped,

@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_settings(evaluate, ["checkpoint_dir", "data_dir", "device", "threads"])
     _add_model_verbs(verbs)
     _add_experiments(verbs)
+    _add_lessons(verbs)
     add_file_verbs(verbs)
     return parser
 
@@ -162,6 +163,29 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     bench.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
     bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     flags.add_settings(bench, ["data", "data_dir", "batch_size"])
+
+
+def _add_lessons(verbs: argparse._SubParsersAction[Any]) -> None:
+    from ddptrain.lessons.run import lesson_names
+
+    lesson = flags.add_verb(
+        verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed", _lesson,
+        example="lesson collectives --nproc-per-node 4",
+    )  # fmt: skip
+    lesson.add_argument("name", metavar="NAME", choices=lesson_names(), help=", ".join(lesson_names()))
+    lesson.add_argument(
+        "--nproc-per-node", type=whole_number(1, 64), metavar="N",
+        help="ranks to start here (default: NPROC_PER_NODE, or 4)",
+    )  # fmt: skip
+    lesson.add_argument("--svg", default="", metavar="DIR", help="draw each exchange there, too")
+
+
+def _lesson(arguments: argparse.Namespace) -> int:
+    from ddptrain.lessons.run import run_lesson
+
+    if arguments.svg:
+        os.environ["LESSON_SVG_DIR"] = arguments.svg
+    return run_lesson(arguments.name, arguments.nproc_per_node)
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,58 @@
+"""Every lesson runs by itself with 1, 2 and 4 ranks, and notices an error in its key line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddptrain.distributed.topology import free_port
+from ddptrain.lessons.draw import svg, table, text_of
+from ddptrain.lessons.run import lesson_names
+from tests.trainer.mutants import LESSONS
+from tests.trainer.runs import ForkServer
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_lesson_holds_with_1_2_and_4_ranks(ddptrain: ForkServer, name: str) -> None:
+    for ranks in (1, 2, 4):
+        assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+
+
+@pytest.mark.parametrize("mutant", LESSONS)
+def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
+    run = ddptrain.run("lesson", mutant.partition(":")[0], "--nproc-per-node", 2, code=1, mutant=mutant)
+    assert "Error" in run.output()
+
+
+def test_lesson_runs_as_a_script_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddptrain.lessons.p2p"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ring: batch_isend_irecv" in done.stdout
+
+
+def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
+    nodes = {"NNODES": 2, "NPROC_PER_NODE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    runs = [ddptrain.start("lesson", "collectives", env=nodes | {"NODE_RANK": rank}) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
+    assert "  3    │ " in runs[0].output() and not runs[1].output()
+
+
+def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> None:
+    ddptrain.run("lesson", "collectives", "--nproc-per-node", 2, "--svg", tmp_path)
+    drawn = {file.stem: file.read_text() for file in tmp_path.iterdir()}
+    assert len(drawn) >= 15
+    assert ">[1, 1]<" in drawn["broadcast--src-0"] and drawn["broadcast--src-0"].count(">[0, 0]<") == 3
+
+
+def test_values_are_printed_short() -> None:
+    assert text_of([1.0, (2.5, "a"), None]) == "[1, [2.5, a], None]"
+    assert table([("1", "22")]).splitlines() == [
+        "  rank │ before │ after",
+        "  ─────┼────────┼──────",
+        "  0    │ 1      │ 22",
+    ]
+    assert svg("a < b", [("<", "2")]).count("&lt;") == 2

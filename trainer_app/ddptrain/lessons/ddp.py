@@ -1,0 +1,100 @@
+"""The same training with DistributedDataParallel in place of average_gradients.
+
+    torchrun --nproc-per-node 2 -m ddptrain.lessons.ddp
+
+    diff trainer_app/ddptrain/lessons/sampler.py trainer_app/ddptrain/lessons/ddp.py
+
+DDP averages gradients while backward still runs, some at a time. It copies the weights of rank 0 to all ranks at the
+beginning, so a model that only rank 0 has loaded is enough. It does not divide the data: the sampler does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from ddptrain.lessons.sampler import loader_of
+from ddptrain.lessons.tutorial import EPOCHS, SEED, Net, accuracy, average_gradients, datasets
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    train, test = datasets()
+    sampler, loader = loader_of(train, world, rank)
+    torch.manual_seed(SEED + rank)  # other initial weights on every rank: DDP replaces them by those of rank 0
+    plain = Net().double()
+    model = DistributedDataParallel(plain)  # on GPUs: device_ids=[local_rank]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(2)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = functional.nll_loss(model(images), labels)
+            loss.backward()  # every rank gets the same gradients; dividing them by world_size again would be wrong
+            optimizer.step()
+            total += torch.tensor([loss.item() * len(labels), len(labels)])
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
+    assert model.module is plain, "the wrapper trains the model that it was given"
+    equal_weights(model)
+    as_by_hand(model, train.tensors[0][rank::world][:16], train.tensors[1][rank::world][:16])
+    save_and_load(model, rank)
+    dist.destroy_process_group()
+
+
+def equal_weights(model: nn.Module) -> None:
+    """Check that all ranks have the same weights, bit for bit."""
+    for parameter in model.parameters():
+        lowest, highest = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        assert torch.equal(lowest, highest), "the weights differ between ranks"
+
+
+def as_by_hand(model: DistributedDataParallel, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Check DDP's gradients against average_gradients, for one batch and for one that is accumulated from two parts."""
+    halves = [(part, of_part) for part, of_part in zip(images.chunk(2), labels.chunk(2), strict=True)]
+    gradients = []
+    for by_ddp in (True, False):
+        model.zero_grad()
+        for number, (part, of_part) in enumerate(halves):
+            # Only the backward of the last part exchanges gradients.
+            quiet = contextlib.nullcontext() if by_ddp and number == len(halves) - 1 else model.no_sync()
+            with quiet:
+                (functional.nll_loss(model(part), of_part) / len(halves)).backward()
+        if not by_ddp:
+            average_gradients(model.module)
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    largest = max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
+    if dist.get_rank() == 0:
+        print(f"largest difference between DDP's gradients and those averaged by hand: {largest:.1e}")
+    assert largest < 1e-12, largest
+
+
+def save_and_load(model: DistributedDataParallel, rank: int) -> None:
+    """Save the inner model on one rank of the group, load it on this rank, and let DDP give it to the others."""
+    loaded = Net().double()
+    if rank == 0:  # not local_rank 0, of which there is one on every node
+        with tempfile.TemporaryDirectory() as folder:
+            part = Path(folder) / "model.pt.part"
+            torch.save(model.module.state_dict(), part)  # without the wrapper: names without "module."
+            file = part.rename(part.with_suffix(""))  # whoever reads sees the whole file or none
+            loaded.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    again = DistributedDataParallel(loaded)
+    for name, value in again.module.state_dict().items():
+        assert torch.equal(value, model.module.state_dict()[name]), name
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Collectives of Python objects: dictionaries, strings, whatever can be pickled.
+
+    torchrun --nproc-per-node 4 -m ddptrain.lessons.objects
+
+They pickle the object, exchange its length and its bytes as tensors, and unpickle it: slow, and whoever can send bytes
+to the group can run code in it. They are for small things outside the training loop, such as a report per rank.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddptrain.lessons.draw import draw
+
+
+def main() -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = {"rank": rank, "name": "abcdefgh"[rank % 8]}
+
+    shared = [mine if rank == 0 else None]  # a list of equal length on every rank; src's values replace the others
+    dist.broadcast_object_list(shared, src=0)
+    draw("broadcast_object_list, src=0", mine if rank == 0 else None, shared[0])
+    assert shared == [{"rank": 0, "name": "a"}]
+
+    part: list[Any] = [None]
+    dist.scatter_object_list(part, [f"for rank {to}" for to in range(world)] if rank == 0 else None, src=0)
+    draw("scatter_object_list, src=0", None, part[0])
+    assert part == [f"for rank {rank}"]
+
+    everything: list[Any] = [None] * world  # as long as the world, not as the number of ranks of the example
+    dist.all_gather_object(everything, mine)
+    draw("all_gather_object", mine, [entry["name"] for entry in everything])
+    assert [entry["rank"] for entry in everything] == list(range(world))
+
+    gathered = gather_objects(mine, dst=0)
+    draw("gather_objects, dst=0", mine, gathered and [entry["name"] for entry in gathered])
+    assert gathered == (everything if rank == 0 else None)
+    dist.destroy_process_group()
+
+
+def gather_objects(mine: Any, dst: int) -> list[Any] | None:
+    """Return the objects of all ranks on rank ``dst``, and None on the others.
+
+    NCCL would copy the pickled bytes to the GPUs. They are exchanged by the CPU instead, in a group of their own.
+    """
+    places: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == dst else None
+    dist.gather_object(mine, places, dst=dst, group=cpu_group())
+    return places
+
+
+@cache
+def cpu_group() -> dist.ProcessGroup | None:
+    """Return the group for CPU tensors, which is made once.
+
+    ``new_group`` is itself a collective. Every rank reaches this line together, because every rank calls
+    ``gather_objects``; in a branch that only rank 0 takes, it would wait for the others for ever.
+    """
+    return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else dist.group.WORLD
+
+
+if __name__ == "__main__":
+    main()

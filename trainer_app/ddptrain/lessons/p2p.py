@@ -1,0 +1,147 @@
+"""Messages from one rank to one other: send and recv, their forms that do not wait, and what goes wrong with them.
+
+    torchrun --nproc-per-node 4 -m ddptrain.lessons.p2p
+
+A message has no name. The first recv from a rank gets its first send, so both sides agree on the number, order, size
+and type of all messages. Ranks form pairs here: 0 and 1, 2 and 3. A last rank without a partner only looks on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddptrain.lessons.draw import draw
+
+
+def main() -> None:
+    # Before the group exists: a process with running threads must not fork.
+    mistakes = [unmatched(), wrong_size()] if os.environ["RANK"] == "0" else []
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    blocking(rank, world)
+    not_blocking(rank, world)
+    in_order(rank, world)
+    ring(rank, world)
+    for mistake in mistakes:
+        print(f"\n{mistake}")
+    dist.destroy_process_group()
+
+
+def partner(rank: int, world: int) -> int | None:
+    """Return the other rank of the pair, or None."""
+    other = rank ^ 1
+    return other if other < world else None
+
+
+def blocking(rank: int, world: int) -> None:
+    """send returns when the tensor may be changed again, recv when the message is there. One side calls each first."""
+    other, tensor = partner(rank, world), torch.tensor([float(rank)])
+    before = tensor.clone()
+    if other is not None and rank < other:
+        dist.send(tensor + 10, dst=other)
+    elif other is not None:
+        dist.recv(tensor, src=other)  # overwrites the tensor, which has the size of the message
+    draw("send rank + 10 to the partner, recv", before, tensor)
+    assert tensor.item() == (rank - 1 + 10 if other is not None and other < rank else rank)
+
+
+def not_blocking(rank: int, world: int) -> None:
+    """isend and irecv return at once. Until wait() has returned, the tensors belong to the backend."""
+    other, sent, received = partner(rank, world), torch.tensor([rank + 0.5]), torch.zeros(1)
+    if other is not None:
+        works = [dist.isend(sent, dst=other), dist.irecv(received, src=other)]  # both directions: nobody waits first
+        for work in works:
+            assert work is not None
+            work.wait()
+    draw("isend and irecv between partners, wait", sent, received)
+    assert received.item() == (0 if other is None else other + 0.5)
+
+
+def in_order(rank: int, world: int, messages: int = 5) -> None:
+    """Messages between two ranks arrive in the order in which they were sent."""
+    other, received = partner(rank, world), [torch.zeros(1) for _ in range(messages)]
+    if other is not None and rank < other:
+        for number in range(messages):
+            dist.send(torch.tensor([float(number)]), dst=other)
+    elif other is not None:
+        for place in received:
+            dist.recv(place, src=other)
+    draw(f"{messages} messages from the lower to the higher partner", [], [place.item() for place in received])
+    assert other is None or rank < other or [place.item() for place in received] == list(range(messages))
+
+
+def ring(rank: int, world: int) -> None:
+    """Every rank sends to the next and receives from the one before, in one batch: no order of calls can block it."""
+    sent, received = torch.tensor([float(rank)]), torch.tensor([float(rank)])
+    if world > 1:
+        batch = [
+            dist.P2POp(dist.isend, sent, (rank + 1) % world),
+            dist.P2POp(dist.irecv, received, (rank - 1) % world),
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    draw("ring: batch_isend_irecv", sent, received)
+    assert received.item() == (rank - 1) % world
+
+
+# Two mistakes, each in two processes of their own, because a group is not usable after them.
+
+
+def unmatched() -> str:
+    """Two ranks receive first and send second, so both wait until the timeout."""
+
+    def both_receive(rank: int) -> None:
+        dist.recv(torch.zeros(1), src=1 - rank)
+        dist.send(torch.zeros(1), dst=1 - rank)
+
+    ends = _in_a_pair(both_receive)
+    assert ends == [1, 1], ends
+    return "recv on both sides: no send matches, and after the timeout of 2 s both fail"
+
+
+def wrong_size() -> str:
+    """Rank 0 sends three numbers where rank 1 expects one: gloo aborts the process that gets more than it expects."""
+
+    def disagree(rank: int) -> None:
+        if rank == 0:
+            dist.send(torch.zeros(3), dst=1)
+        else:
+            dist.recv(torch.zeros(1), src=0)
+
+    ends = _in_a_pair(disagree)
+    assert ends[1] == -signal.SIGABRT, ends
+    return "3 numbers sent, 1 expected: gloo aborts the receiver with SIGABRT, and no except clause can catch it"
+
+
+def _in_a_pair(work: Callable[[int], None]) -> list[int | None]:
+    """Run ``work`` as rank 0 and 1 of a group of two, and return the exit codes; -n stands for signal n."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("fork")
+        pair = [context.Process(target=_pair_rank, args=(rank, f"file://{folder}/store", work)) for rank in (0, 1)]
+        for process in pair:
+            process.start()
+        for process in pair:
+            process.join(60)
+            process.kill()  # only if it still runs
+            process.join()
+        return [process.exitcode for process in pair]
+
+
+def _pair_rank(rank: int, store: str, work: Callable[[int], None]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the stack of the error is no part of the lesson
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=2))
+    work(rank)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""``ddptrain lesson NAME``: start the ranks of a lesson, or be one of them under torchrun."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from dataclasses import replace
+
+import ddptrain.lessons
+from ddptrain.distributed import topology
+
+_NOT_LESSONS = {"run", "draw"}
+
+
+def lesson_names() -> list[str]:
+    """Return the names of all lessons, which are the modules of this package."""
+    names = {module.name for module in pkgutil.iter_modules(ddptrain.lessons.__path__)}
+    return sorted(names - _NOT_LESSONS)
+
+
+def run_lesson(name: str, nproc_per_node: int | None) -> int:
+    """Run a lesson and return the exit code.
+
+    Args:
+        nproc_per_node: how many ranks to start here; None: as NPROC_PER_NODE says, or 4. Under torchrun, which has
+            started this process as a rank, it is ignored.
+    Raises:
+        UsageError: the environment describes an impossible rank.
+    """
+    environment = topology.without_operator_rank(os.environ)
+    if "RANK" in environment:
+        importlib.import_module(f"ddptrain.lessons.{name}").main()
+        return 0
+    nproc = nproc_per_node or int(environment.get("NPROC_PER_NODE") or 4)
+    ranks = topology.from_node_environment(environment, nproc_per_node=nproc)
+    if ranks.nnodes == 1:
+        ranks = replace(ranks, master_port=topology.free_port())
+    return _start(name, ranks)
+
+
+def _start(name: str, ranks: topology.Ranks) -> int:
+    """Fork one process per rank, as ``torch.multiprocessing.spawn`` does with fresh interpreters."""
+    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+    importlib.import_module(f"ddptrain.lessons.{name}")  # once, before the forks
+    try:
+        start_processes(_be_rank, (name, ranks), ranks.nproc_per_node, start_method="fork")
+    except ProcessRaisedException as error:
+        print(str(error).strip())
+        return 1
+    except ProcessExitedException as error:
+        print(f"rank {ranks.of_local_rank(error.error_index).rank}: {error}")
+        return int(error.exit_code if error.exit_code > 0 else 128 - error.exit_code)
+    return 0
+
+
+def _be_rank(local_rank: int, name: str, ranks: topology.Ranks) -> None:
+    """Set the variables that torchrun sets, and run the lesson."""
+    mine = ranks.of_local_rank(local_rank)
+    os.environ |= {
+        "RANK": str(mine.rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(mine.world_size),
+        "LOCAL_WORLD_SIZE": str(mine.nproc_per_node),
+        "GROUP_RANK": str(mine.node_rank),
+        "MASTER_ADDR": mine.master_addr,
+        "MASTER_PORT": str(mine.master_port),
+    }
+    import torch
+
+    torch.set_num_threads(1)  # the ranks share the cores
+    importlib.import_module(f"ddptrain.lessons.{name}").main()

@@ -1,0 +1,83 @@
+"""The same training with DistributedSampler and DataLoader in place of the partition by hand.
+
+    torchrun --nproc-per-node 2 -m ddptrain.lessons.sampler
+
+    diff trainer_app/ddptrain/lessons/tutorial.py trainer_app/ddptrain/lessons/sampler.py
+
+The sampler shuffles the whole dataset in every epoch and gives rank r every ``world_size``-th index, beginning with r;
+parts are not contiguous. It repeats some indices, so that all ranks get equally many. Without ``set_epoch`` the order
+is the same in every epoch.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from ddptrain.lessons.tutorial import EPOCHS, GLOBAL_BATCH, SEED, Net, accuracy, average_gradients, datasets
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    train, test = datasets()
+    sampler, loader = loader_of(train, world, rank)
+    torch.manual_seed(SEED)  # the same initial weights on every rank
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    orders = []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+        total = torch.zeros(2)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = functional.nll_loss(model(images), labels)
+            loss.backward()
+            average_gradients(model)
+            optimizer.step()
+            total += torch.tensor([loss.item() * len(labels), len(labels)])
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
+    check(orders, len(train), rank, world)
+    dist.destroy_process_group()
+
+
+def loader_of(data: TensorDataset, world: int, rank: int) -> tuple[DistributedSampler[int], DataLoader[object]]:
+    """Return the sampler of this rank, and a loader of its batches.
+
+    pin_memory copies batches to memory from which a GPU can read directly. The generator gives every worker process
+    its seed, so that random augmentation differs between workers and ranks, and can be repeated.
+    """
+    sampler: DistributedSampler[int] = DistributedSampler(data, world, rank, shuffle=True, seed=SEED)
+    loader: DataLoader[object] = DataLoader(
+        data,
+        batch_size=GLOBAL_BATCH // world,
+        sampler=sampler,  # shuffle=True here would be refused: the sampler decides
+        num_workers=0,  # worker processes that prepare batches; the images are in memory already
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(SEED + rank),
+    )
+    return sampler, loader
+
+
+def check(orders: list[list[int]], samples: int, rank: int, world: int) -> None:
+    """Check that every epoch had another order, and that the ranks together used every sample."""
+    assert len(set(map(tuple, orders))) == len(orders), "two epochs had the same order: set_epoch was not called"
+    used = torch.zeros(samples)
+    for index in orders[0]:
+        used[index] += 1
+    dist.all_reduce(used)
+    repeated = int(used.sum().item()) - samples
+    assert used.min().item() == 1 and repeated == -samples % world
+    if rank == 0:
+        print(f"every sample was used once in an epoch, {repeated} of {samples} twice, by {world} ranks")
+
+
+if __name__ == "__main__":
+    main()
