@@ -171,6 +171,30 @@ def test_plan_for_a_stale_job_writes_its_status_first() -> None:
     assert made.status["currentAttempt"]["ending"]["verdict"] == "UnknownAttempt"
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_pods_of_an_unknown_attempt_are_deleted_only_after_a_status_that_knows_it(number: int) -> None:
+    """The cached job may be older than the pods: another operator has resumed it meanwhile."""
+    world = World(a_job(suspend=True)) if number == 0 else a_running_world(a_job())
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    stale = world.status
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    world.run_all()
+    world.settle()
+    newest = number + 1
+    world.job["spec"]["suspend"], world.job["status"] = True, stale
+    made = world.reconcile()
+    assert len(made.deletes) == 2 and made.status is not None, "the write conflicts if the job is stale"
+    attempt = world.status["currentAttempt"]
+    assert (world.status["attempt"], attempt["number"], attempt["ending"]["verdict"]) == (newest, newest, "Suspended")
+    assert world.status["state"] == "Suspended"
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.settle()
+    assert (world.status["attempt"], world.status["restarts"]) == (newest + 1, 0)
+
+
 def test_restored_status_leads_to_an_attempt_with_new_pod_names() -> None:
     world = a_running_world(a_job())
     backup = json.loads(json.dumps(world.job["status"]))

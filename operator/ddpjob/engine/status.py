@@ -65,8 +65,10 @@ def next_number(s: JobState, decision: Decision) -> int:
     """Return the number of the current attempt after the decision."""
     if decision.begins_attempt:
         return number_of_next(s)
-    # Pods of a newer attempt than the recorded one are deleted; their names must not be used again.
-    return max(s.attempt.number, s.newest_attempt) if decision.ends_attempt else s.attempt.number
+    # Pods of a newer attempt than the recorded one are deleted, and their names must not be used again. The write also
+    # shows whether the job was stale, for example because two operators are at work: then it conflicts.
+    deletes_newer = decision.ends_attempt or s.attempt.is_closed
+    return max(s.attempt.number, s.newest_attempt) if deletes_newer else s.attempt.number
 
 
 def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> Attempt:
@@ -99,7 +101,12 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> 
                 creating_since=_creating_since(attempt, decision),
                 failures_in_row=row,
             )
-    return attempt if attempt.is_closed else _with_first_times(s, attempt, nodes)
+    if not attempt.is_closed:
+        return _with_first_times(s, attempt, nodes)
+    if (number := next_number(s, decision)) == attempt.number:
+        return attempt
+    verdict, since = attempt.verdict or SUSPENDED, attempt.since or now
+    return replace(attempt, number=number, phase=ENDING, verdict=verdict, since=since)
 
 
 def _creating_since(attempt: Attempt, decision: Decision) -> str | None:
