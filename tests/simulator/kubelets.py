@@ -16,6 +16,12 @@ from tests.builders import ended, failed, running
 
 GRACE_SECONDS = 30.0
 """Longest time in which a kubelet stops a pod; the default of Kubernetes."""
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+}
 _FROZEN_SECONDS = 0.5
 
 
@@ -23,6 +29,7 @@ class Kubelets:
     """Acts on the API server as the nodes do. What a pod does depends on the seed and its name, not on the time.
 
     eager: each pod starts by itself soon after its creation; otherwise ``start`` starts it.
+    has_spares: whether a pod that must not run on its own node can run on another.
     frozen: while true, no pod starts or stops.
     """
 
@@ -32,6 +39,7 @@ class Kubelets:
         self._seed = seed
         self._eager = eager
         self.frozen = False
+        self.has_spares = True
         self.unreachable: set[str] = set()
         """uids of pods on nodes that do not respond."""
         self.were_unreachable: set[str] = set()
@@ -54,8 +62,14 @@ class Kubelets:
         known = self._known(pod)
         if known is None or known["status"].get("phase") != "Pending" or "deletionTimestamp" in known["metadata"]:
             return
+        node = f"worker-{meta['labels'][names.LABEL_NODE_RANK]}"
+        if node in _avoided(known):
+            if not self.has_spares:
+                self.report(pod, {"phase": "Pending", "conditions": [UNSCHEDULABLE]})
+                return
+            node = node.replace("worker", "spare")
         with contextlib.suppress(ClusterError):
-            self._server.bind(meta["namespace"], meta["name"], f"worker-{meta['labels'][names.LABEL_NODE_RANK]}")
+            self._server.bind(meta["namespace"], meta["name"], node)
         self.report(pod, running(podIP="192.0.2.1"))
 
     def report(self, pod: Json, status: Json) -> None:
@@ -115,3 +129,10 @@ class Kubelets:
             asyncio.get_running_loop().call_later(_FROZEN_SECONDS, self._unless_frozen, act, pod)
         else:
             act(pod)
+
+
+def _avoided(pod: Json) -> set[str]:
+    """Return the names of the nodes on which the pod's affinity does not let it run."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    return {name for term in terms for field in term.get("matchFields") or () for name in field["values"]}

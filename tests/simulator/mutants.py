@@ -16,7 +16,7 @@ from ddpjob.controller import reconcile
 from ddpjob.controller.apply import Executor
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.engine import budget, decision, status
+from ddpjob.engine import budget, decision, plan, status
 from ddpjob.engine.actions import Plan
 from tests.simulator.faults import CRASHES, At
 from tests.simulator.runs import RANDOM, Run
@@ -292,4 +292,50 @@ def _effect_of_a_lost_response_assumed() -> Iterator[None]:
             return
 
     with mock.patch.object(Executor, "_create", create):
+        yield
+
+
+@_mutant(Run("two-nodes-lost"))
+def _only_newest_failure_refunded() -> Iterator[None]:
+    """Refund only the newest failure when nodes prove lost."""
+    with mock.patch.object(budget, "_first_in_counter", lambda failures, used: max(len(failures) - 1, 0)):
+        yield
+
+
+@_mutant(Run("startup-deadline-of-refused-pods"))
+def _startup_deadline_of_each_try() -> Iterator[None]:
+    """Let the startup deadline begin again with each attempt whose pods are refused."""
+    with mock.patch.object(status, "_creating_since", lambda attempt, decision: None):
+        yield
+
+
+@_mutant(Run("avoided-node"))
+def _avoided_nodes_not_in_the_pods() -> Iterator[None]:
+    """Record the nodes to avoid, and create pods that may run on them."""
+    original = plan.desired_pods
+
+    def desired_pods(*arguments: Any, avoid: Any = (), **options: Any) -> Any:
+        return original(*arguments, **options)
+
+    with mock.patch.object(plan, "desired_pods", desired_pods):
+        yield
+
+
+@_mutant(Run("rules-for-restarts"))
+def _rules_of_the_user_ignored() -> Iterator[None]:
+    """Decide by the table of failures alone."""
+    with mock.patch.object(decision, "overrule", lambda judgement, rules: judgement):
+        yield
+
+
+@_mutant(*(Run("requested-restart", watch="shuffled", order=order, operators=2) for order in (1, 0, 2, 3)))
+def _newer_pods_deleted_without_a_record() -> Iterator[None]:
+    """Delete pods of an attempt that the recorded status does not know, although the job may be stale."""
+    original = status.next_number
+
+    def next_number(s: Any, made: Any) -> int:
+        changes = made.begins_attempt or made.ends_attempt
+        return original(s, made) if changes else int(s.attempt.number)
+
+    with mock.patch.object(status, "next_number", next_number):
         yield

@@ -76,7 +76,9 @@ def story_of(status: Json, changes: History) -> Outcome:
     conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
     # At a failed end it depends on the time which peers had ended.
     nodes = status.get("nodes") if status.get("state") == "Succeeded" else None
-    return {key: status.get(key) for key in kept} | {"failures": failures, "conditions": conditions, "nodes": nodes}
+    avoided = [(entry["nodeName"], entry["reason"]) for entry in status.get("avoidNodes") or ()]
+    also = {"failures": failures, "conditions": conditions, "nodes": nodes, "avoided": avoided}
+    return {key: status.get(key) for key in kept} | also
 
 
 def _without_timing(failure: Json) -> Json:

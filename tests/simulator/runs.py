@@ -17,6 +17,7 @@ from tests.simulator.watches import MODES
 RECONCILES_AFTER_FAULT = 3
 RANDOM = "random"
 _DOWNTIMES = (0.0, 0.0, 1.0, 20.0)
+_OPERATORS = (1, 1, 1, 1, 1, 1, 1, 2)
 
 
 class ViolationError(AssertionError):
@@ -28,6 +29,7 @@ class Run:
     """Everything that determines a run.
 
     scenario: a name of ``SCENARIOS``, or "random": all else then follows from ``seed``. order: of the reports of pods.
+    operators: how many work at the same time.
     """
 
     scenario: str
@@ -35,10 +37,12 @@ class Run:
     watch: str = "prompt"
     order: int = 0
     seed: int = 0
+    operators: int = 1
 
     def __str__(self) -> str:
         options = [f"watch={self.watch}"] * (self.watch != "prompt")
         options += [f"order={self.order}"] * bool(self.order) + [f"seed={self.seed}"] * bool(self.seed)
+        options += [f"operators={self.operators}"] * (self.operators > 1)
         return " ".join([self.scenario, *map(str, self.faults), *options])
 
     @property
@@ -53,7 +57,7 @@ class Run:
             raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM])}")
         options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
         faults = tuple(At.parse(word) for word in rest if "=" not in word)
-        numbers = {key: int(options[key]) for key in ("order", "seed") if key in options}
+        numbers = {key: int(options[key]) for key in ("order", "seed", "operators") if key in options}
         return cls(scenario, faults, options.get("watch", "prompt"), **numbers)
 
 
@@ -72,7 +76,8 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
     try:
         simulation = run_in_simulated_time(_live(run, is_calm=is_calm))
         check(simulation)
-        if is_calm or (run.scenario != RANDOM and not run.faults and run.watch == "prompt"):
+        is_undisturbed = not run.faults and run.watch == "prompt" and run.operators == 1
+        if is_calm or (run.scenario != RANDOM and is_undisturbed):
             check_undisturbed(simulation, 0 if is_calm else SCENARIOS[run.scenario].refused)
         needed = simulation.reconciles_needed
         assert needed <= RECONCILES_AFTER_FAULT, f"{needed} reconciles after the last fault"
@@ -91,7 +96,7 @@ def compare(run: Run) -> Result:
         expected, result = undisturbed(run.scenario), execute(run)
         compares = SCENARIOS[run.scenario].compares
         pairs = [(expected.story, result.story)] if compares != "nothing" else []
-        if compares == "outcome" and not _makes_more(expected, run):
+        if compares == "outcome" and run.operators == 1 and not _makes_more(expected, run):
             pairs.append((expected.outcome, result.outcome))
     for want, got in pairs:
         if differences := {key: (want[key], got[key]) for key in want if want[key] != got[key]}:
@@ -121,7 +126,7 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
         scenario, simulation = _random_simulation(run.seed, is_calm=is_calm)
     else:
         scenario = SCENARIOS[run.scenario]
-        is_alone = len(run.faults) <= 1 and run.watch == "prompt"
+        is_alone = len(run.faults) <= 1 and run.watch == "prompt" and run.operators == 1
         simulation = Simulation(
             scenario.full_spec,
             at_writes(run.faults),
@@ -129,6 +134,7 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
             watch=run.watch,
             order=run.order,
             freezes=is_alone,
+            operators=run.operators,
         )
     await simulation.begin()
     await scenario.script(simulation)
@@ -147,12 +153,14 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
     nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
     spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}]) | chance.choice([{}, {}, CHECKPOINT])
+    spec |= chance.choice([{}, {}, {"podRetention": "All"}, {"podRetention": "None"}])
     choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
     disturbances: dict[str, Any] = {
         "watch": chance.choice(MODES),
         "order": chance.randrange(6),
         "eager": chance.random() < 0.5,
         "downtime": chance.choice(_DOWNTIMES),
+        "operators": chance.choice(_OPERATORS),
     }
     if is_calm:
         choose, disturbances = at_writes(()), {}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.wire import Json, parse_time, seconds_between
 from ddpjob.cluster.memory.store import Change
 from tests.builders import ended, failed
 from tests.cluster.faulty_cluster import Call
@@ -28,12 +28,14 @@ class Scenario:
     compares: what faults must leave unchanged. "outcome": also the number of created and deleted objects; "story": only
     how the job ended; "nothing": the job is deleted at a time that depends on the faults.
     refused: requests that have no effect even without faults.
+    is_variant: the same course as another scenario, by another setting: each write gets one kind of fault, not all.
     """
 
     script: Script
     spec: Json = field(default_factory=dict)
     compares: Literal["outcome", "story", "nothing"] = "outcome"
     refused: int = 0
+    is_variant: bool = False
 
     @property
     def full_spec(self) -> Json:
@@ -41,10 +43,15 @@ class Scenario:
 
 
 def _scenario(
-    name: str, *, compares: Literal["outcome", "story", "nothing"] = "outcome", refused: int = 0, **spec: object
+    name: str,
+    *,
+    compares: Literal["outcome", "story", "nothing"] = "outcome",
+    refused: int = 0,
+    is_variant: bool = False,
+    **spec: object,
 ) -> Callable[[Script], Script]:
     def register(script: Script) -> Script:
-        SCENARIOS[name] = Scenario(script, spec, compares, refused)
+        SCENARIOS[name] = Scenario(script, spec, compares, refused, is_variant)
         return script
 
     return register
@@ -325,6 +332,150 @@ async def _quota(sim: Simulation) -> None:
     await succeed(sim)
 
 
+@_scenario("startup-deadline-of-refused-pods", is_variant=True, startupDeadlineSeconds=120, compares="story")
+async def _startup_deadline_of_refused_pods(sim: Simulation) -> None:
+    """A quota allows one of two pods for longer than the deadline."""
+    sim.quota = 1
+    sim.create_job()
+    await sim.until("the job is finished", sim.is_finished)
+    status = sim.status()
+    took = seconds_between(status["startTime"], parse_time(status["completionTime"]))
+    assert took >= 115, "the job failed before the deadline"
+
+
+@_scenario("two-nodes-lost", is_variant=True, compares="story")
+async def _two_nodes_lost(sim: Simulation) -> None:
+    """Two attempts lose a node each, and the control plane notices both losses after the second: none counts."""
+    sim.create_job()
+    lost = []
+    for _ in range(2):
+        if pods := await sim.running_attempt():
+            attempt = sim.attempt()
+            lost.append(pods[1])
+            sim.kubelets.cut_off(pods[1])
+            await sim.in_any_order(*_reports_of_peers(sim, pods, failed(77, cause="peer", at=now())))
+            await sim.next_attempt(attempt)
+    for pod in lost:
+        sim.kubelets.mark_lost(pod)
+    await sim.pause(NOTICE_SECONDS)
+    await sim.running_attempt()
+    sim.kubelets.reconnect()
+    await succeed(sim)
+
+
+@_scenario("avoided-node", is_variant=True)
+async def _avoided_node(sim: Simulation) -> None:
+    """Two crashes on one node: the next attempt runs on another."""
+    sim.create_job()
+    await _crashes_twice(sim)
+    await sim.running_attempt()
+    assert _node_of(sim, 1) == "spare-1", "the pod runs on the node to avoid"
+    await succeed(sim)
+
+
+@_scenario("avoided-node-is-the-only-one", is_variant=True, compares="story")
+async def _avoided_node_is_the_only_one(sim: Simulation) -> None:
+    """Two crashes on one node, and no other fits: after half a minute it is used again."""
+    sim.kubelets.has_spares = False
+    sim.create_job()
+    await _crashes_twice(sim)
+    await sim.running_attempt()
+    assert _node_of(sim, 1) == "worker-1", "the pod does not run on the only node"
+    await succeed(sim)
+
+
+@_scenario("hang-after-success", is_variant=True, completionGraceSeconds=200)
+async def _hang_after_success(sim: Simulation) -> None:
+    """Node 0 succeeds, but node 1 runs on."""
+    sim.create_job()
+    pods = await sim.running_attempt()
+    attempt, began = sim.attempt(), now()
+    _report(sim, pods[0], ended(0, at=now()))
+    await sim.next_attempt(attempt)
+    assert (now() - began).total_seconds() >= 195, "the attempt ended before completionGraceSeconds had passed"
+    await succeed(sim)
+
+
+@_scenario("slow-end-of-a-node", is_variant=True, completionGraceSeconds=200)
+async def _slow_end_of_a_node(sim: Simulation) -> None:
+    """Node 1 succeeds some time after node 0, within completionGraceSeconds."""
+    sim.create_job()
+    pods = await sim.running_attempt()
+    _report(sim, pods[0], ended(0, at=now()))
+    await sim.pause(150.0)
+    _report(sim, pods[1], ended(0, at=now()))
+    await sim.until("the job is finished", sim.is_finished)
+
+
+@_scenario("success-of-node-zero", is_variant=True, successPolicy="NodeZero")
+async def _success_of_node_zero(sim: Simulation) -> None:
+    """Node 0 succeeds while node 1 runs: the job has succeeded, and node 1 is stopped."""
+    sim.create_job()
+    pods = await sim.running_attempt()
+    _report(sim, pods[0], ended(0, at=now()))
+    await sim.until("the job is finished and nothing runs", lambda: sim.is_finished() and not sim.active_pods())
+
+
+@_scenario("node-zero-is-the-last", is_variant=True, successPolicy="NodeZero", completionGraceSeconds=200)
+async def _node_zero_is_the_last(sim: Simulation) -> None:
+    """Node 1 fails once; then it succeeds, and node 0 long after it."""
+    sim.create_job()
+    await _rank_failure(sim)
+    pods = await sim.running_attempt()
+    _report(sim, pods[1], ended(0, at=now()))
+    await sim.pause(500.0)
+    assert not sim.is_finished()
+    _report(sim, pods[0], ended(0, at=now()))
+    await sim.until("the job is finished", sim.is_finished)
+
+
+_RULES = [
+    {"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"},
+    {"onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartIgnoreLimit"},
+    {"onReasons": ["PodDeleted", "PodLost"], "action": "Restart"},
+]
+
+
+@_scenario("rules-for-restarts", is_variant=True, restartPolicy={"maxRestarts": 1, "rules": _RULES})
+async def _rules_for_restarts(sim: Simulation) -> None:
+    """By the user's rules two failures do not count, a deletion does, and the fourth failure is final."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await _rank_failure(sim)
+    await _pod_deletion(sim)
+    await _fails(sim, failed(3, cause="own", at=now()))
+    assert sim.is_finished()
+
+
+@_scenario("retention-of-all-pods", is_variant=True, podRetention="All")
+async def _retention_of_all_pods(sim: Simulation) -> None:
+    """Two attempts fail; the pods that ended by themselves are all kept."""
+    sim.create_job()
+    kept = []
+    for _ in range(2):
+        kept.append(names.pod_name(KEY.name, str(_uid(sim)), sim.attempt() or 1, 1))
+        await _rank_failure(sim)
+        await sim.running_attempt()
+    await succeed(sim)
+    await sim.pause(NOTICE_SECONDS)
+    assert all(sim.store.get(names.PODS, KEY.namespace, name) for name in kept), "a pod to keep was deleted"
+
+
+@_scenario("retention-of-no-pods", is_variant=True, podRetention="None")
+async def _retention_of_no_pods(sim: Simulation) -> None:
+    """An attempt fails, the next one succeeds; no pod is kept."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await succeed(sim)
+    await sim.until("no pod is left", lambda: not any(True for _ in sim.store.all(names.PODS)))
+
+
+async def _crashes_twice(sim: Simulation) -> None:
+    """Native code crashes on node 1 in two attempts."""
+    for _ in range(2):
+        await _fails(sim, ended(139, at=now()))
+
+
 async def _fails(sim: Simulation, failure: Json, peers: Json | None = None) -> None:
     """Node 1 fails, and the others lose their peer."""
     if pods := await sim.running_attempt():
@@ -349,6 +500,10 @@ async def _resume(sim: Simulation) -> None:
 
 def _report(sim: Simulation, pod: Json, status: Json) -> None:
     sim.kubelets.report(pod, status)
+
+
+def _node_of(sim: Simulation, node_rank: int) -> str:
+    return str(sim.pods()[node_rank]["spec"].get("nodeName"))
 
 
 def _uid(sim: Simulation) -> str | None:

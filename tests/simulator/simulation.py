@@ -136,6 +136,7 @@ class Simulation:
 
     choose: the fault of each request of the operator. watch: how watch events arrive. order: number of the permutation
     in which the nodes report. eager: pods start by themselves. downtime: seconds until a killed operator starts again.
+    operators: how many work at the same time, and are killed together.
     freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
     """
 
@@ -150,6 +151,7 @@ class Simulation:
         eager: bool = False,
         downtime: float = 0.0,
         freezes: bool = False,
+        operators: int = 1,
     ) -> None:
         random.seed(seed)  # the work queue's jitter
         self.spec = spec
@@ -177,7 +179,8 @@ class Simulation:
         self._fault_time = 0.0
         self._plans_at_fault: int | None = None
         self._progress: Answer | None = None
-        self._reports: Reports
+        self.operators = operators
+        self._reports: list[Reports] = []
 
     # The operator.
 
@@ -198,6 +201,11 @@ class Simulation:
     def _start_operator(self) -> None:
         self.starts += 1
         self._is_dead = False
+        self._reports = []
+        for number in range(self.operators):
+            self._start_one(number)
+
+    def _start_one(self, number: int) -> None:
         controller = Controller(
             self.cluster,
             SETTINGS,
@@ -208,12 +216,14 @@ class Simulation:
             clock=asyncio.get_running_loop().time,
             now=now,
         )
-        watches = Watches(self.watch, f"{self._seed} {self.starts}", self.cluster, controller.sweeper.want)
+        watches = Watches(
+            self.watch, f"{self._seed} {self.starts}{' second' * number}", self.cluster, controller.sweeper.want
+        )
         asyncio.create_task(controller.serve(watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
-        self._reports = Reports(lambda: self._progress, on_news, self._count_plan)
-        return self._reports
+        self._reports.append(Reports(lambda: self._progress, on_news, self._count_plan))
+        return self._reports[-1]
 
     def _count_plan(self) -> None:
         self._plans.append(asyncio.get_running_loop().time())
@@ -351,7 +361,8 @@ class Simulation:
     def make_step(self, pod: Json, step: int) -> None:
         """Let rank 0, in this pod, report a step."""
         self._progress = Answer(pod["metadata"]["name"], {"step": step, "totalSteps": 100, "phase": "train"})
-        self._reports.poll()
+        for reports in self._reports:
+            reports.poll()
 
     async def in_any_order(self, *actions: Callable[[], None]) -> None:
         """Carry out actions of different nodes, in the order of this run, shortly one after the other."""
@@ -372,7 +383,8 @@ class Simulation:
         assert self.store.version == version, f"written at rest: {written[version - self.store.version :]}"
         # Services are not watched: the sweep finds that those of deleted jobs are gone.
         allowed = sum(c.type == "DELETED" and c.resource is names.SERVICES for _, c in self.changes)
-        is_disturbed = bool(self.log) or self.watch == "dropped"  # the operator may start during the rest
+        # The operator may start during the rest; the retry of one that another forestalled may be due.
+        is_disturbed = bool(self.log) or self.watch == "dropped" or self.operators > 1
         assert is_disturbed or self.reconciles() - reconciles <= allowed, "reconciled at rest"
 
     def _permuted(self, items: Sequence[Any]) -> Sequence[Any]:
