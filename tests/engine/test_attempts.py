@@ -159,6 +159,21 @@ def test_deleted_pod_of_an_incomplete_gang_is_no_failure() -> None:
     assert world.status["attempt"] == 2 and world.status["restarts"] == 0 and "failures" not in world.status
 
 
+def test_pod_drained_before_a_new_operator_recorded_that_all_exist_saves_a_checkpoint() -> None:
+    world = World(a_job())
+    world.reconcile()
+    world.run_all()
+    assert world.status["currentAttempt"]["phase"] == "Creating"
+    world.round = None  # the operator was killed; the training goes on
+    world.pod(1)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:30Z"
+    world.settle()
+    assert [failure["reason"] for failure in world.status["failures"]] == ["PodDeleted"]
+    assert world.status["attempt"] == 1, "the trainers save a checkpoint before the next attempt starts"
+    world.forward(36)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
 def test_plan_for_a_stale_job_writes_its_status_first() -> None:
     world = a_running_world(a_job())
     stale = json.loads(json.dumps(world.job))

@@ -61,9 +61,11 @@ class JobState:
 
     @cached_property
     def all_pods_exist(self) -> bool:
-        """Whether each node of this attempt has a pod that is not being deleted, or has succeeded."""
-        staying = {node_rank for node_rank, pod in self.current.items() if not pod.deleting}
-        return self.attempt.number > 0 and (staying | self.succeeded_nodes).issuperset(self.job.node_ranks)
+        """Whether each node of this attempt has a pod, or has succeeded.
+
+        A pod that is being deleted counts: it may have trained since an operator that was killed created it.
+        """
+        return self.attempt.number > 0 and not self.missing_nodes
 
     @cached_property
     def missing_nodes(self) -> list[int]:
