@@ -159,8 +159,10 @@ class ControlPlane:
             "current-context": name,
         }
         path = self.folder / f"kubeconfig-{name}-{urllib.parse.quote(cluster['server'], safe='')}"
-        path.write_text(json.dumps(content))
-        path.chmod(0o600)
+        new = self.folder / "kubeconfig.new"
+        new.write_text(json.dumps(content))
+        new.chmod(0o600)
+        new.replace(path)  # atomic: an operator that starts may be reading it
         return path
 
     def service_account(self, namespace: str, name: str) -> str:

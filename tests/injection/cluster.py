@@ -47,6 +47,11 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         proxy.rule = self._fault
 
+    def close(self) -> None:
+        """Stop no more pods: those of a run that failed may wait for a record that never comes."""
+        for task in self._tasks:
+            task.cancel()
+
     async def request(self, method: str, path: str, body: Json | None = None) -> Json:
         """Send one request. A PATCH is a merge patch. Raises ``aiohttp.ClientResponseError``."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -145,4 +150,7 @@ async def open_cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
         async with session:
             cluster = Cluster(plane, proxy, session)
             async with cluster.history:
-                yield cluster
+                try:
+                    yield cluster
+                finally:
+                    cluster.close()

@@ -30,7 +30,7 @@ class History:
         self._session = session
         self._on_change = on_change
         self._changes: dict[str, list[tuple[float, Change]]] = defaultdict(list)
-        self._objects: dict[tuple[Resource, str, str], Json] = {}
+        self._objects: dict[str, dict[tuple[Resource, str], Json]] = defaultdict(dict)  # by namespace
         self._news: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._watches: list[asyncio.Task[None]] = []
 
@@ -48,14 +48,14 @@ class History:
         return sorted(self._changes[namespace], key=lambda each: each[1].version)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        return self._objects.get((resource, namespace, name))
+        return self._objects[namespace].get((resource, name))
 
     def objects(self, resource: Resource, namespace: str) -> list[Json]:
-        return [obj for obj in self.everywhere(resource) if obj["metadata"]["namespace"] == namespace]
+        return [obj for (kind, _), obj in self._objects[namespace].items() if kind is resource]
 
     def everywhere(self, resource: Resource) -> list[Json]:
         """Return the objects of a kind in all namespaces."""
-        return [obj for (kind, *_), obj in self._objects.items() if kind is resource]
+        return [obj for namespace in list(self._objects) for obj in self.objects(resource, namespace)]
 
     async def until(self, namespace: str, what: Callable[[], str], probe: Callable[[], T | None]) -> T:
         """Return the first true value of ``probe``, which is called after each change in the namespace."""
@@ -81,11 +81,11 @@ class History:
     def _take(self, resource: Resource, kind: str, obj: Json) -> None:
         meta = obj["metadata"]
         assert kind in ("ADDED", "MODIFIED", "DELETED"), obj
-        key = (resource, meta.get("namespace", ""), meta["name"])
-        before = self._objects.pop(key, None)
+        namespace, key = meta.get("namespace", ""), (resource, meta["name"])
+        before = self._objects[namespace].pop(key, None)
         if kind != "DELETED":
-            self._objects[key] = obj
+            self._objects[namespace][key] = obj
         change = Change(kind, resource, int(meta["resourceVersion"]), obj, before)  # type: ignore[arg-type]
-        self._changes[key[1]].append((time.monotonic(), change))
+        self._changes[namespace].append((time.monotonic(), change))
         self._on_change(change)
-        self._news.pop(key[1], asyncio.Event()).set()
+        self._news.pop(namespace, asyncio.Event()).set()

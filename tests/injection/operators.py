@@ -11,7 +11,7 @@ from pathlib import Path
 from ddpjob.controller.main import main
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
-from tests.processes import die_with_parent
+from tests.processes import die_with_parent, tail
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
@@ -33,8 +33,10 @@ class ForkedOperator:
         self._process = _FORKS.Process(target=_serve, args=(self._environment, self.log), daemon=True)
         self._process.start()
 
-    def is_dead(self) -> bool:
-        return self._process is None or not self._process.is_alive()
+    def check(self) -> None:
+        """Raise ``AssertionError`` if the process ended by itself."""
+        code = self._process.exitcode if self._process is not None else None
+        assert code in (None, -signal.SIGKILL), f"the operator exited with {code}:\n{tail(self.log)}"
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. It may be called in any thread."""

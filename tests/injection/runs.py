@@ -66,7 +66,12 @@ class Run:
         def text() -> str:
             return f"{what} ({self})\n{json.dumps(self.status())}\n" + "\n".join(self.writes)
 
-        return await self.cluster.history.until(self.namespace, text, probe)
+        def checked() -> T | None:
+            for operator in self.operators:
+                operator.check()
+            return probe()
+
+        return await self.cluster.history.until(self.namespace, text, checked)
 
     async def create_job(self, **spec: Any) -> Json:
         body = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": {"name": KEY.name}}
