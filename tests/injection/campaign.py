@@ -18,7 +18,7 @@ from tests.processes import eventually_async
 from tests.simulator.oracle import Outcome
 
 CONCURRENT_RUNS = 6 * (os.cpu_count() or 1)
-SETTLE_SECONDS = 20.0  # a request that the proxy holds may be carried out after the story ended
+SETTLE_SECONDS = 60.0  # a request that the proxy holds may be carried out after the story ended
 BY_CREATES = ("attempt", "messages", "made")
 """Parts of the outcome that change after a refused create: the attempt is abandoned, and the next has a new number."""
 

@@ -1,6 +1,7 @@
 """Operators as processes, killed and disturbed at their writes to a real API server: the job ends in the same way."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -8,9 +9,14 @@ import pytest
 from tests.controlplane import ControlPlane
 from tests.injection.campaign import Campaign, Case
 from tests.injection.cluster import open_cluster
+from tests.injection.faults import ANSWERS, CRASHES, WATCHES, At
 from tests.injection.stories import STORIES
 
-pytestmark = pytest.mark.apiserver
+ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(10_800 if ALL else 1_800)]
+SAMPLED_STORIES = ("success", "rank-failure", "drain")
+SAMPLE = 6
+"""One write of so many gets a fault of each kind; another one for each kind."""
 
 
 def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None:
@@ -21,14 +27,51 @@ def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None
             campaign = Campaign(cluster)
             await test(campaign)
             await campaign.check_rest()
-            await campaign.check_collection()
             campaign.report()
+            await campaign.check_collection()
 
     asyncio.run(whole())
 
 
+def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
+    async def test(campaign: Campaign) -> None:
+        writes = dict(zip(STORIES, await asyncio.gather(*map(campaign.writes, STORIES)), strict=True))
+        await campaign.compare(
+            [
+                Case(story, At(kind, number + 1))
+                for story in STORIES
+                for kind in CRASHES
+                for number in range(len(writes[story]))
+            ]
+        )
+        assert campaign.missed <= campaign.runs / 10
+
+    on(collecting_plane, test)
+
+
+def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
+    """A sample, all with DDPJOB_TEST_FAULTS=all."""
+
+    async def test(campaign: Campaign) -> None:
+        stories = list(STORIES) if ALL else SAMPLED_STORIES
+        every = 1 if ALL else SAMPLE
+        writes = dict(zip(stories, await asyncio.gather(*map(campaign.writes, stories)), strict=True))
+        await campaign.compare(
+            [
+                Case(story, At(kind, number + 1))
+                for story in stories
+                for place, kind in enumerate(ANSWERS + WATCHES)
+                for number in range(len(writes[story]))
+                if (number + place) % every == 0
+            ]
+        )
+        assert campaign.missed <= campaign.runs / 10
+
+    on(collecting_plane, test)
+
+
 def test_two_operators_at_once_change_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
     async def test(campaign: Campaign) -> None:
-        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(3)])
+        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(10 if ALL else 3)])
 
     on(collecting_plane, test)
