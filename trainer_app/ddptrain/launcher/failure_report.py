@@ -30,7 +30,7 @@ _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = ("code", "kind", "rank", "step", "phase", "signal", "exception", "where", "message", "hint", "next")
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 10
-_OTHER_REPORT = 1.5  # seconds for another node's report to appear
+_OTHER_REPORT = 5.0  # seconds for another node's report to appear; SIGTERM ends the wait, because the cause is known
 _VOLUME = 2.0  # seconds for the volume to answer
 
 
