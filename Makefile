@@ -18,7 +18,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kind demo-down test prepare lint format generate constraints images kind-up kind-down \
-        bench bench-local clean $(LAYER_TARGETS) contract soak test-under-load
+        bench bench-local gpu clean $(LAYER_TARGETS) contract soak test-under-load
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -109,6 +109,9 @@ bench-local: setup  ## measure the time from `ddpjob run` to the first training 
 
 bench: setup  ## measure the time from apply to all pods, and that of the same requests alone
 	$(PY) -m tests.benchmarks.apply_to_pods
+
+gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs
+	$(PY) -m tests.trainer.gpu
 
 clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache operator/ddpjob.egg-info

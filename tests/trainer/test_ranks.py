@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from ddptrain.distributed.topology import (
     without_operator_rank,
 )
 from ddptrain.errors import RanksError, TrainerError
+from ddptrain.experiments import trials
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 
 
@@ -271,3 +274,24 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         set_numerics(Config(tf32=tf32))
         assert torch.backends.cudnn.conv.fp32_precision == precision  # type: ignore[attr-defined]
         assert torch.backends.cuda.matmul.fp32_precision == precision
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+def test_make_gpu_says_that_there_is_no_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.gpu"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line[:7] for line in done.stderr.splitlines()] == ["error: ", "hint:  ", "next:  "]
+
+
+@pytest.mark.parametrize(("gpus", "device"), [("", "cpu"), ("0", "cpu"), ("0,1", "cuda")])
+def test_trials_use_gpus_only_if_there_is_one_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch, gpus: str, device: str
+) -> None:
+    monkeypatch.setattr(trials, "visible_gpus", lambda: len([gpu for gpu in gpus.split(",") if gpu]))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert trials.on_one_device(Config(), (1, 2)).device == device
+    assert trials.on_one_device(Config(device="cpu"), (1, 2)).device == "cpu"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert trials.on_one_device(Config(), (1, 2)).device == "cpu"

@@ -151,7 +151,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     )  # fmt: skip
     compare.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     compare.add_argument("--keep", dest="keep_in", default="", metavar="DIR", help="keep every run's directory there")
-    flags.add_settings(compare, ["data", "data_dir", "model"], defaults=_COMPARE_DEFAULTS)
+    flags.add_settings(compare, ["data", "data_dir", "model", "device"], defaults=_COMPARE_DEFAULTS)
     bench = flags.add_verb(
         verbs, "bench", "measure time to accuracy over seeds and ranks, and the speed of plain loops", _bench,
         example="bench --data digits --seeds 1 --worlds 1 --parts accuracy",
@@ -162,7 +162,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
     bench.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
     bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
-    flags.add_settings(bench, ["data", "data_dir", "batch_size"])
+    flags.add_settings(bench, ["data", "data_dir", "batch_size", "device"])
 
 
 def _add_lessons(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -303,10 +303,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments import compare
+    from ddptrain.experiments.trials import on_one_device
 
+    worlds = parse_worlds(arguments.worlds)
     plan = compare.Plan(
-        config=resolve_flags(arguments, defaults=_COMPARE_DEFAULTS),
-        worlds=parse_worlds(arguments.worlds),
+        config=on_one_device(resolve_flags(arguments, defaults=_COMPARE_DEFAULTS), worlds),
+        worlds=worlds,
         checks=parse_choices("--checks", arguments.checks, compare.CHECKS),
         ways=parse_choices("--ways", arguments.ways, compare.WAYS),
         steps=arguments.steps,
@@ -317,11 +319,13 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments import bench
+    from ddptrain.experiments.trials import on_one_device
 
+    worlds = parse_worlds(arguments.worlds)
     plan = bench.Plan(
-        config=resolve_flags(arguments),
+        config=on_one_device(resolve_flags(arguments), worlds),
         seeds=arguments.seeds,
-        worlds=parse_worlds(arguments.worlds),
+        worlds=worlds,
         parts=parse_choices("--parts", arguments.parts, bench.PARTS),
     )
     with StopFlag.installed().interruptible("bench"):

@@ -103,6 +103,15 @@ def _directories(controller: str, root: Path) -> Iterator[Path]:
     yield from places
 
 
+def visible_gpus(env: Mapping[str, str] = os.environ) -> int:
+    """Return the number of NVIDIA GPUs that this process may use, by their device files."""
+    present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
+
+
 def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str, str] = os.environ) -> None:
     """Check that NCCL or CUDA has a GPU for each local rank by counting device files, without a CUDA context.
 
@@ -113,10 +122,7 @@ def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str,
         return
     if Path("/dev/dxg").exists():  # WSL has no files per card; torch counts later
         return
-    present = len([p for p in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", p.name)])
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        present = min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
+    present = visible_gpus(env)
     if nproc_per_node > present:
         raise RanksError(
             f"{nproc_per_node} rank(s) on this node need a GPU each, but it has {present} GPU(s)",

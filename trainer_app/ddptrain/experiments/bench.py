@@ -158,7 +158,8 @@ class Bench:
 
     def _command(self, world: int) -> list[object]:
         config = self.plan.config
-        return [*verb(world), *data_flags(config), "--batch-size", config.global_batch, "--checkpoint-every", 0]
+        flags = [*data_flags(config), "--device", config.device, "--batch-size", config.global_batch]
+        return [*verb(world), *flags, "--checkpoint-every", 0]
 
     def _call(self, name: str, work: Callable[[Dataset], dict[str, Any]]) -> dict[str, Any]:
         _log(f"running {name} …")

@@ -131,8 +131,20 @@ class Comparison:
 
     def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
         config = self._plan.config
-        common = [*data_flags(config), "--model", config.model, "--batch-size", BATCH, "--threads", 1]
+        common = [
+            *data_flags(config),
+            "--device",
+            config.device,
+            "--model",
+            config.model,
+            "--batch-size",
+            BATCH,
+            "--threads",
+            1,
+        ]
         common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0, "--stop-after", stop_after]
+        if config.device == "cuda":
+            common.append("--deterministic")  # else no two runs on a GPU have the same bits
         if not self._quiet:
             print(f"running {name} …", file=sys.stderr, flush=True)
         return self._trials.train(name, world, *common, *flags, code=STOPPED if stop_after else 0)

@@ -6,6 +6,7 @@ run no tensor operation before its last fork.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
 from ddptrain.reporting.metrics import effective_rows
+from ddptrain.resources import visible_gpus
 from ddptrain.signals import die_with_parent
 
 # Variables of the caller's environment that would change a trial.
@@ -182,6 +186,17 @@ def _tail(output: str) -> str:
 def verb(world_size: int) -> list[object]:
     """Return the start of a command that trains with ``world_size`` ranks on this machine."""
     return ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
+
+
+def on_one_device(config: Config, worlds: Sequence[int]) -> Config:
+    """Return the config with a device that every trial uses: GPUs only if there is one for each rank.
+
+    With ``--device auto``, a trial with more ranks than GPUs would run on the CPU, and could not be compared.
+    """
+    if config.device != "auto":
+        return config
+    enough = torch.version.cuda is not None and visible_gpus() >= max(worlds)
+    return dataclasses.replace(config, device="cuda" if enough else "cpu")
 
 
 def data_flags(config: Config) -> list[object]:
