@@ -172,7 +172,7 @@ def test_why_prints_hint_and_next_step_or_json(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out.splitlines()
     assert printed[1:] == [
         "root cause: rank 0, exit code 66: no data",
-        "where is not known",
+        "at:    not known",
         "hint:  the volume is empty",
         "next:  fetch the data",
     ]
