@@ -119,6 +119,10 @@ def edited(lesson: str, old: str, new: str) -> Callable[[], None]:
     return load
 
 
+_SUMMED = "clone()\n        dist.all_reduce(total)\n        return total\n\n\n"
+_RETURNED = "clone()\n        return total\n\n\n"
+
+
 LESSONS = {
     f"{lesson}: {name}": edited(lesson, old, new)
     for lesson, name, old, new in (
@@ -138,6 +142,13 @@ LESSONS = {
         ("objects", "gathered on another rank", "dst=0)\n    draw", "dst=dist.get_world_size() - 1)\n    draw"),
         ("groups", "all ranks in place of the group", "tensor, group=groups[rank % 2])", "tensor)"),
         ("groups", "barrier dropped", "    dist.barrier()\n", ""),
+        ("tensor", "input's gradient not summed", _SUMMED, _RETURNED),
+        ("vocab", "mask dropped", "rows.masked_fill(elsewhere[:, None], 0.0)", "rows"),
+        ("vocab", "offset shifted", "self.first = sum(ends[:rank])", "self.first = sum(ends[:rank]) + rank"),
+        ("pipeline", "loss not divided", "loss_fn=mean_loss)", "loss_fn=mean_loss, scale_grads=False)"),
+        ("mesh3d", "gradients not averaged", "        dist.all_reduce(gradient, group=dp.get_group())\n", ""),
+        ("fsdp", "the same batch on every rank", "[rank] for tensor in batch(step)", "[0] for tensor in batch(step)"),
+        ("fsdp", "checkpoint not loaded", "    dcp.load(loaded, checkpoint_id=folder)", "    pass"),
         ("collectives", "another source", "dist.broadcast(tensor, src=0)", "dist.broadcast(tensor, src=1)"),
     )
 }

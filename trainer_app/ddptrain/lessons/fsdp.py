@@ -1,0 +1,126 @@
+"""FSDP: data parallelism in which every rank holds only a part of the weights, gradients and optimizer state.
+
+    torchrun --nproc-per-node 4 -m ddptrain.lessons.fsdp
+
+Before a layer computes, its weights are gathered from all ranks, and dropped again after it. In backward, gradients are
+averaged and divided in one exchange (reduce_scatter), so that every rank updates its part of the weights. The result
+is that of one process. torch.distributed.checkpoint writes the parts, one file per rank, and loads them into any number
+of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+SIZE, WIDTH, BATCH, STEPS = 6, 10, 16, 5
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, optimizer = sharded()
+    control = network()
+    of_control = torch.optim.AdamW(control.parameters(), lr=0.01)
+    for step in range(STEPS):
+        train(control, of_control, *batch(step))  # the control: one process with the whole batch
+        train(model, optimizer, *(tensor.chunk(world)[rank] for tensor in batch(step)))
+    compare(model, control)
+    held = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
+    numbers = [0] * world
+    dist.all_gather_object(numbers, held)
+    if rank == 0:
+        total = sum(p.numel() for p in control.parameters())
+        print(f"{STEPS} steps with {world} ranks equal those of one process; weights per rank {numbers} of {total}")
+    with shared_folder(rank) as folder:
+        resume(model, optimizer, control, of_control, folder)
+    dist.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    """Return the same network on every rank."""
+    torch.manual_seed(1234)
+    return nn.Sequential(nn.Linear(SIZE, WIDTH), nn.Tanh(), nn.Linear(WIDTH, SIZE)).double()
+
+
+def sharded() -> tuple[nn.Sequential, Optimizer]:
+    """Return the network, divided among the ranks, and an optimizer of this rank's part."""
+    model, mesh = network(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)  # gathered and dropped layer by layer
+    fully_shard(model, mesh=mesh)  # what no layer has taken
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)  # after: it must see the parts
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of a step."""
+    x, y = torch.randn(2, BATCH, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    return x, y
+
+
+def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+
+
+def compare(model: nn.Module, control: nn.Module) -> None:
+    """Check that the divided weights are those of one process."""
+    for divided, whole in zip(model.parameters(), control.parameters(), strict=True):
+        assert isinstance(divided, DTensor)
+        torch.testing.assert_close(divided.full_tensor(), whole.detach(), rtol=1e-12, atol=1e-12)
+
+
+def resume(
+    model: nn.Module,
+    optimizer: Optimizer,
+    control: nn.Module,
+    of_control: Optimizer,
+    folder: Path,
+) -> None:
+    """Save the parts, load them into a new model, and train one more step: still the same as one process."""
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    again, of_again = sharded()
+    weights, state = get_state_dict(again, of_again)
+    loaded: dict[str, Any] = {"model": weights, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=folder)  # into the tensors that are there
+    set_state_dict(again, of_again, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    rank, world = dist.get_rank(), dist.get_world_size()
+    train(control, of_control, *batch(STEPS))
+    train(again, of_again, *(tensor.chunk(world)[rank] for tensor in batch(STEPS)))
+    compare(again, control)
+    if rank == 0:
+        print(f"saved in {len(list(folder.glob('*.distcp')))} files, loaded, and one more step: still equal")
+
+
+@contextlib.contextmanager
+def shared_folder(rank: int) -> Iterator[Path]:
+    """Provide an empty folder that all ranks see: on the job's volume, or on this machine."""
+    made = [tempfile.mkdtemp(prefix="lesson-", dir=os.environ.get("DDPJOB_CHECKPOINT_DIR")) if rank == 0 else ""]
+    dist.broadcast_object_list(made, src=0)
+    yield Path(made[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(made[0])
+
+
+if __name__ == "__main__":
+    main()
