@@ -22,7 +22,7 @@ from ddptrain.launcher.launcher import preload
 
 def serve() -> None:
     """Fork a command for each line of stdin until it closes; then kill the commands that still run."""
-    preload()
+    preload(ddp=True)
     wakeup, wakeup_write = os.pipe()
     for end in (wakeup, wakeup_write):
         os.set_blocking(end, False)

@@ -24,14 +24,13 @@ from typing import Any
 import torch
 
 from ddptrain import weights
-from ddptrain.config import Config
 from ddptrain.reporting.metrics import effective_rows
 from tests.trainer.runs import final_weights, wait_until
 
 SECONDS = 900.0  # for one command
 _LEAST_ACCURACY = 0.9
 _LARGEST_DIFFERENCE = 1e-6  # of a loss in float64 from the CPU's
-_BF16 = ("--bf16",) if isinstance(Config.bf16, bool) else ("--bf16", "on")
+_BF16 = ("--bf16", "on")
 _DROPPED = ("DDPTRAIN_", "DDPJOB_")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddptrain.data.mnist import load
-from ddptrain.experiments.bench import dataloader_loop, tables, tutorial
+from ddptrain.experiments.baselines import dataloader_loop, tutorial
+from ddptrain.experiments.bench import tables
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx
 
@@ -30,6 +31,28 @@ def test_accuracy_speed_and_cpu_time_of_whole_commands_are_measured(ddptrain: Fo
     shown = tables(results)
     assert shown.count("\n| ") == 2
     assert f"{results['accuracy'][0]['mean']:.2%}" in shown
+
+
+def test_recipes_are_compared_in_one_run_with_the_earlier_one_and_pytorchs_example(
+    ddptrain: ForkServer, idx: Path
+) -> None:
+    argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 2, "--worlds", 1, "--parts", "recipes", "--json")
+    run = ddptrain.start(*argv, env={"DDPTRAIN_BATCH_SIZE": 37})
+    wait_until(lambda: run.ended, "the benchmark", 4 * PATIENCE)
+    assert run.wait() == 0, run.output()
+    results = json.loads(run.output().splitlines()[-1])
+    *recipes, example = results["recipes"]
+    assert [row["recipe"] for row in recipes] == ["default", "two epochs", "earlier"]
+    earlier = recipes[-1]
+    assert (earlier["warmShare"], earlier["coldShare"]) == (1, 1)
+    for row in recipes:
+        assert (row["worldSize"], row["seeds"]) == (1, 2)
+        assert 0 <= row["worst"] <= row["mean"] <= 1
+        assert row["coldSeconds"]["median"] > 1, "a new interpreter imports torch"
+        assert row["warmShare"] == row["warmSeconds"]["median"] / earlier["warmSeconds"]["median"]
+    assert example["coldSeconds"] > 1
+    assert 0 <= example["accuracy"] <= 1
+    assert tables(results).count("\n| ") == 4
 
 
 def test_bench_reads_settings_from_a_file_and_the_environment(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
@@ -67,10 +90,15 @@ def test_failed_cold_run_is_reported_with_the_end_of_its_output(
     broken.mkdir()
     (broken / "__init__.py").write_text("raise SystemExit('no interpreter starts this')")
     argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--parts", "accuracy")
-    output = ddptrain.run(*argv, env={"PYTHONPATH": tmp_path}, code=1).output()
+    output = ddptrain.run(*argv, env={"PYTHONPATH": tmp_path, "DDPTRAIN_BATCH_SIZE": 37}, code=1).output()
     assert "error: `ddptrain train --data idx" in output
     assert "ended with 1, not 0:\nno interpreter starts this\n" in output
     assert "Traceback" not in output
+
+
+def test_data_set_of_a_single_batch_is_refused(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--parts", "accuracy")
+    assert "use a smaller --batch-size" in ddptrain.run(*argv, code=1).output()
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])

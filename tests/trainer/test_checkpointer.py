@@ -28,7 +28,7 @@ def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger,
     progress = Progress(1, "idx")
     metrics = MetricsLogger(progress, Console(0, None), epochs=1, steps_per_epoch=LAST)
     schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
-    checkpointer = Checkpointer(config, dataset, schedule, 1, metrics=metrics, log=print)
+    checkpointer = Checkpointer(config, dataset, schedule, 1, bf16=False, metrics=metrics, log=print)
     assert checkpointer.newest() is None
     checkpointer.claim(None)
     return checkpointer, metrics, progress

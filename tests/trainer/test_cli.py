@@ -123,9 +123,9 @@ def test_an_unknown_part_is_refused_with_the_nearest_name(
     monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
     assert main(["bench", "--parts", "acuracy"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: --parts 'acuracy' is not a list of accuracy, throughput, tutorial",
+        "error: --parts 'acuracy' is not a list of recipes, accuracy, throughput, tutorial",
         "hint:  did you mean accuracy?",
-        "next:  for example --parts accuracy,throughput",
+        "next:  for example --parts recipes,accuracy",
     ]
 
 
@@ -156,7 +156,7 @@ def test_preload_imports_all_of_torch_and_starts_no_thread(tmp_path: Path) -> No
     program = (
         "import os, sys\n"
         "from ddptrain.launcher.launcher import preload\n"
-        "preload()\n"
+        "preload(ddp=False)\n"
         "before = set(sys.modules)\n"
         "print(sys.modules['torch'].cuda.is_initialized())\n"
         "print(len(os.listdir('/proc/self/task')))\n"
@@ -175,3 +175,30 @@ def test_preload_imports_all_of_torch_and_starts_no_thread(tmp_path: Path) -> No
     assert lines[1] == "1", "a forked child has none of its parent's threads"
     assert lines[0] == "False", "CUDA does not survive a fork"
     assert int(lines[-1]) < 30, "torch must be imported before a rank is forked"
+
+
+@pytest.mark.parametrize(
+    "verb", [("train",), ("launch", "--nproc-per-node", "2"), ("launch", "--nproc-per-node", "2", "--zero")]
+)
+def test_a_training_does_not_import_torch_dynamo(verb: tuple[str, ...], tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Refusal:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch._dynamo':\n"
+        "            print('imported', name, flush=True)\n"
+        "            raise AssertionError(name)\n"
+        "sys.meta_path.insert(0, Refusal())\n"  # forked ranks inherit it
+        "from ddptrain.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print('loaded:', 'torch' in sys.modules, 'torch._dynamo' in sys.modules)\n"
+        "sys.exit(code)\n"
+    )
+    argv = [*verb, "--data", "digits", "--batch-size", "500", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    env = {"DDPJOB_TERMINATION_LOG": str(tmp_path / "log"), "PATH": "/usr/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loaded: True False" in done.stdout
+    assert "imported torch._dynamo" not in done.stdout

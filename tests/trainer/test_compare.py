@@ -37,10 +37,12 @@ def test_losses_of_100_steps_in_float64_equal_one_process_with_every_method(ddpt
         flags = ("--worlds", ",".join(map(str, worlds)), "--ways", ",".join(chosen))
         found = compare(ddptrain, idx, "--checks", "losses", *flags)
         proofs = found["loss of 108 steps, float64"]
-        subjects = [f"{recipe}, {way}, {n} ranks" for recipe in ("adamw", "sgd") for n in worlds for way in chosen]
+        subjects = [
+            f"{recipe}, {way}, {n} ranks" for recipe in ("muon", "adamw", "sgd") for n in worlds for way in chosen
+        ]
         assert [proof["subject"] for proof in proofs] == subjects
         assert all(float(proof["measured"]) <= 1e-12 for proof in proofs)
-        assert len(found["samples used, as recorded by the ranks"]) == len(subjects) + 2
+        assert len(found["samples used, as recorded by the ranks"]) == len(subjects) + 3
 
 
 def test_bitwise_gives_one_digest_at_1_to_4_ranks_and_for_a_changing_number(ddptrain: ForkServer, idx: Path) -> None:

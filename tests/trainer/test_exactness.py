@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint import manifests, newest_valid
+from ddptrain.config import Config
 from ddptrain.data.sampling import read_audit
+from ddptrain.distributed.device import has_bf16, uses_bf16
+from ddptrain.errors import RanksError
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 
@@ -38,7 +41,7 @@ def test_first_gradients_in_single_precision_equal_one_process_to_1e6(
 ) -> None:
     for world_size in (1, 4):
         out = tmp_path / str(world_size)
-        settings = ("--optimizer", "sgd", "--weight-decay", 0, "--checkpoint-every", 1, "--epochs", 1)
+        settings = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off", "--checkpoint-every", 1, "--epochs", 1)
         train(ddptrain, world_size, idx, out, *settings)
     alone, four = first_gradients(tmp_path / "1"), first_gradients(tmp_path / "4")
     assert alone.norm() > 0.01
@@ -187,9 +190,34 @@ def test_accum_is_refused_with_bitwise(ddptrain: ForkServer, idx: Path) -> None:
 
 
 def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: Path) -> None:
-    for flag in ("--cuda-graph", "--bf16"):
-        run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", flag, code=71)
-        assert f"{flag} needs CUDA" in run.output()
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--device", "cpu", "--cuda-graph", code=71)
+    assert "--cuda-graph needs CUDA" in run.output()
+
+
+def test_bfloat16_is_used_and_recorded_if_the_processor_has_it(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    for wanted, used in (("auto", has_bf16()), ("off", False)):
+        out = tmp_path / wanted
+        run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, "--bf16", wanted)
+        assert (", bfloat16;" in run.output()) is used
+        assert {json.loads(path.read_text())["bf16"] for _, path in manifests(out, 1)} == {used}
+    run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--bf16", "on", "--dtype", "float64", code=71)
+    assert "--bf16 on cannot be combined with --dtype float64" in run.output()
+
+
+def test_bfloat16_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
+    cpu = torch.device("cpu")
+    assert not uses_bf16(Config(), cpu)
+    with pytest.raises(RanksError, match="needs a CPU with AVX512_BF16 or AMX"):
+        uses_bf16(Config(bf16="on"), cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert uses_bf16(Config(), cpu)
+
+
+def test_zero_gives_the_same_weights_with_adamw_too(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    for out, flags in ((tmp_path / "plain", ()), (tmp_path / "spread", ("--zero",))):
+        train(ddptrain, 2, idx, out, "--optimizer", "adamw", "--epochs", 1, *flags)
+    assert_same_end(tmp_path / "plain", tmp_path / "spread")
 
 
 @pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed"])

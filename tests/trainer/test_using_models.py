@@ -110,7 +110,7 @@ def test_exported_program_predicts_like_the_checkpoint_for_any_batch_size(
 def test_exported_state_dict_loads_with_torch_load(ddptrain: ForkServer, checkpoints: Path, tmp_path: Path) -> None:
     ddptrain.run("export", "--checkpoint-dir", checkpoints, "--out", tmp_path / "weights.pt")
     state = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 5, 5)
+    assert {name: tuple(value.shape) for name, value in state.items()}["0.weight"] == (16, 1, 6, 6)
     assert all(value.is_contiguous() and np.isfinite(value.numpy()).all() for value in state.values())
 
 

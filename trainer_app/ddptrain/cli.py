@@ -20,7 +20,7 @@ from ddptrain.errors import TrainerError, UsageError
 from ddptrain.files import Json
 from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
 from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
-from ddptrain.resources import check_gpus, set_torch_defaults
+from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -160,7 +160,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
         "--seeds", type=whole_number(1, 1000), default=5, metavar="N", help="runs per number of ranks (default: 5)"
     )
     bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
-    bench.add_argument("--parts", metavar="A,B", help="accuracy,throughput,tutorial (default: all)")
+    bench.add_argument("--parts", metavar="A,B", help="recipes,accuracy,throughput,tutorial (default: all)")
     bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     flags.add_settings(bench, ["data", "data_dir", "batch_size", "device"])
 
@@ -201,7 +201,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if config.log_format == "json":
         log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
-    from ddptrain.worker import Worker
+    with uncollected_imports():
+        from ddptrain.worker import Worker
 
     return Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop).run_here()
 

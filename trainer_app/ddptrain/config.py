@@ -26,6 +26,7 @@ def setting(
     text: str,
     *,
     identity: bool = False,
+    before: Any = None,
     choices: tuple[str, ...] = (),
     low: float = -math.inf,
     high: float = math.inf,
@@ -36,11 +37,14 @@ def setting(
     Args:
         text: the help of its flag.
         identity: it affects the weights, so a training resumes only if it is unchanged.
+        before: its value in trainings that are older than the setting; None means the default.
         choices: the valid values; any value is valid if empty.
         low, high: bounds of a number, both included.
         env: another variable that sets it, stronger only than the default.
     """
-    metadata = {"help": text, "identity": identity, "choices": choices, "low": low, "high": high, "env": env}
+    metadata = {
+        "help": text, "identity": identity, "before": before, "choices": choices, "low": low, "high": high, "env": env,
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -121,7 +125,8 @@ _DEBUG_DEFAULTS = {"hang_timeout": 0.0, "collective_timeout": 86_400.0, "rendezv
 PREFIX = "DDPTRAIN_"
 FILE_VARIABLE = "DDPTRAIN_CONFIG"
 DATASETS = ("mnist", "digits", "idx")
-MODELS = ("cnn", "mlp")
+MODELS = ("strided", "cnn", "mlp")
+_ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
 
 
 @dataclass(frozen=True)
@@ -134,25 +139,42 @@ class Config:
         identity=True,
         choices=DATASETS,
     )
-    model: str = setting("cnn", "network", identity=True, choices=MODELS)
-    epochs: int = setting(2, "passes over the training set", identity=True, low=1, high=100_000)
+    model: str = setting("strided", "network", identity=True, choices=MODELS)
+    epochs: int = setting(1, "passes over the training set", identity=True, low=1, high=100_000)
     batch_size: int = setting(
-        0, "GLOBAL batch, shared by all ranks; 0 means 256, for digits 32", identity=True, low=0, high=1_000_000
+        0, "GLOBAL batch, shared by all ranks; 0 means 384, for digits 32", identity=True, low=0, high=1_000_000
     )
-    optimizer: str = setting("adamw", "adamw, or sgd with momentum", identity=True, choices=("adamw", "sgd"))
-    lr: float = setting(0.006, "peak learning rate of the one-cycle schedule", identity=True, low=0, high=1_000)
-    weight_decay: float = setting(0.01, "decoupled weight decay (adamw), L2 (sgd)", identity=True, low=0, high=10)
+    optimizer: str = setting(
+        "muon",
+        "muon for the weights of all layers but the last and adamw for the rest, adamw, or sgd with momentum",
+        identity=True,
+        choices=("muon", "adamw", "sgd"),
+    )
+    lr: float = setting(
+        0.006, "peak learning rate of the one-cycle schedule; muon's is ten times this", identity=True, low=0,
+        high=1_000,
+    )  # fmt: skip
+    weight_decay: float = setting(0.01, "decoupled weight decay (muon, adamw), L2 (sgd)", identity=True, low=0, high=10)
     shift: int = setting(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
+    label_smoothing: float = setting(
+        0.05, "share of each label that is spread over all classes, in training", identity=True, before=0.0, low=0,
+        high=0.9,
+    )  # fmt: skip
     seed: int = setting(0, "seed of weights, order and augmentation", identity=True, low=0, high=2**62)
     dtype: str = setting("float32", "type of weights and arithmetic", identity=True, choices=("float32", "float64"))
-    bf16: bool = setting(False, "bfloat16 autocast (CUDA only)", identity=True)
+    bf16: str = setting(
+        "auto",
+        "bfloat16 autocast: auto = on a CPU that has instructions for it (AVX512_BF16 or AMX), and not on CUDA",
+        identity=True,
+        choices=("auto", "on", "off"),
+    )
     cuda_graph: bool = setting(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
     sync: str = setting(
-        "ddp",
-        "gradient synchronization: ddp = DistributedDataParallel, manual = an all-reduce per parameter, bucketed = "
-        "own overlapping buffers, bitwise = the same bits at any world size",
+        "bucketed",
+        "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
+        "all-reduce per parameter, bitwise = the same bits at any world size",
         identity=True,
-        choices=("ddp", "manual", "bucketed", "bitwise"),
+        choices=("bucketed", "ddp", "manual", "bitwise"),
     )
     init_from: str = setting("", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory")
     tf32: bool = setting(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits", identity=True)
@@ -202,7 +224,7 @@ class Config:
     @property
     def global_batch(self) -> int:
         """The global batch in samples; its default is smaller for the digits, which are few."""
-        return self.batch_size or (32 if self.data == "digits" else 256)
+        return self.batch_size or (32 if self.data == "digits" else 384)
 
     def checkpoint_root(self) -> Path:
         """Return the checkpoint directory, for verbs that need one.
@@ -223,13 +245,16 @@ class Config:
 
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity in a manifest; a setting that did not exist yet gets its default.
+        """Return the identity in a manifest; a setting that did not exist yet gets the value from before it.
 
         Raises:
             ConfigMismatch: the manifest has a setting that this version does not know.
         """
         theirs: dict[str, Any] = {key: value for key, value in manifest.get("config", {}).items() if key != "init_from"}
-        defaults = cls(data=theirs.get("data", cls.data)).identity()
+        if isinstance(theirs.get("bf16"), bool):
+            theirs["bf16"] = _ON_OFF[theirs["bf16"]]
+        before = {f.name: f.metadata["before"] for f in dataclasses.fields(cls) if f.metadata["before"] is not None}
+        defaults = cls(data=theirs.get("data", cls.data), **before).identity()
         if unknown := sorted(set(theirs) - set(defaults)):
             raise ConfigMismatch(
                 f"the checkpoint was trained with settings that this version does not have: {', '.join(unknown)}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import math
 import os
 import re
@@ -45,6 +46,16 @@ def set_torch_defaults() -> None:
         "OPENBLAS_NUM_THREADS", "1"
     )  # NumPy computes nothing here, and forks would inherit its threads
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer prints thirty lines of C++ stack otherwise
+
+
+@contextlib.contextmanager
+def uncollected_imports() -> Iterator[None]:
+    """Import without garbage collections: torch makes a million objects, all of which stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def keep_freed_memory() -> None:

@@ -23,11 +23,11 @@ from ddptrain.checkpoint import checkpoint_file
 from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
-from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus
+from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
 from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Hang, RanksError, Stopped, TrainerError, classify
+from ddptrain.errors import Hang, Stopped, TrainerError, classify
 from ddptrain.files import dumps_json
 from ddptrain.heartbeat import Diagnostics, Heartbeat
 from ddptrain.reporting import termination
@@ -129,8 +129,7 @@ class Worker:
         keep_freed_memory()
         threads = config.threads or (bitwise.THREADS if config.sync == "bitwise" else 0)
         torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node))
-        if config.bf16 and device.type != "cuda":
-            raise RanksError("--bf16 needs CUDA", next_step="leave --bf16 out on a CPU")
+        uses_bf16(config, device)  # raises, before any rank is waited for, if it is impossible
         self._serve_progress()
         self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(os.environ.get("PET_RDZV_CONF", ""))
         self._begin("rendezvous")
@@ -169,13 +168,17 @@ class Worker:
     def _train(self) -> termination.Report:
         config = self.config
         group = self._join("data")
+        bf16 = all(group.gather(uses_bf16(config, group.device), "all_gather of bfloat16"))  # nodes may differ
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
         self.console.log(
-            f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each; "
+            f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each"
+            f"{', bfloat16' if bf16 else ''}; "
             f"{dataset.name}: {len(dataset.train_labels):,} samples, global batch {config.global_batch}, "
             f"{config.epochs} epoch(s)"
         )
-        trainer = Trainer(config, dataset, group, progress=self._progress, console=self.console, stop=self.stop)
+        trainer = Trainer(
+            config, dataset, group, bf16=bf16, progress=self._progress, console=self.console, stop=self.stop
+        )
         result = trainer.run()
         self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
         group.close()

@@ -150,7 +150,8 @@ def run_launcher(program: str, log: Path) -> tuple[int, dict[str, object]]:
 
 
 def test_sigterm_while_the_launcher_imports_torch_forks_no_rank(tmp_path: Path) -> None:
-    code, message = run_launcher("launcher.preload = lambda: os.kill(os.getpid(), signal.SIGTERM)", tmp_path / "log")
+    program = "launcher.preload = lambda **_: os.kill(os.getpid(), signal.SIGTERM)"
+    code, message = run_launcher(program, tmp_path / "log")
     assert (code, message["outcome"], message["saved"]) == (75, "stopped", False)
     assert "grace" not in str(message["message"])
 

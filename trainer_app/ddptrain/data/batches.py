@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from ddptrain.data.sampling import Schedule, epoch_order, shift_of
 
@@ -60,8 +59,9 @@ class TrainingBatches:
     ) -> None:
         self._schedule, self._shift, self._dtype, self._on_use = schedule, shift, dtype, on_use
         # With a border, a shift is a slice of the stored image.
-        pixels = torch.from_numpy(images.copy()).to(device)
-        self._images = functional.pad(pixels, (shift, shift, shift, shift))
+        bordered = np.zeros((len(images), *(side + 2 * shift for side in images.shape[1:])), np.uint8)
+        bordered[:, shift : shift + images.shape[1], shift : shift + images.shape[2]] = images
+        self._images = torch.from_numpy(bordered).to(device)
         self._labels = torch.from_numpy(labels.astype(np.int64)).to(device)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 

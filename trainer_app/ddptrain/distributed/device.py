@@ -122,6 +122,35 @@ def numerics() -> dict[str, Any]:
     }
 
 
+def has_bf16() -> bool:
+    """Return whether this processor multiplies matrices in bfloat16; without such instructions it would be slower."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    hardware = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return hardware and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def uses_bf16(config: Config, device: torch.device) -> bool:
+    """Return whether the passes run in bfloat16: on a CPU with instructions for it, on CUDA only on request.
+
+    Raises:
+        RanksError: it is requested on a CPU without such instructions, or for float64.
+    """
+    wanted = config.bf16
+    if wanted == "off" or (wanted == "auto" and (config.dtype == "float64" or device.type == "cuda")):
+        return False
+    if wanted == "on" and config.dtype == "float64":
+        raise RanksError("--bf16 on cannot be combined with --dtype float64", next_step="leave one of them out")
+    if device.type == "cuda" or has_bf16():
+        return True
+    if wanted == "auto":
+        return False
+    raise RanksError(
+        "--bf16 on needs a CPU with AVX512_BF16 or AMX, or CUDA",
+        hint="on other processors bfloat16 is emulated, and slower than float32",
+        next_step="leave --bf16 out",
+    )
+
+
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return vendor, family and model: MKL chooses its kernels by them, not by the instruction set alone."""
     facts: dict[str, str] = {}
@@ -139,8 +168,8 @@ def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     """Return the facts that differ from the manifest's; an older manifest may lack some of them."""
     return [
         f"{key} was {manifest[key]}, is {facts[key]}"
-        for key in numerics()
-        if key in manifest and manifest[key] != facts[key]
+        for key in (*numerics(), "bf16")
+        if key in manifest and key in facts and manifest[key] != facts[key]
     ]
 
 

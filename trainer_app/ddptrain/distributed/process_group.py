@@ -130,6 +130,15 @@ class Group:
         texts = [part[:size].numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
         return [json.loads(text) for text in texts]
 
+    def gather_on_rank_zero(self, value: T, waiting_in: str) -> list[T]:
+        """Return the ranks' picklable values, in order of rank, on rank 0; nothing on the others."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        with self.heartbeat.waiting_in(waiting_in):
+            dist.gather_object(value, values, dst=0)
+        return values or []
+
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""
         end = time.monotonic() + seconds

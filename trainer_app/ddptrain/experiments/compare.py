@@ -34,12 +34,13 @@ BATCH = 37  # not divisible by any number of ranks, and the last batch of an epo
 CHECKS = ("losses", "gradients", "bits", "resume")
 WAYS = ("ddp", "manual", "bucketed", "accum", "zero")
 RECIPES: dict[str, tuple[object, ...]] = {
+    "muon": ("--optimizer", "muon", "--lr", 0.006),
     "adamw": ("--optimizer", "adamw", "--lr", 0.006),
     "sgd": ("--optimizer", "sgd", "--lr", 0.05),
 }
 _FLAGS_OF: dict[str, tuple[object, ...]] = {
     "accum": ("--sync", "ddp", "--accum", 3),
-    "zero": ("--sync", "ddp", "--zero"),
+    "zero": ("--sync", "bucketed", "--zero"),
 }
 
 
@@ -90,7 +91,7 @@ class Comparison:
                     yield self._samples(subject, trial)
 
     def _gradients(self) -> Iterator[Callable[[], Proof]]:
-        flags = ("--optimizer", "sgd", "--weight-decay", 0)
+        flags = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off")
         alone = self._train("gradients-1", 1, *flags, stop_after=1)
         for world in self._several:
             for way in (*self._plan.ways, "bitwise"):

@@ -80,7 +80,7 @@ class Trials:
         self.folder, self._main = folder, main
         kept = {k: v for k, v in env.items() if not k.startswith(_DROPPED_PREFIXES) and k not in _DROPPED}
         self.env = kept | {"DDPJOB_TERMINATION_LOG": str(folder / "termination")}
-        preload()
+        preload(ddp=True)
 
     def train(self, name: str, world_size: int, *flags: object, code: int = 0) -> Trial:
         """Train in ``folder/name``, resuming what is there; raises as ``run``."""
@@ -101,12 +101,16 @@ class Trials:
         return cost
 
     def run_cold(self, argv: Sequence[object]) -> float:
-        """Return the elapsed seconds of one command of ``ddptrain`` in a new interpreter, imports included.
+        """Return the elapsed seconds of one command of ``ddptrain``; as ``run_module_cold``."""
+        return self.run_module_cold("ddptrain", argv)[0]
+
+    def run_module_cold(self, module: str, argv: Sequence[object]) -> tuple[float, str]:
+        """Run a module in a new interpreter. Returns the elapsed seconds, imports included, and its output.
 
         Raises:
             TrialFailed: it failed, or did not end within an hour; the end of its output is quoted.
         """
-        command, started = [sys.executable, "-m", "ddptrain", *map(str, argv)], time.perf_counter()
+        command, started = [sys.executable, "-m", module, *map(str, argv)], time.perf_counter()
         try:
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT, env=self.env, check=False
@@ -116,7 +120,7 @@ class Trials:
             raise _failed(argv, f"did not end within {_TIMEOUT} s", output) from error
         if done.returncode != 0:
             raise _failed(argv, f"ended with {done.returncode}, not 0", done.stdout.decode(errors="replace"))
-        return time.perf_counter() - started
+        return time.perf_counter() - started, done.stdout.decode(errors="replace")
 
     def call(self, work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
         """Return the JSON-able result of ``work``, which runs in a forked process.
@@ -205,8 +209,14 @@ def data_flags(config: Config) -> list[object]:
 
 
 def speed(path: Path, batch: int) -> float:
-    """Return a run's samples per second in the first epoch, from the times of its metrics rows."""
+    """Return a run's samples per second in the first epoch, from the times of its metrics rows.
+
+    Raises:
+        TrialFailed: the epoch has a single step.
+    """
     rows = [row for row in effective_rows(path, "train") if row["epoch"] == 0]
+    if not rows:
+        raise TrialFailed("an epoch has a single step, which gives no speed", next_step="use a smaller --batch-size")
     counted = rows[min(_WARM_UP_STEPS, len(rows) // 2) :]
     seconds = float(counted[-1]["time"] - counted[0]["time"])
     return (len(counted) - 1) * batch / max(seconds, 0.001)  # the rows' times are rounded to milliseconds

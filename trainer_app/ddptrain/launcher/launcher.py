@@ -27,7 +27,7 @@ from ddptrain.launcher.hang_detector import HangDetector, RankState, hang_report
 from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
-from ddptrain.resources import oom_kills, set_torch_defaults
+from ddptrain.resources import oom_kills, set_torch_defaults, uncollected_imports
 from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals
 
 # A restart cannot change these ends, or they are no failures.
@@ -87,7 +87,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
         make_directory("--log-dir", options.log_dir)
     signals = SignalQueue()
     if options.how == "prefork":
-        preload()
+        preload(ddp=config.sync == "ddp")
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = FailureReports.of_attempt(config, ranks, options.log_dir)
@@ -112,14 +112,17 @@ def _with_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
     return ranks if ranks.nnodes > 1 or options.fixed_port else replace(ranks, master_port=free_port())
 
 
-def preload() -> None:
+def preload(*, ddp: bool) -> None:
     """Import everything that a rank needs, and nothing that computes.
 
-    ``torch._dynamo`` takes two seconds: constructing the first optimizer imports it, with some 900 modules.
+    Args:
+        ddp: also ``torch._dynamo``, which takes as long as torch itself: the constructor of DistributedDataParallel
+            imports it, with some 900 modules.
     """
     set_torch_defaults()
-    for module in ("torch._dynamo", "ddptrain.worker", "ddptrain.training.gradient_sync"):
-        importlib.import_module(module)
+    with uncollected_imports():
+        for module in (*(["torch._dynamo"] if ddp else []), "ddptrain.worker", "ddptrain.training.gradient_sync"):
+            importlib.import_module(module)
 
 
 class SignalQueue:

@@ -42,8 +42,8 @@ def make_deterministic() -> None:
 class Bitwise(GradientSync):
     """Gathers the gradients of the virtual shards as rows and adds the rows in a fixed order."""
 
-    def __init__(self, model: nn.Module, group: Group, *, bf16: bool) -> None:
-        super().__init__(model, group, bf16=bf16)
+    def __init__(self, model: nn.Module, group: Group, *, bf16: bool, label_smoothing: float = 0.0) -> None:
+        super().__init__(model, group, bf16=bf16, label_smoothing=label_smoothing)
         make_deterministic()
         self._parameters = list(model.parameters())
         first = self._parameters[0]

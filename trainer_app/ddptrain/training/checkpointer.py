@@ -29,6 +29,7 @@ from ddptrain.distributed.process_group import Group
 from ddptrain.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
+from ddptrain.training.optim import Optimizer
 
 _REFUSED = "the volume refused"
 _NOT_FINITE = "the weights are not finite"
@@ -63,6 +64,7 @@ class Checkpointer:
         schedule: Schedule,
         world_size: int,
         *,
+        bf16: bool,
         metrics: MetricsLogger,
         log: Callable[[str], None],
     ) -> None:
@@ -80,6 +82,7 @@ class Checkpointer:
             "initFrom": None,
             "totalSteps": schedule.total_steps,
             **numerics(),
+            "bf16": bf16,
         }
 
     @property
@@ -252,7 +255,7 @@ def resume(
     checkpointer: Checkpointer,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     log: Callable[[str], None],
 ) -> ResumeState:
     """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.

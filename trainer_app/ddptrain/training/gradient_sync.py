@@ -64,8 +64,11 @@ class GradientSync:
 
     averages = False  # whether the exchange averages over the ranks; otherwise it sums
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int = 1, bf16: bool = False) -> None:
-        self.model, self._group, self._accum, self._bf16 = model, group, accum, bf16
+    def __init__(
+        self, model: nn.Module, group: Group, *, accum: int = 1, bf16: bool = False, label_smoothing: float = 0.0
+    ) -> None:
+        self.model, self._group, self._accum = model, group, accum
+        self._bf16, self._label_smoothing = bf16, label_smoothing
         self.averaged_over = group.world_size if self.averages else 1
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
         self._numbers = StepNumbers(group)
@@ -103,8 +106,13 @@ class GradientSync:
         """Release the process group, before it is destroyed."""
 
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16):
-            return functional.cross_entropy(self._forward(piece.images), piece.labels, reduction="sum")
+        with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16):
+            logits = self._forward(piece.images)
+        return self._loss_of(logits, piece.labels)
+
+    def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = logits.float() if self._bf16 else logits
+        return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=self._label_smoothing)
 
     def _backward(self, loss_sum: torch.Tensor, global_count: int) -> None:
         (loss_sum * (self.averaged_over / global_count)).backward()  # type: ignore[no-untyped-call]
@@ -144,8 +152,8 @@ class Ddp(GradientSync):
 
     averages = True
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16)
+    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool, label_smoothing: float = 0.0) -> None:
+        super().__init__(model, group, accum=accum, bf16=bf16, label_smoothing=label_smoothing)
         device_ids = [group.device.index] if group.device.type == "cuda" else None
         with group.heartbeat.waiting_in("construction of DDP"):  # compares shapes and broadcasts the weights
             self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
@@ -197,8 +205,8 @@ class Bucketed(GradientSync):
     The layout of the buffers never changes, so neither does the order of a sum.
     """
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16)
+    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool, label_smoothing: float = 0.0) -> None:
+        super().__init__(model, group, accum=accum, bf16=bf16, label_smoothing=label_smoothing)
         self._buckets = [_bucket(parameters) for parameters in _grouped(list(model.parameters()))]
         self._work: list[dist.Work] = []
         self._armed = False
@@ -277,8 +285,10 @@ class Graphed(GradientSync):
         full: size of the global batch that is recorded.
     """
 
-    def __init__(self, inner: GradientSync, group: Group, *, full: int, bf16: bool) -> None:
-        super().__init__(inner.model, group, bf16=bf16)
+    def __init__(
+        self, inner: GradientSync, group: Group, *, full: int, bf16: bool, label_smoothing: float = 0.0
+    ) -> None:
+        super().__init__(inner.model, group, bf16=bf16, label_smoothing=label_smoothing)
         self._inner, self._full = inner, full
         self.averaged_over = inner.averaged_over
         self._parameters = list(inner.model.parameters())
@@ -333,7 +343,7 @@ class Graphed(GradientSync):
         # No cast cache: its entries would outlive the recording.
         with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self.model(self._piece.images)
-            loss_sum = nn.functional.cross_entropy(logits, self._piece.labels, reduction="sum")
+        loss_sum = self._loss_of(logits, self._piece.labels)
         self._backward(loss_sum, self._full)
         return loss_sum.detach()
 

@@ -1,37 +1,132 @@
-"""The optimizer and its one-cycle learning rate, which is a pure function of the step and therefore never saved.
+"""The optimizers, and the one-cycle learning rate, which is a pure function of the step and therefore never saved.
 
-Used by the trainer.
+Used by the trainer. Not ``torch.optim``: constructing any of its classes imports ``torch._dynamo``, which takes longer
+than ``import torch`` itself. AdamW and SGD call the same fused kernels, so their updates are those of ``torch.optim``,
+bit for bit, and the state has the same format. ``muon`` and ``zero`` build on this module.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from ddptrain.config import Config
+from ddptrain.training import muon
 
+State = dict[str, torch.Tensor]
 _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
+_BETAS, _EPSILON = (0.7, 0.9), 1e-8
+_MOMENTUM = 0.9
+_MUON_RATE = 10.0  # times --lr, because an orthogonal update is small in every entry
 
 
-def build(config: Config, model: nn.Module, *, sharded: bool = False) -> torch.optim.Optimizer:
-    """Return fused AdamW with betas .7/.9, or SGD with momentum .9; the trainer sets the learning rate of each step.
+@dataclass
+class Group:
+    """Parameters with the same rule and the same hyperparameters.
 
-    If ``sharded`` (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054) each rank updates some of the parameters, holds
-    the optimizer's state for those alone, and broadcasts them. Each parameter is updated independently of the others,
-    so the weights are those of the unsharded optimizer, bit for bit.
+    Attributes:
+        update: applies one step to those parameters of the group that have a gradient.
+        scale: the group's learning rate is this times the one of the step.
     """
-    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.AdamW
-    settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": True}
-    settings |= {"momentum": 0.9} if config.optimizer == "sgd" else {"betas": (0.7, 0.9)}
-    if sharded:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(model.parameters(), optimizer, **settings)
-    return optimizer(model.parameters(), **settings)
+    parameters: list[nn.Parameter]
+    update: Callable[[list[nn.Parameter], list[State], float], None]
+    scale: float = 1.0
+
+
+@dataclass
+class Optimizer:
+    """Updates the parameters of ``groups`` from their gradients.
+
+    Attributes:
+        parameters: those of the model; their positions are the keys of the state, as in ``torch.optim``.
+        learning_rate: of the next step.
+        state: what each parameter's rule remembers; empty before its first step.
+    """
+
+    parameters: list[nn.Parameter]
+    groups: list[Group]
+    learning_rate: float = 0.0
+    state: dict[nn.Parameter, State] = field(default_factory=dict)
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        self._update(self.parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in the format of ``torch.optim``; the hyperparameters are in the run's configuration."""
+        positions = range(len(self.parameters))
+        state = {n: dict(self.state[self.parameters[n]]) for n in positions if self.parameters[n] in self.state}
+        return {"state": state, "param_groups": [{"params": list(positions)}]}
+
+    def load_state_dict(self, loaded: dict[str, Any]) -> None:
+        """Replace the state by one that ``state_dict`` returned, also with another number of ranks."""
+        self.state = {self.parameters[int(n)]: dict(state) for n, state in loaded["state"].items()}
+
+    @torch.no_grad()
+    def _update(self, chosen: Sequence[nn.Parameter]) -> None:
+        numbers = {id(parameter) for parameter in chosen}
+        for group in self.groups:
+            parameters = [p for p in group.parameters if id(p) in numbers and p.grad is not None]
+            if parameters:
+                states = [self.state.setdefault(p, {}) for p in parameters]
+                group.update(parameters, states, self.learning_rate * group.scale)
+
+
+def build(config: Config, model: nn.Module) -> Optimizer:
+    """Return the configured optimizer; the trainer sets the learning rate of each step."""
+    parameters, decay = list(model.parameters()), config.weight_decay
+    if config.optimizer == "sgd":
+        return Optimizer(parameters, [Group(parameters, lambda p, s, lr: sgd(p, s, lr, decay))])
+    matrices = muon.matrices(parameters) if config.optimizer == "muon" else []
+    chosen = {id(parameter) for parameter in matrices}
+    others = [p for p in parameters if id(p) not in chosen]
+    groups = [Group(matrices, lambda p, s, lr: muon.update(p, s, lr, decay), _MUON_RATE)] if matrices else []
+    return Optimizer(parameters, [*groups, Group(others, lambda p, s, lr: adamw(p, s, lr, decay))])
+
+
+def adamw(parameters: list[nn.Parameter], states: list[State], lr: float, weight_decay: float) -> None:
+    """Apply one step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with betas .7/.9 in one fused kernel."""
+    for parameter, state in zip(parameters, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    steps = [state["step"] for state in states]
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(
+        [*parameters], gradients(parameters),
+        [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], steps,
+        lr=lr, beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def sgd(parameters: list[nn.Parameter], states: list[State], lr: float, weight_decay: float) -> None:
+    """Apply one step of SGD with momentum .9 in one fused kernel; the momentum starts as the first gradient."""
+    pairs = list(zip(parameters, states, strict=True))
+    started = [(p, s) for p, s in pairs if s]
+    fresh = [(p, s) for p, s in pairs if not s]
+    for parameter, state in fresh:
+        state["momentum_buffer"] = torch.empty_like(parameter, memory_format=torch.preserve_format)
+    for chosen, first in ((fresh, True), (started, False)):
+        if chosen:
+            torch._fused_sgd_(
+                [p for p, _ in chosen], gradients([p for p, _ in chosen]), [s["momentum_buffer"] for _, s in chosen],
+                lr=lr, weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=first,
+            )  # fmt: skip
+
+
+def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the gradients of the parameters that have one."""
+    return [p.grad for p in parameters if p.grad is not None]
 
 
 def learning_rate(lr: float, step: int, total_steps: int) -> float:

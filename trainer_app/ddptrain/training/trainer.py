@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -26,6 +25,7 @@ from ddptrain.training import gradient_sync, models, optim
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, evaluate
+from ddptrain.training.zero import ShardedOptimizer
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,18 @@ class Trainer:
     """One rank's model, optimizer and batches, and the loop over all steps."""
 
     def __init__(
-        self, config: Config, dataset: Dataset, group: Group, *, progress: Progress, console: Console, stop: StopFlag
+        self,
+        config: Config,
+        dataset: Dataset,
+        group: Group,
+        *,
+        bf16: bool,
+        progress: Progress,
+        console: Console,
+        stop: StopFlag,
     ) -> None:
         self._config, self._dataset, self._group, self._stop, self._log = config, dataset, group, stop, console.log
+        self._bf16 = bf16
         group.heartbeat.mark("setup")
         if config.cuda_graph:
             gradient_sync.check_cuda_graph(config, group)
@@ -53,12 +62,14 @@ class Trainer:
             progress, console, epochs=config.epochs, steps_per_epoch=self._schedule.steps_per_epoch
         )
         self._checkpointer = Checkpointer(
-            config, dataset, self._schedule, group.world_size, metrics=self._metrics, log=console.log
-        )
+            config, dataset, self._schedule, group.world_size,
+            bf16=self._bf16, metrics=self._metrics, log=console.log,
+        )  # fmt: skip
         self._audit = Audit(Path(config.audit), group.rank) if config.audit else None
         self._model = models.build(config, group.device)
-        self._sharded = config.zero and group.world_size > 1
-        self._optimizer = optim.build(config, self._model, sharded=self._sharded)
+        self._optimizer = optim.build(config, self._model)
+        if config.zero and group.world_size > 1:
+            self._optimizer = ShardedOptimizer(self._optimizer, group)
 
     def run(self) -> Result:
         """Train from the newest checkpoint to the last step.
@@ -74,7 +85,7 @@ class Trainer:
         if start.complete:
             assert start.evaluation is not None, "the last step ends an epoch"
             return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
-        self._gradients = build_gradient_sync(config, self._model, group)
+        self._gradients = build_gradient_sync(config, self._model, group, bf16=self._bf16)
         self._batches = self._build_batches()
         evaluation = saved = None
         wait_for_save = 0.0  # limit of a step in which the other ranks may wait for rank 0's save
@@ -84,17 +95,14 @@ class Trainer:
             group.heartbeat.mark("batch", done)
             batch = self._batches.at(step)
             learning_rate = self._learning_rate(step)
-            for parameters in self._optimizer.param_groups:
-                parameters["lr"] = learning_rate
+            self._optimizer.learning_rate = learning_rate
 
             group.heartbeat.mark("step", limit=wait_for_save)
             loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
             loss = loss_sum / batch.count
             if not math.isfinite(loss):
                 raise self._not_finite(f"loss is {loss} at step {done}", loss, step)
-            # A sharded optimizer broadcasts the updated parameters.
-            with group.heartbeat.waiting_in("broadcast of updates") if self._sharded else contextlib.nullcontext():
-                self._optimizer.step()
+            self._optimizer.step()
             self._gradients.clear()
             seconds = time.perf_counter() - started
             self._metrics.step(done, loss=loss, learning_rate=learning_rate, samples=batch.count, seconds=seconds)
@@ -128,10 +136,8 @@ class Trainer:
 
     def _save(self, done: int, evaluation: Evaluation | None) -> SaveResult | None:
         """Save on rank 0. Returns what was saved, or None on other ranks."""
-        if self._config.checkpoint_dir and self._sharded:
-            optimizer: Any = self._optimizer  # a ZeroRedundancyOptimizer
-            with self._group.heartbeat.waiting_in("gather of optimizer state"):  # collective, so on every rank
-                optimizer.consolidate_state_dict(to=0)
+        if self._config.checkpoint_dir and isinstance(self._optimizer, ShardedOptimizer):
+            self._optimizer.gather_state()  # collective, so on every rank
         if self._group.rank != 0:
             return None
         self._group.heartbeat.mark("save", limit=self._config.volume_timeout)
@@ -189,10 +195,13 @@ class Trainer:
         )
 
 
-def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) -> gradient_sync.GradientSync:
+def build_gradient_sync(
+    config: Config, model: torch.nn.Module, group: Group, *, bf16: bool
+) -> gradient_sync.GradientSync:
     """Return the implementation that ``--sync`` and ``--cuda-graph`` select; a single rank exchanges nothing."""
+    options: dict[str, Any] = {"bf16": bf16, "label_smoothing": config.label_smoothing}
     if config.sync == "bitwise":
-        return Bitwise(model, group, bf16=config.bf16)
+        return Bitwise(model, group, **options)
     implementation: type[gradient_sync.GradientSync] = gradient_sync.GradientSync
     if group.has_process_group:
         implementation = {
@@ -200,7 +209,7 @@ def build_gradient_sync(config: Config, model: torch.nn.Module, group: Group) ->
             "manual": gradient_sync.Manual,
             "bucketed": gradient_sync.Bucketed,
         }[config.sync]
-    built = implementation(model, group, accum=config.accum, bf16=config.bf16)
+    built = implementation(model, group, accum=config.accum, **options)
     if config.cuda_graph:
-        return gradient_sync.Graphed(built, group, full=config.global_batch, bf16=config.bf16)
+        return gradient_sync.Graphed(built, group, full=config.global_batch, **options)
     return built

@@ -1,0 +1,94 @@
+"""The optimizers make the updates of ``torch.optim``, and continue from its state."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ddptrain.config import Config
+from ddptrain.training import models, muon, optim
+from ddptrain.training.zero import owned_by
+
+CPU = torch.device("cpu")
+STEPS = 25
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    """Set gradients that depend on the step and the weights."""
+    numbers = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, dtype=parameter.dtype, generator=numbers)
+        parameter.grad = torch.empty_like(parameter).copy_(noise + parameter.detach())
+
+
+def reference(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Return PyTorch's optimizer for the configuration."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.AdamW(model.parameters(), betas=(0.7, 0.9), weight_decay=config.weight_decay, fused=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_updates_equal_those_of_torch_optim_and_the_state_is_interchangeable(name: str, dtype: str) -> None:
+    config = Config(optimizer=name, dtype=dtype, model="cnn")
+    ours, theirs = models.build(config, CPU), models.build(config, CPU)
+    optimizer, wanted = optim.build(config, ours), reference(config, theirs)
+    for step in range(STEPS):
+        if step == STEPS // 2:  # ours continues from theirs
+            optimizer = optim.build(config, ours)
+            optimizer.load_state_dict(copy.deepcopy(wanted.state_dict()))
+        rate = optim.learning_rate(0.01, step, STEPS)
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        optimizer.learning_rate = wanted.param_groups[0]["lr"] = rate
+        optimizer.step()
+        wanted.step()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(one, other)
+    ours_state, theirs_state = optimizer.state_dict()["state"], wanted.state_dict()["state"]
+    assert ours_state.keys() == theirs_state.keys()
+    for number, state in theirs_state.items():
+        assert all(torch.equal(state[key], ours_state[number][key]) for key in state)
+
+
+def test_muon_orthogonalizes_as_torch_optim_muon_does() -> None:
+    torch.manual_seed(1)
+    ours = nn.Parameter(torch.randn(32, 216, dtype=torch.float64))
+    theirs = nn.Parameter(ours.detach().clone())
+    wanted = torch.optim.Muon([theirs], lr=1.0, momentum=0.9, weight_decay=0.0, ns_steps=4)
+    for _ in range(3):
+        before, state = ours.detach().clone(), wanted.state[theirs]
+        ours.grad = theirs.grad = torch.randn(32, 216, dtype=torch.float64)
+        states = [{"momentum_buffer": state["momentum_buffer"].clone()} if state else {}]
+        with torch.no_grad():
+            muon.update([ours], states, 1.0, 0.0)
+        wanted.step()
+        expected = theirs.detach() - before
+        # torch.optim.Muon computes in bfloat16, which has three decimal digits.
+        assert (ours.detach() - before - expected).norm() / expected.norm() < 0.02
+        with torch.no_grad():
+            ours.copy_(theirs)
+
+
+def test_muon_moves_all_singular_values_near_one_for_wide_and_tall_matrices() -> None:
+    torch.manual_seed(2)
+    for shape in ((24, 36), (128, 20)):
+        found = torch.linalg.svdvals(muon.orthogonalized(torch.randn(shape, dtype=torch.float64)))
+        assert 0.5 < found.min() <= found.max() < 1.3
+
+
+def test_muon_updates_the_matrices_of_all_layers_but_the_last() -> None:
+    parameters = list(models.plain("cnn").parameters())
+    assert [tuple(p.shape) for p in muon.matrices(parameters)] == [(16, 1, 5, 5), (32, 16, 5, 5), (128, 512)]
+
+
+def test_every_parameter_has_one_owner_and_the_largest_are_apart() -> None:
+    sizes = [400, 16, 12800, 32, 65536, 128, 1280, 10]
+    for world_size in (1, 2, 3, 11):
+        owned = owned_by(sizes, world_size)
+        assert sorted(number for numbers in owned for number in numbers) == list(range(len(sizes)))
+    assert owned_by(sizes, 2) == [[4], [0, 1, 2, 3, 5, 6, 7]]
