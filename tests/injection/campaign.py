@@ -19,6 +19,7 @@ from tests.simulator.oracle import Outcome
 
 CONCURRENT_RUNS = 6 * (os.cpu_count() or 1)
 SETTLE_SECONDS = 60.0  # a request that the proxy holds may be carried out after the story ended
+COLLECT_SECONDS = 600.0
 BY_CREATES = ("attempt", "messages", "made")
 """Parts of the outcome that change after a refused create: the attempt is abandoned, and the next has a new number."""
 
@@ -136,7 +137,7 @@ class Campaign:
             owned = [(r, obj) for r in (names.PODS, names.SERVICES) for obj in self._everywhere(r)]
             return [path_of(r, obj) for r, obj in owned if obj["metadata"].get("ownerReferences")]
 
-        await eventually_async("all is collected", lambda: not left(), timeout=120)
+        await eventually_async("all is collected", lambda: not left(), timeout=COLLECT_SECONDS)
 
     def _everywhere(self, resource: names.Resource) -> list[Json]:
         return self.cluster.history.everywhere(resource)
