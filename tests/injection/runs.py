@@ -99,7 +99,8 @@ class Run:
                 return pods
 
     async def finished(self) -> None:
-        await self.until("the job is finished", lambda: "completionTime" in self.status())
+        """Wait for the end. After a slow write of it the operator may already have deleted the job."""
+        await self.until("the job is finished", lambda: self.job() is None or "completionTime" in self.status())
 
     async def quiet(self) -> None:
         """Wait until the operators have written nothing for ``QUIET_SECONDS``."""
