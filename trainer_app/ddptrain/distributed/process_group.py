@@ -7,6 +7,7 @@ find each other is in ``rendezvous``.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import threading
@@ -118,26 +119,27 @@ class Group:
         """
         if not self.has_process_group:
             return [value]
-        content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        return [json.loads(text) for text in self._gather_bytes(json.dumps(value).encode(), waiting_in)]
+
+    def gather_tensors(self, tensors: dict[Any, Any], waiting_in: str) -> list[dict[Any, Any]]:
+        """Return the ranks' dicts of tensors, in order of rank, on every rank; nothing but tensors is unpickled."""
+        if not self.has_process_group:
+            return [tensors]
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        received = self._gather_bytes(buffer.getvalue(), waiting_in)
+        return [torch.load(io.BytesIO(content), map_location="cpu", weights_only=True) for content in received]
+
+    def _gather_bytes(self, content: bytes, waiting_in: str) -> list[bytes]:
+        sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(content)
         with self.heartbeat.waiting_in(waiting_in):
             dist.all_reduce(sizes)
-            padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-            padded[: len(content)] = content
+            padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             received = [torch.empty_like(padded) for _ in range(self.world_size)]
             dist.all_gather(received, padded)
-        texts = [part[:size].numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
-        return [json.loads(text) for text in texts]
-
-    def gather_on_rank_zero(self, value: T, waiting_in: str) -> list[T]:
-        """Return the ranks' picklable values, in order of rank, on rank 0; nothing on the others."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        with self.heartbeat.waiting_in(waiting_in):
-            dist.gather_object(value, values, dst=0)
-        return values or []
+        return [part[:size].cpu().numpy().tobytes() for part, size in zip(received, sizes.tolist(), strict=True)]
 
     def pause(self, seconds: float) -> None:
         """Sleep for ``seconds`` with a heartbeat throughout and one at the end, so that no pause counts as a hang."""

@@ -37,10 +37,11 @@ class ShardedOptimizer(Optimizer):
                     self._broadcast([self.parameters[n] for n in numbers], rank)
 
     def gather_state(self) -> None:
-        """Copy the state of all ranks to rank 0, for its next ``state_dict``; collective."""
+        """Collect the state of all ranks for the next ``state_dict``, which rank 0 saves; collective."""
         mine = {n: {k: v.cpu() for k, v in s.items()} for n, s in super().state_dict()["state"].items()}
-        gathered = self._group.gather_on_rank_zero(mine, "gather of optimizer state")
-        self._gathered = {n: state for states in gathered for n, state in states.items()}
+        gathered = self._group.gather_tensors(mine, "gather of optimizer state")
+        if self._group.rank == 0:
+            self._gathered = {n: state for states in gathered for n, state in states.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that ``gather_state`` collected; only rank 0 has it."""
