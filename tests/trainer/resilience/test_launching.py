@@ -275,7 +275,7 @@ def test_a_checkpoint_whose_loss_is_not_finite_is_set_aside(
     assert (folder / f"step-{step:09d}.json.not-finite").exists()
     assert not (folder / f"step-{step:09d}.pt").exists()
     assert run.message()["checkpoint"] == {"run": 1, "step": step - 1}
-    assert f"its checkpoint, step {step}, was renamed to *.not-finite" in run.message()["message"]
+    assert f"the checkpoint of these weights, step {step}, was renamed to *.not-finite" in run.message()["message"]
     newest = newest_valid(tmp_path, lambda path, reason: None)
     assert newest is not None
     assert newest[0].step == step - 1
