@@ -1,4 +1,4 @@
-"""Install the Debian packages that the test cluster needs, if CI=true or on request, never otherwise."""
+"""Install the Debian packages that tests need, if CI=true or on request, never otherwise."""
 
 from __future__ import annotations
 
@@ -19,24 +19,34 @@ _PACKAGES = {
     "iptables": ["iptables"],
     "ip": ["iproute2"],
     "debootstrap": ["debootstrap", "debian-archive-keyring"],
+    "chromium": ["chromium", "fonts-dejavu-core"],
 }
+
+
+class MissingProgramsError(CommandError):
+    """Programs are not installed, and installing them is not allowed here."""
 
 
 def require(*programs: str, install: bool | None = None) -> None:
     """Install the packages of programs that are missing, if ``install`` (default: CI=true) allows it.
 
-    Raises CommandError with what to install.
+    Raises CommandError with what to install: MissingProgramsError if it may not install it.
     """
     missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
         return
+    packages = sorted({package for name in missing for package in _PACKAGES[name]})
     allowed = os.environ.get("CI") == "true" if install is None else install
     if not allowed:
-        raise CommandError(
-            f"Not installed: {', '.join(missing)}. Install what is missing; "
-            "on Debian this does it: python -m tests.kind docker --install"
+        raise MissingProgramsError(
+            f"Not installed: {', '.join(missing)}. Install what is missing; on Debian this does it: "
+            + (
+                f"apt-get install {' '.join(packages)}"
+                if missing == ["chromium"]
+                else "python -m tests.kind docker --install"
+            )
         )
-    _install(sorted({package for name in missing for package in _PACKAGES[name]}))
+    _install(packages)
 
 
 def _install(names: list[str]) -> None:

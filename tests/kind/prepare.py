@@ -1,8 +1,8 @@
 """Build and download what tests need, before they run: `python -m tests.kind prepare NAME...`, used by `make test`.
 
-A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`. Tests look the
-results up and never build, so no test's time limit includes a build. Two processes may prepare at once: every build
-holds a lock, and the second process finds the result of the first.
+A name is a program of toolchain.py, or `docker` (an engine that answers), `node-image`, `images`, or `chromium`
+(Debian's package). Tests look the results up and never build, so no test's time limit includes a build. Two processes
+may prepare at once: every build holds a lock, and the second process finds the result of the first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 
-from tests.kind import dockerd, images, node_image, toolchain
+from tests.kind import dockerd, images, node_image, packages, toolchain
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError, ensure_engine, running_engine
 
-GROUPS = ("docker", "node-image", "images")
+GROUPS = ("docker", "node-image", "images", "chromium")
 CLUSTER = ("kubectl", "kind", "lookup", "docker", "node-image")
 """What `cluster.up` needs."""
 
@@ -91,7 +91,7 @@ def _prepare_one(name: str) -> Result:
     state, detail = State.READY, ""
     try:
         _builder(name, None)()
-    except (toolchain.ToolchainError, DockerUnavailableError) as error:
+    except (toolchain.ToolchainError, DockerUnavailableError, packages.MissingProgramsError) as error:
         state, detail = State.UNAVAILABLE, str(error)
     except (CommandError, ValueError, OSError) as error:
         state, detail = State.FAILED, str(error)
@@ -115,4 +115,6 @@ def _builder(name: str, install: bool | None) -> Callable[[], object]:
         return lambda: node_image.build_node_image(ensure_engine())
     if name == "images":
         return images.build_images
+    if name == "chromium":
+        return partial(packages.require, "chromium", install=install)
     return partial(toolchain.build, name)

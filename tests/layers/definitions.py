@@ -44,7 +44,15 @@ _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
 # The order in which commands start: the longest layers first, so that no long one runs at the end by itself.
 LAYERS = (
-    Layer("trainer", (pytest_command("tests/trainer", "--ignore", "tests/trainer/resilience"),)),
+    Layer(
+        "trainer",
+        (
+            pytest_command(
+                "tests/trainer", "--ignore", "tests/trainer/resilience", "--ignore", "tests/trainer/browser"
+            ),
+            pytest_command("tests/trainer/browser", needs=("chromium",)),
+        ),
+    ),
     Layer(
         "resilience",
         (

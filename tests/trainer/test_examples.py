@@ -19,7 +19,7 @@ from tests.trainer.runs import ForkServer
 
 VERBS = (
     "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "compare", "bench", "config",
-    "config print", "ckpt", "ckpt ls", "ckpt verify", "ckpt rollback", "lesson",
+    "config print", "ckpt", "ckpt ls", "ckpt verify", "ckpt rollback", "report", "lesson",
 )  # fmt: skip
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "openssl"))),

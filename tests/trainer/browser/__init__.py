@@ -1,0 +1,1 @@
+"""The page of `ddptrain report` in a real browser."""

@@ -1,0 +1,173 @@
+"""`ddptrain report`: what it reads of a training, what it draws, and that no text can become markup."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddptrain.errors import DataMissing
+from ddptrain.inference import read_png
+from ddptrain.report_page import figure, page
+from ddptrain.report_page.history import History, read_history
+from ddptrain.report_page.mistakes import Mistakes, grey_png, mistakes_of
+from tests.trainer.builders import SMALL
+from tests.trainer.runs import ForkServer
+
+HOSTILE = "</text></title><script>alert('x')</script><img src=x onerror=\"alert('y')\">"
+
+
+def write(root: Path, run: int, steps: range, *, origin: int | None = None, loss: object = 0.5, **start: Any) -> None:
+    """Write the metrics of one run, which takes a second per step and evaluates every tenth step."""
+    resumed = None if origin is None else {"run": run - 1, "step": origin}
+    rows: list[dict[str, Any]] = [
+        {"event": "start", "run": run, "resumedFrom": resumed, "totalSteps": 40, "worldSize": 2, "data": "idx",
+         "attempt": run, "time": run * 100.0, **start}
+    ]  # fmt: skip
+    for number, step in enumerate(steps, 1):
+        at = {"run": run, "step": step, "time": run * 100.0 + number}
+        rows.append({"event": "train", **at, "loss": loss, "lr": 0.1, "samplesPerSecond": 1000.0 * run})
+        if step % 10 == 0:
+            rows.append({"event": "eval", **at, "accuracy": 0.9 + step / 1000, "loss": loss, "samples": 100})
+    (root / "metrics").mkdir(exist_ok=True)
+    (root / "metrics" / f"run-{run:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def restarted(root: Path) -> History:
+    """Return a training whose first run took 25 steps and saved the 20th; the second run finished it."""
+    write(root, 1, range(1, 26))
+    write(root, 2, range(21, 41), origin=20)
+    return read_history(root)
+
+
+def contents(history: History, **more: Any) -> page.Contents:
+    return page.Contents(
+        **{"name": "job", "history": history, "manifest": {}, "mistakes": None, "problem": "none", **more}
+    )
+
+
+def test_a_restart_keeps_the_steps_that_count_and_those_that_were_repeated(tmp_path: Path) -> None:
+    history = restarted(tmp_path)
+    assert [step.step for step in history.steps] == list(range(1, 41))
+    assert [(step.run, step.step) for step in history.lost] == [(1, step) for step in range(21, 26)]
+    assert [(run.resumed, run.reached, run.repeated, run.attempt) for run in history.runs] == [
+        (0, 25, 5, "1"), (20, 40, 0, "2"),
+    ]  # fmt: skip
+    assert [(one.run, one.step) for one in history.evaluations] == [(1, 10), (1, 20), (2, 30), (2, 40)]
+    assert (history.total_steps, history.last_step) == (40, 40)
+    assert contents(history).is_finished
+    assert contents(history).seconds == 120.0
+
+
+def test_the_numbers_as_json(tmp_path: Path) -> None:
+    found = page.as_json(contents(restarted(tmp_path), problem=""))
+    assert (found["schema"], found["finished"], found["step"], found["restarts"]) == (1, True, 40, 1)
+    assert found["samplesPerSecond"] == 1500.0
+    assert (len(found["steps"]), len(found["lost"]), len(found["evaluations"])) == (40, 5, 4)
+    assert found["problem"] is None
+
+
+def test_the_curves_are_well_formed_and_mark_the_restart_where_it_resumed(tmp_path: Path) -> None:
+    drawing = ET.fromstring(figure.standalone(restarted(tmp_path)))  # noqa: S314 - our own
+    marks = [element for element in drawing.iter() if element.get("class") == "restart"]
+    bands = [element for element in drawing.iter() if element.get("class") == "band"]
+    assert (len(marks), len(bands)) == (1, 3)
+    left, right = 56.0, 960.0 - 14
+    lines = [element for element in marks[0] if element.tag.endswith("line")]
+    assert {float(line.get("x1", 0)) for line in lines} == {(left + right) / 2}, "step 20 of 40"
+    assert float(bands[0].get("width", 0)) == pytest.approx((right - left) * 5 / 40, abs=0.1)
+    assert len([element for element in drawing.iter() if element.get("class") == "dot accuracy"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("steps", "loss"), [(range(0), 1.0), (range(1, 2), 1.0), (range(1, 4), None), (range(1, 9), -2.0),
+                        (range(1, 9), 0), (range(1, 31), 0.3), (range(1, 4), "x")],
+)  # fmt: skip
+def test_a_training_with_hardly_any_rows_still_has_a_page(tmp_path: Path, steps: range, loss: object) -> None:
+    write(tmp_path, 1, steps, loss=loss, time=None, totalSteps=None)
+    history = read_history(tmp_path)
+    ET.fromstring(figure.standalone(history))  # noqa: S314 - our own
+    text = page.as_html(contents(history))
+    assert "Not available: none" in text
+    assert "nan" not in text
+
+
+def test_many_steps_make_a_small_picture_with_the_extremes(tmp_path: Path) -> None:
+    write(tmp_path, 1, range(1, 1))
+    path = tmp_path / "metrics" / "run-000001.jsonl"
+    with path.open("a") as stream:
+        for step in range(1, 50_001):
+            row = {"event": "train", "run": 1, "step": step, "loss": 9.0 if step == 31_234 else 1.0 + step % 2 / 10}
+            stream.write(json.dumps(row) + "\n")
+    drawing = figure.standalone(read_history(tmp_path))
+    assert len(drawing) < 80_000
+    raw = next(e for e in ET.fromstring(drawing).iter() if e.get("class") == "raw loss")  # noqa: S314 - our own
+    heights = sorted({float(point.split()[1]) for point in raw.get("d", "").lstrip("M").split("L")})
+    assert heights[1] - heights[0] > 100, "the one high loss is drawn"
+
+
+def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
+    write(tmp_path, 1, range(1, 12), data=HOSTILE, attempt=HOSTILE, worldSize=2)
+    (tmp_path / "run-000001").mkdir()
+    (tmp_path / "run-000001" / "owner.json").write_text(json.dumps({"host": HOSTILE}))
+    history = read_history(tmp_path)
+    manifest = {"step": 10, "run": 1, "config": {"model": HOSTILE}, "torch": HOSTILE}
+    text = page.as_html(contents(history, name=HOSTILE, manifest=manifest, problem=HOSTILE))
+    for markup in ("<script", "<img", 'onerror="', "</text></title>"):
+        assert markup not in text
+    assert text.count("&lt;script&gt;") >= 6
+    for element in ET.fromstring(figure.standalone(history)).iter():  # noqa: S314 - our own
+        assert not element.tag.endswith("script")
+
+
+def test_mistakes_are_ordered_by_the_probability_of_the_label(tmp_path: Path) -> None:
+    labels = np.array([0, 1, 2, 3], np.uint8)
+    images = np.arange(4 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(4, 28, 28)
+    probabilities = np.full((4, 10), 0.01)
+    for sample, (predicted, truth) in enumerate([(0, 0.9), (7, 0.2), (7, 0.1), (3, 0.9)]):
+        probabilities[sample, predicted] = 0.6
+        probabilities[sample, labels[sample]] = truth
+    found = mistakes_of(probabilities, labels, images, 5)
+    assert [(miss.index, miss.label, miss.predicted) for miss in found.worst] == [(2, 2, 7), (1, 1, 7)]
+    assert (found.missed, found.samples, found.confusion[2][7], found.largest_miss) == (2, 4, 1, 1)
+    assert len(mistakes_of(probabilities, labels, images, 1).worst) == 1
+    (tmp_path / "image.png").write_bytes(grey_png(images[2]))
+    assert (read_png(tmp_path / "image.png")[..., 0] == images[2]).all()
+
+
+def test_a_model_without_mistakes_has_no_gallery(tmp_path: Path) -> None:
+    perfect = Mistakes([[5 * (row == column) for column in range(10)] for row in range(10)], [])
+    text = page.as_html(contents(restarted(tmp_path), mistakes=perfect, manifest={"step": 40, "run": 2}))
+    assert "every sample of the test set is recognized" in text
+
+
+def test_a_directory_without_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataMissing, match="no metrics of a training"):
+        read_history(tmp_path / "absent")
+
+
+def test_a_killed_and_resumed_training_becomes_page_picture_and_json(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    root, out, svg = tmp_path / "my job", tmp_path / "report.html", tmp_path / "curves.svg"
+    ranks = ("--nproc-per-node", 2, "--max-restarts", 1, "--chaos", "kill:1:16", "--checkpoint-every", 4)
+    ddptrain.run("launch", *SMALL, *ranks, "--data-dir", idx, "--checkpoint-dir", root)
+    ddptrain.run("report", root, "--data-dir", idx, "--out", out, "--svg", svg)
+    text = out.read_text()
+    assert ("rank 1 was killed by SIGKILL, in step 16" in text, 'id="misses"' in text) == (True, True)
+    assert svg.read_text().count('class="restart"') == 1
+    assert not (root / "report.html").exists()
+
+    printed = ddptrain.run("report", root, "--data-dir", idx, "--json").output().splitlines()[-1]
+    found = json.loads(printed)
+    evaluated = ddptrain.run("eval", "--checkpoint-dir", root, "--data-dir", idx).output().splitlines()[-1]
+    assert sum(found["confusion"][digit][digit] for digit in range(10)) == json.loads(evaluated)["correct"]
+    assert [(run["resumed"], run["reached"], run["repeated"]) for run in found["runs"]] == [(0, 15, 3), (12, 18, 0)]
+
+    run = ddptrain.run("report", root / "metrics" / "run-000002.jsonl")
+    assert "warning: no confusion matrix: --data idx needs --data-dir" in run.output()
+    assert "Not available: --data idx needs --data-dir" in (root / "report.html").read_text()

@@ -1,0 +1,116 @@
+"""What a checkpoint's model gets wrong on the test set: the confusion matrix, and the worst misses as images."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ddptrain import inference
+from ddptrain.checkpoint import Saved
+from ddptrain.config import Config
+from ddptrain.distributed.device import resolve_device
+from ddptrain.distributed.topology import Ranks
+from ddptrain.resources import threads_per_rank
+from ddptrain.training.evaluate import forward_chunks
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A sample of the test set whose predicted class is wrong, with the probabilities that the model gave.
+
+    Attributes:
+        image: a data URI.
+    """
+
+    index: int
+    label: int
+    predicted: int
+    probability: float
+    probability_of_label: float
+    image: str
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """``confusion[label][predicted]`` counts samples; ``worst`` are the misses with the highest loss, worst first."""
+
+    confusion: list[list[int]]
+    worst: list[Miss]
+
+    @property
+    def samples(self) -> int:
+        return sum(map(sum, self.confusion))
+
+    @property
+    def largest_miss(self) -> int:
+        """The largest count beside the diagonal."""
+        return max(count for label, row in enumerate(self.confusion) for i, count in enumerate(row) if i != label)
+
+    @property
+    def missed(self) -> int:
+        return self.samples - sum(row[digit] for digit, row in enumerate(self.confusion))
+
+
+def find_mistakes(config: Config, saved: Saved, content: bytes, most: int) -> Mistakes:
+    """Return the mistakes of a checkpoint, with at most ``most`` images.
+
+    Raises:
+        DataError, Mismatch, UsageError: the test set is absent, or not the one of the training.
+    """
+    config = inference.as_trained(config, saved.manifest)
+    dataset = inference.data_of(config, saved.manifest["dataDigest"])
+    device = resolve_device(config, Ranks(local_rank=0))
+    torch.set_num_threads(config.threads or threads_per_rank(1))
+    model = inference.model_of(config, content, device, str(saved.path))
+    probabilities = np.zeros((len(dataset.test_labels), CLASSES))
+    with torch.no_grad():
+        for first, end, logits in forward_chunks(model, dataset.test_images, inference.alone(device)):
+            probabilities[first:end] = logits.double().softmax(1).cpu().numpy()
+    return mistakes_of(probabilities, dataset.test_labels, dataset.test_images, most)
+
+
+def mistakes_of(
+    probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.uint8], images: npt.NDArray[np.uint8], most: int
+) -> Mistakes:
+    """Return the mistakes, given the probability of each class (N, 10), the labels (N,) and the images (N, 28, 28)."""
+    predicted = probabilities.argmax(1)
+    confusion = np.zeros((CLASSES, CLASSES), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    of_label = probabilities[np.arange(len(labels)), labels]
+    missed = np.flatnonzero(predicted != labels)
+    worst = missed[np.argsort(of_label[missed], kind="stable")][:most]
+    return Mistakes(
+        confusion.tolist(),
+        [
+            Miss(
+                int(index),
+                int(labels[index]),
+                int(predicted[index]),
+                float(probabilities[index].max()),
+                float(of_label[index]),
+                "data:image/png;base64," + base64.b64encode(grey_png(images[index])).decode(),
+            )
+            for index in worst
+        ],
+    )
+
+
+def grey_png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Return a (height, width) image as PNG (RFC 2083): 8-bit grey, every row preceded by the filter number 0."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    height, width = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
