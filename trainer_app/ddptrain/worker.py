@@ -168,8 +168,9 @@ class Worker:
     def _train(self) -> termination.Report:
         config = self.config
         group = self._join("data")
-        bf16 = all(group.gather(uses_bf16(config, group.device), "all_gather of bfloat16"))  # nodes may differ
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
+        # Nodes may differ. After the data: until then ranks wait in the store, which names a rank that failed.
+        bf16 = all(group.gather(uses_bf16(config, group.device), "all_gather of bfloat16"))
         self.console.log(
             f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each"
             f"{', bfloat16' if bf16 else ''}; "
