@@ -17,8 +17,8 @@ UNDER_LOAD ?= resilience
 PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kind demo-down test prepare lint format generate constraints images kind-up kind-down \
-        bench bench-local gpu clean $(LAYER_TARGETS) contract soak test-under-load
+.PHONY: help setup demo demo-kind demo-down test prepare lint format generate pictures constraints images kind-up \
+        kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract soak test-under-load
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -90,6 +90,9 @@ format: setup  ## format the code and apply ruff's fixes
 
 generate: setup  ## CRD, chart copy, plain manifests, field reference and diagram from their sources
 	$(PY) -m tests.install.generate
+
+pictures: setup  ## the curves and the report's screenshot in docs, from a training that is killed and restarted
+	$(PY) -m tests.trainer.browser.pictures $(MNIST)
 
 constraints: setup  ## pin the installed versions
 	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+).*/\1/'; } > constraints.new
