@@ -219,6 +219,9 @@ class Config:
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
+    profile: int = setting(
+        0, "trace so many steps of each rank with torch.profiler, into the run's folder; 0 = none", low=0, high=1_000
+    )
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 # Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
 _LAYOUT = struct.Struct("<qqqdd24s40s")
 SIZE = _LAYOUT.size
+_NOTHING = contextlib.nullcontext()
 # In these phases there is no progress that a stop could save.
 BEFORE_TRAINING = ("start", "rendezvous", "preflight", "infer", "data", "setup", "resume")
 
@@ -86,17 +87,31 @@ class StallTimer:
         return self.seconds
 
 
+class PhaseListener(Protocol):
+    """What a trace of the rank needs to know; see ``training.profiling``."""
+
+    def phase(self, name: str) -> None:
+        """Take note that the rank begins a phase, which ends the one before."""
+
+    def collective(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context that the rank keeps while it waits in a collective."""
+
+
 class Heartbeat:
     """Writes one rank's heartbeat.
 
     Args:
         memory: SIZE bytes shared with the launcher; private memory if None.
         on_mark: called with (phase or collective, step) as each begins; fault injection hooks in here.
+
+    Attributes:
+        listener: told about phases and collectives, for a trace; normally None.
     """
 
     def __init__(self, memory: memoryview | None = None, on_mark: Callable[[str, int], None] | None = None) -> None:
         self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
         self._on_mark = on_mark
+        self.listener: PhaseListener | None = None
         self._changes = self._collectives = self._step = 0
         self._phase, self._collective, self._limit = "start", "", 0.0
         self.touch()
@@ -114,6 +129,8 @@ class Heartbeat:
         """
         self._phase, self._limit, self._step = phase, limit, self._step if step is None else step
         self.touch()
+        if self.listener:
+            self.listener.phase(phase)
         if self._on_mark:
             self._on_mark(phase, self._step)
 
@@ -138,7 +155,8 @@ class Heartbeat:
         try:
             if self._on_mark:
                 self._on_mark(collective, self._step)
-            yield
+            with self.listener.collective(collective) if self.listener else _NOTHING:
+                yield
         finally:
             self._collective = ""
             self.touch()

@@ -79,6 +79,11 @@ class MetricsLogger:
             self._path = None
             self._console.log(f"warning: no metrics: {error}")
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder given to ``open``; None if the metrics are not open."""
+        return self._folder if self._path else None
+
     def resumed(self, checkpoint: Mapping[str, int], accuracy: float | None) -> None:
         """Report that training continues from ``checkpoint``, with its test accuracy if one was measured."""
         step = checkpoint["step"]

@@ -314,7 +314,7 @@ def resume(
 
 def _shared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must be the same on every rank: they decide the weights or which collectives run."""
-    values = config.identity() | {"zero": config.zero, "init_from": bool(config.init_from)}
+    values = config.identity() | {"zero": config.zero, "init_from": bool(config.init_from), "profile": config.profile}
     if config.zero:  # the optimizer's state is gathered before each save
         values |= {"checkpoint_dir": bool(config.checkpoint_dir), "checkpoint_every": config.checkpoint_every}
     return values

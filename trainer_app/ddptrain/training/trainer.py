@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
 from ddptrain.training.evaluate import Evaluation, evaluate
 from ddptrain.training.zero import ShardedOptimizer
+
+if TYPE_CHECKING:
+    from ddptrain.training.profiling import StepProfiler
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Trainer:
             return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
         self._gradients = build_gradient_sync(config, self._model, group, bf16=self._bf16)
         self._batches = self._build_batches()
+        self._profiler = self._profile(start.step) if config.profile else None
         evaluation = saved = None
         wait_for_save = 0.0  # limit of a step in which the other ranks may wait for rank 0's save
 
@@ -118,6 +122,7 @@ class Trainer:
                 group.pause(config.step_delay)
 
         assert evaluation is not None, "the last step ends an epoch"
+        self._close_profiler()
         checkpoint = self._from_rank_zero("finished", saved).checkpoint
         self._gradients.close()
         return Result(evaluation.as_dict(), start.checkpoint, checkpoint, already_finished=False)
@@ -148,6 +153,7 @@ class Trainer:
 
     def _leave(self, done: int, saved: SaveResult | None) -> None:
         """Leave the group and raise Stopped; every rank calls it after the same step."""
+        self._close_profiler()
         self._metrics.flush(done)  # a refused save has added a row
         result = self._from_rank_zero("stopped", saved)
         self._gradients.close()
@@ -182,6 +188,28 @@ class Trainer:
             hint="the learning rate is too high, or a sample is bad",
             next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
         )
+
+    def _profile(self, done: int) -> StepProfiler | None:
+        """Return the profiler of the steps after ``done``; None if there is no folder for its files."""
+        from ddptrain.training.profiling import StepProfiler
+
+        def folder() -> str:
+            return str(self._checkpointer.run_folder or self._metrics.folder or "")
+
+        target = self._group.run_on_rank_zero("profile", folder, self._config.collective_timeout)
+        if not target:
+            return None
+        profiler = StepProfiler(
+            Path(target) / f"profile-rank-{self._group.rank}.json",
+            steps=self._config.profile, first=done + 1, left=self._schedule.total_steps - done,
+            device=self._group.device, heartbeat=self._group.heartbeat, log=self._log,
+        )  # fmt: skip
+        profiler.watch(self._model, self._optimizer)
+        return profiler
+
+    def _close_profiler(self) -> None:
+        if self._profiler:
+            self._profiler.close()
 
     def _build_batches(self) -> TrainingBatches:
         return TrainingBatches(

@@ -1,0 +1,61 @@
+"""`--profile` leaves a trace of each rank with the phases of the steps, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.builders import SMALL
+from tests.trainer.runs import ForkServer, assert_same_end
+
+
+def ranges(trace: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return name to the (begin, end) of each range of a Chrome trace, in microseconds."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in ("user_annotation", "cpu_op"):
+            found.setdefault(event["name"], []).append((event["ts"], event["ts"] + event["dur"]))
+    return found
+
+
+def inside(outer: tuple[float, float], spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [span for span in spans if outer[0] <= span[0] and span[1] <= outer[1]]
+
+
+def test_each_rank_traces_the_phases_of_its_steps_without_changing_the_weights(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx)
+    profiled, plain = tmp_path / "profiled", tmp_path / "plain"
+    run = ddptrain.run(*command, "--checkpoint-dir", profiled, "--profile", 3)
+    assert "profile: steps 8 to 10 are in" in run.output()
+    for rank in range(2):
+        found = ranges(profiled / "run-000001" / f"profile-rank-{rank}.json")
+        steps = {name: spans for name, spans in found.items() if name.startswith("ProfilerStep#")}
+        assert sorted(steps) == ["ProfilerStep#10", "ProfilerStep#8", "ProfilerStep#9"]
+        for [span] in steps.values():
+            [batch], [step] = inside(span, found["batch"]), inside(span, found["step"])
+            [forward], [exchange], [optimizer] = (
+                inside(step, found[name]) for name in ("forward", "all_reduce of gradients", "optimizer")
+            )
+            assert batch[1] <= step[0] <= forward[1] <= exchange[1] <= optimizer[0]
+            assert inside(forward, found["aten::convolution"])
+            assert inside(step, found["c10d::allreduce_"])
+    # Step 9 ends an epoch, so the trace also has an evaluation and a save.
+    assert (len(found["evaluate"]), found.get("save")) == (1, None), "rank 1 does not save"
+
+    ddptrain.run(*command, "--checkpoint-dir", plain)
+    assert_same_end(profiled, plain)
+    assert not list(plain.glob("run-*/profile*"))
+
+
+def test_a_run_with_few_steps_left_traces_these(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--profile", 5)
+    ddptrain.run(*command, "--stop-after", 15, code=75)
+    ddptrain.run(*command)
+    first, second = (ranges(tmp_path / f"run-00000{run}" / "profile-rank-0.json") for run in (1, 2))
+    traced = [sorted(name for name in found if name.startswith("ProfilerStep#")) for found in (first, second)]
+    assert traced == [[f"ProfilerStep#{step}" for step in steps] for steps in ((10, 11, 12, 8, 9), (16, 17, 18))]
+    assert second["save"]

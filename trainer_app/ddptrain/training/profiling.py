@@ -1,0 +1,128 @@
+"""``--profile N``: trace N steps of each rank with torch.profiler, as Chrome trace files in the run's folder.
+
+Imported only with the setting. The ranges in a trace come from three places: the phases and collectives that the rank
+reports to its heartbeat, hooks on the model (``forward``) and the optimizer (``optimizer``), and PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from ddptrain.files import share
+from ddptrain.heartbeat import Heartbeat
+from ddptrain.training.optim import Optimizer
+
+WAIT, WARMUP = 5, 2  # steps: the first ones allocate memory, and the profiler's own first ones are slower
+
+
+class StepProfiler:
+    """Traces some steps of one rank and closes itself after the last of them. A step begins with the phase ``batch``.
+
+    Args:
+        path: the file to write.
+        steps: how many steps to trace; fewer if fewer than that are ``left`` in this run.
+        first: number of the first step of this run.
+        log: told where the trace is, or why there is none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        steps: int,
+        first: int,
+        left: int,
+        device: torch.device,
+        heartbeat: Heartbeat,
+        log: Callable[[str], None],
+    ) -> None:
+        active = min(steps, left)
+        warmup = min(WARMUP, left - active)
+        wait = min(WAIT, left - active - warmup)
+        self._path, self._heartbeat, self._log = path, heartbeat, log
+        self._until_closed = wait + warmup + active
+        self._traced = (first + wait + warmup, first + wait + warmup + active - 1)
+        self._phase = contextlib.ExitStack()  # holds the range of the current phase
+        self._undo: list[Callable[[], None]] = []
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        self._profile = profile(
+            activities=activities, schedule=lambda step: plan(max(0, step - first)), on_trace_ready=self._write
+        )
+        self._profile.step_num = first  # so that ProfilerStep#N is step N of the training
+        self._has_begun = False
+        heartbeat.listener = self
+
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Also record each forward pass and each step of the optimizer as a range."""
+        forward = contextlib.ExitStack()
+
+        def begin(*_: Any) -> None:
+            forward.enter_context(record_function("forward"))
+
+        def end(*_: Any) -> None:
+            forward.close()
+
+        original = optimizer.step
+
+        def step() -> None:
+            with record_function("optimizer"):
+                original()
+
+        hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end)]
+        setattr(optimizer, "step", step)  # noqa: B010 - on this object alone
+        self._undo = [*(hook.remove for hook in hooks), lambda: delattr(optimizer, "step")]
+
+    def phase(self, name: str) -> None:
+        """End the range of the phase before and begin that of ``name``; called by the heartbeat."""
+        self._phase.close()
+        if name == "batch":
+            self._next_step()
+        if self._heartbeat.listener is self:
+            self._phase.enter_context(record_function(name))
+
+    @contextlib.contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Record the time in the context as a range; called by the heartbeat."""
+        with record_function(name):
+            yield
+
+    def close(self) -> None:
+        """End the trace and write what it has; nothing happens the second time."""
+        if self._heartbeat.listener is not self:
+            return
+        self._heartbeat.listener = None
+        self._phase.close()
+        for undo in self._undo:
+            undo()
+        if self._has_begun:
+            self._profile.stop()
+
+    def _next_step(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._profile.start()
+        elif self._until_closed == 1:
+            self.close()
+        else:
+            self._until_closed -= 1
+            self._profile.step()
+
+    def _write(self, finished: profile) -> None:
+        self._heartbeat.touch()
+        first, last = self._traced
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            finished.export_chrome_trace(str(self._path))
+            share(self._path, 0o664)
+            self._log(f"profile: steps {first} to {last} are in {self._path}, and so for each rank")
+        except (OSError, RuntimeError) as error:
+            self._log(f"warning: no profile in {self._path}: {error}")
+        self._heartbeat.touch()
