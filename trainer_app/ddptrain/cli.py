@@ -171,7 +171,11 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
         "--seeds", type=whole_number(1, 1000), default=5, metavar="N", help="runs per number of ranks (default: 5)"
     )
     bench.add_argument("--worlds", default="1,2", metavar="N,N", help="numbers of ranks (default: 1,2)")
-    bench.add_argument("--parts", metavar="A,B", help="recipes,accuracy,throughput,tutorial (default: all)")
+    bench.add_argument("--parts", metavar="A,B", help="recipes,accuracy,sync,throughput,tutorial (default: all)")
+    bench.add_argument(
+        "--sync", dest="ways", metavar="A,B",
+        help="only the part sync, of these ways to average gradients: manual,bucketed,ddp (default: all)",
+    )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     flags.add_settings(bench, ["data", "data_dir", "batch_size", "device"])
 
@@ -345,7 +349,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         config=on_one_device(resolve_flags(arguments), worlds),
         seeds=arguments.seeds,
         worlds=worlds,
-        parts=parse_choices("--parts", arguments.parts, bench.PARTS),
+        parts=parse_choices("--parts", arguments.parts or ("sync" if arguments.ways else None), bench.PARTS),
+        sync=parse_choices("--sync", arguments.ways, bench.SYNC),
     )
     with StopFlag.installed().interruptible("bench"):
         return bench.bench(plan, main, as_json=arguments.json)

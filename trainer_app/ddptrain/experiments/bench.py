@@ -31,7 +31,8 @@ from ddptrain.files import dumps_json
 from ddptrain.reporting.metrics import effective_rows
 from ddptrain.resources import available_cpus, threads_per_rank
 
-PARTS = ("recipes", "accuracy", "throughput", "tutorial")
+PARTS = ("recipes", "accuracy", "sync", "throughput", "tutorial")
+SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with
 _TURNS = 3
 _SHIFTS = (1, 0)  # pixels: the default, and no augmentation
 _TARGET = 0.99  # for the mean accuracy over the seeds
@@ -59,6 +60,7 @@ class Plan:
     seeds: int
     worlds: tuple[int, ...]
     parts: tuple[str, ...]
+    sync: tuple[str, ...] = SYNC
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Bench:
         parts = {
             "recipes": self._recipes,
             "accuracy": self._accuracy,
+            "sync": self._sync,
             "throughput": self._throughput,
             "tutorial": self._tutorial,
         }
@@ -137,6 +140,28 @@ class Bench:
         for row in rows:
             row["samplesPerSecondPerRank"] = row["samplesPerSecond"] / row["worldSize"]
             row["scaling"] = row["samplesPerSecond"] / rows[0]["samplesPerSecond"]
+        return rows
+
+    def _sync(self) -> list[dict[str, Any]]:
+        """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
+        rows: list[dict[str, Any]] = []
+        for world in [world for world in self.plan.worlds if world > 1] or self.plan.worlds:
+            runs: dict[str, list[dict[str, float]]] = {way: [] for way in self.plan.sync}
+            for seed, way in itertools.product(range(self.plan.seeds), self.plan.sync):
+                runs[way].append(self._timed(f"sync-{way}-{world}-{seed}", world, "--sync", way, "--seed", seed))
+            speeds = {way: statistics.median(run["speed"] for run in of_way) for way, of_way in runs.items()}
+            rows += [
+                {
+                    "sync": way,
+                    "worldSize": world,
+                    "seeds": self.plan.seeds,
+                    "mean": statistics.fmean(run["accuracy"] for run in runs[way]),
+                    "warmSeconds": _summary([run["seconds"] for run in runs[way]]),
+                    "samplesPerSecond": speeds[way],
+                    "times": speeds[way] / speeds[self.plan.sync[0]],
+                }
+                for way in self.plan.sync
+            ]
         return rows
 
     def _throughput(self) -> list[dict[str, Any]]:
@@ -259,6 +284,18 @@ def tables(results: dict[str, Any]) -> str:
                 f"| {r['cpuSeconds']['median']:.1f} s | {r['coldSeconds']:.1f} s "
                 f"| {r['samplesPerSecondPerRank']:,.0f} | {r['scaling']:.2f} |"
             )
+        lines.append("")
+    if "sync" in results:
+        lines += [
+            "| sync | ranks | seeds | mean accuracy | warm: median (slowest) | samples/s | times |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {r['sync']} | {r['worldSize']} | {r['seeds']} | {r['mean']:.2%} "
+            f"| {r['warmSeconds']['median']:.1f} s ({r['warmSeconds']['slowest']:.1f} s) "
+            f"| {r['samplesPerSecond']:,.0f} | {r['times']:.2f} |"
+            for r in results["sync"]
+        ]
         lines.append("")
     if "throughput" in results:
         lines += [
