@@ -1,7 +1,7 @@
 """Write every generated file: ``make generate``.
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; table of failures → docs/failures.md;
-flow.py → docs/flow.svg;
+flow.py → docs/flow.svg; lessons → diffs and pictures of docs/torch-distributed;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api.crd import as_yaml
-from tests.install import failures
+from tests.install import failures, guide
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -77,6 +77,7 @@ def main() -> None:
     for path, text in (texts | {FLOW: draw().svg()}).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+    guide.write()
     prepare.ensure("helm")
     for name, objects in plain_manifests().items():
         (ROOT / "manifests" / name).write_text(_text(objects), encoding="utf-8")

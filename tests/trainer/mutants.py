@@ -128,6 +128,12 @@ LESSONS = {
     for lesson, name, old, new in (
         ("tutorial", "averaging dropped", "            average_gradients(model)\n", ""),
         ("tutorial", "sum in place of the mean", "            parameter.grad /= dist.get_world_size()\n", ""),
+        (
+            "tutorial",
+            "a step per epoch",
+            "            optimizer.step()  # after every batch\n",
+            "            if total[1] == 0:\n                optimizer.step()\n",
+        ),
         ("tutorial", "the same part on every rank", "batches(parts.use(rank),", "batches(parts.use(0),"),
         ("sampler", "set_epoch dropped", "        sampler.set_epoch(epoch)\n", ""),
         ("sampler", "the same samples on every rank", "(data, world, rank,", "(data, world, 0,"),

@@ -45,7 +45,8 @@ def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> No
     ddptrain.run("lesson", "collectives", "--nproc-per-node", 2, "--svg", tmp_path)
     drawn = {file.stem: file.read_text() for file in tmp_path.iterdir()}
     assert len(drawn) >= 15
-    assert ">[1, 1]<" in drawn["broadcast--src-0"] and drawn["broadcast--src-0"].count(">[0, 0]<") == 3
+    assert drawn["broadcast-src-0"].count(">1<") == 2 and drawn["broadcast-src-0"].count('class="r0"') == 6
+    assert drawn["all-reduce-sum"].count('class="sum"') == 2, "a computed value has no rank's color"
 
 
 def test_values_are_printed_short() -> None:

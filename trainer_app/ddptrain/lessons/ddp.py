@@ -41,15 +41,15 @@ def main() -> None:
             optimizer.zero_grad()
             loss = functional.nll_loss(model(images), labels)
             loss.backward()  # every rank gets the same gradients; dividing them by world_size again would be wrong
-            optimizer.step()
+            optimizer.step()  # after every batch
             total += torch.tensor([loss.item() * len(labels), len(labels)])
-        dist.all_reduce(total)
+        dist.all_reduce(total)  # the loss of all samples, not only of this rank's
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
     assert model.module is plain, "the wrapper trains the model that it was given"
     equal_weights(model)
     as_by_hand(model, train.tensors[0][rank::world][:16], train.tensors[1][rank::world][:16])
-    save_and_load(model, rank)
+    save_and_load(model, optimizer, rank)
     dist.destroy_process_group()
 
 
@@ -82,18 +82,23 @@ def as_by_hand(model: DistributedDataParallel, images: torch.Tensor, labels: tor
     assert largest < 1e-12, largest
 
 
-def save_and_load(model: DistributedDataParallel, rank: int) -> None:
-    """Save the inner model on one rank of the group, load it on this rank, and let DDP give it to the others."""
+def save_and_load(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Save and load on one rank of the group, and let DDP give the model, and only the model, to the others."""
     loaded = Net().double()
+    of_loaded = torch.optim.SGD(loaded.parameters(), lr=0.01, momentum=0.5)
     if rank == 0:  # not local_rank 0, of which there is one on every node
         with tempfile.TemporaryDirectory() as folder:
             part = Path(folder) / "model.pt.part"
             torch.save(model.module.state_dict(), part)  # without the wrapper: names without "module."
             file = part.rename(part.with_suffix(""))  # whoever reads sees the whole file or none
             loaded.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        of_loaded.load_state_dict(optimizer.state_dict())
     again = DistributedDataParallel(loaded)
     for name, value in again.module.state_dict().items():
         assert torch.equal(value, model.module.state_dict()[name]), name
+    assert bool(of_loaded.state) == (rank == 0), "DDP does not know the optimizer: load its state on every rank"
+    if rank == 0:
+        print("loaded on rank 0 only: DDP gave the weights to all ranks, and the optimizer's state to none")
 
 
 if __name__ == "__main__":

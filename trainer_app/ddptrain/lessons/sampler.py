@@ -27,7 +27,7 @@ def main() -> None:
     train, test = datasets()
     sampler, loader = loader_of(train, world, rank)
     torch.manual_seed(SEED)  # the same initial weights on every rank
-    model = Net().double()
+    model = Net().double()  # in float32, rounding differences would grow with every step
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     orders = []
     for epoch in range(EPOCHS):
@@ -39,9 +39,9 @@ def main() -> None:
             loss = functional.nll_loss(model(images), labels)
             loss.backward()
             average_gradients(model)
-            optimizer.step()
+            optimizer.step()  # after every batch
             total += torch.tensor([loss.item() * len(labels), len(labels)])
-        dist.all_reduce(total)
+        dist.all_reduce(total)  # the loss of all samples, not only of this rank's
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
     check(orders, len(train), rank, world)

@@ -90,9 +90,8 @@ def main() -> None:
     train = TensorDataset(*train[: len(train) // world * world])  # parts of equal length: equally many steps
     parts = DataPartitioner(train, [1 / world] * world)
     torch.manual_seed(SEED)  # the same initial weights on every rank
-    model, control = Net().double(), Net().double()  # rounding differences of float32 would grow with every step
-    control.load_state_dict(model.state_dict())
-    optimizer, of_control = (torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.5) for m in (model, control))
+    model = Net().double()  # in float32, rounding differences would grow with every step
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     for epoch in range(EPOCHS):
         total = torch.zeros(2)
         for images, labels in batches(parts.use(rank), GLOBAL_BATCH // world, epoch):
@@ -105,20 +104,27 @@ def main() -> None:
         dist.all_reduce(total)  # the loss of all samples, not only of this rank's
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
+    compare_with_one_process(model, parts)
+    dist.destroy_process_group()
 
-    # The control: this process alone, with the batches of all ranks joined.
+
+def compare_with_one_process(model: nn.Module, parts: DataPartitioner) -> None:
+    """Train again in this process alone, with the batches of all ranks joined, and compare the weights."""
+    world = dist.get_world_size()
+    torch.manual_seed(SEED)
+    control = Net().double()
+    optimizer = torch.optim.SGD(control.parameters(), lr=0.01, momentum=0.5)
     for epoch in range(EPOCHS):
         of_ranks = [batches(parts.use(other), GLOBAL_BATCH // world, epoch) for other in range(world)]
         for together in zip(*of_ranks, strict=True):
             images, labels = (torch.cat(tensors) for tensors in zip(*together, strict=True))
-            of_control.zero_grad()
+            optimizer.zero_grad()
             functional.nll_loss(control(images), labels).backward()
-            of_control.step()
+            optimizer.step()
     difference = max((a - b).abs().max().item() for a, b in zip(model.parameters(), control.parameters(), strict=True))
-    if rank == 0:
+    if dist.get_rank() == 0:
         print(f"largest difference of a weight between {world} ranks and one process: {difference:.1e}")
     assert difference < 1e-9, difference
-    dist.destroy_process_group()
 
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:

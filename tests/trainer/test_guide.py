@@ -1,0 +1,94 @@
+"""The commands of docs/torch-distributed do what the pages say; diffs and pictures are of today's lessons."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddptrain.distributed.topology import free_port
+from tests.install.chart import ROOT
+from tests.install.guide import DRAWN, GUIDE, PICTURES, with_differences
+from tests.trainer.runs import ForkServer, Run
+
+PAGES = sorted(GUIDE.glob("*.md"))
+NOT_RUN = {"# needs two machines", "# needs a cluster", "# needs GPUs"}
+# Commands, and the output that the page quotes: lines in this order, in which … stands for anything.
+BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"([A-Z_]+=\S+ )*ddptrain ")
+PRINTED: dict[str, str] = {}  # what a lesson printed, because several pages quote it
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(text(page))], ids=lambda page: page.stem)
+def test_commands_of_the_page_print_what_it_quotes(ddptrain: ForkServer, tmp_path: Path, page: Path) -> None:
+    for commands, quoted in BLOCK.findall(text(page)):
+        if commands.partition("\n")[0] in NOT_RUN:
+            continue
+        output = run(commands.replace("/tmp/guide", str(tmp_path)).replace("29500", str(free_port())), ddptrain)
+        pattern = ".*?".join(re.escape(line.strip()).replace("…", "[^\n]*") for line in quoted.splitlines())
+        assert re.search(pattern, output, re.DOTALL), f"{commands}\nprinted:\n{output}"
+
+
+def run(commands: str, ddptrain: ForkServer) -> str:
+    """Run a block of commands, each of ddptrain in a forked process, and return what they printed."""
+    if commands in PRINTED:
+        return PRINTED[commands]
+    if not all(COMMAND.match(line) for line in commands.splitlines()):
+        return run_in_shell(commands)
+    runs: list[tuple[Run, int]] = []
+    for line in commands.splitlines():
+        expected = re.search(r"# exits with (\d+)$", line)
+        *assigned, rest = line.partition("ddptrain ")
+        env: dict[str, object] = dict(word.split("=") for word in assigned[0].split())
+        words = shlex.split(rest, comments=True)
+        runs.append(
+            (ddptrain.start(*(word for word in words if word != "&"), env=env), int(expected[1]) if expected else 0)
+        )
+        if words[-1] != "&":
+            runs[-1][0].wait()
+    for started, code in runs:
+        assert started.wait() == code, f"{commands}\nended with {started.wait()}, not {code}:\n{started.output()}"
+    printed = "".join(started.output() for started, _ in runs)
+    if commands.startswith("ddptrain lesson"):
+        PRINTED[commands] = printed
+    return printed
+
+
+def run_in_shell(commands: str) -> str:
+    """Run a block in bash with the programs of this installation, and return what it printed."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    script = f"set -e\n{commands}wait\n"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=300, env=env, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_readme_lists_the_blocks_that_no_test_runs() -> None:
+    needs = re.compile(r"^```sh\n(# needs .*)$", re.MULTILINE)
+    marked = {(comment, page.name) for page in PAGES for comment in needs.findall(text(page))}
+    listed = re.findall(r"^\| `(# needs .*?)` \| \[.*?\]\((.*?)\) \|$", text(GUIDE / "README.md"), re.MULTILINE)
+    assert set(listed) == marked and {comment for comment, _ in marked} == NOT_RUN
+
+
+def test_differences_are_those_of_the_lessons() -> None:
+    assert "```diff" in text(GUIDE / "data-parallel.md")
+    for page in PAGES:
+        assert with_differences(text(page)) == text(page), f"{page.name}: run `make generate`"
+
+
+def test_pictures_show_what_the_lessons_exchange(ddptrain: ForkServer, tmp_path: Path) -> None:
+    for lesson in DRAWN:
+        ddptrain.run("lesson", lesson, "--nproc-per-node", 4, "--svg", tmp_path)
+    drawn = {path.name: text(path) for path in tmp_path.iterdir()}
+    assert drawn == {path.name: text(path) for path in PICTURES.iterdir()}, "run `make generate`"
