@@ -77,8 +77,8 @@ def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group
     sync = kind(model, group, accum=accum, bf16=False)
     for stop in (False, True):  # the second step must not contain the first one's gradient
         sync.clear()
-        loss, stops = sync.step(batch(), stop and group.rank == WORLD - 1)
-        assert stops is stop
+        loss, stops, seconds = sync.step(batch(), stop and group.rank == WORLD - 1, 0.5).tolist()
+        assert (stops, seconds) == (stop, 0.5 * WORLD)
         assert loss == pytest.approx(COUNT * mean.item())
         for parameter, gradient in zip(parameters, wanted, strict=True):
             zero = torch.zeros_like(parameter)

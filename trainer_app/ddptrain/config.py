@@ -168,7 +168,7 @@ class Config:
         identity=True,
         choices=("auto", "on", "off"),
     )
-    cuda_graph: bool = setting(False, "record the passes and replay them (CUDA, one rank or --sync manual; untested)")
+    cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual; untested)")
     sync: str = setting(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
@@ -193,6 +193,13 @@ class Config:
     checkpoint_every: int = setting(
         50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
     )
+    log_every: int = setting(
+        0,
+        "steps, at most, between two reads of losses and stop flags from the device; every rank sends its stop flag "
+        "with each step, and all stop after the next read, which comes within about a second also where steps are "
+        "slow; 0 = 25 on a GPU, 1 on a CPU",
+        low=0, high=10_000,
+    )  # fmt: skip
     keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
     keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
     device: str = setting("auto", "auto: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))

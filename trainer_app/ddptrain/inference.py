@@ -31,7 +31,7 @@ from ddptrain.heartbeat import Heartbeat
 from ddptrain.resources import threads_per_rank
 from ddptrain.signals import StopFlag
 from ddptrain.training import models
-from ddptrain.training.evaluate import assert_once, evaluate, forward_chunks
+from ddptrain.training.evaluate import ResidentSet, assert_once, evaluate, forward_chunks, resident
 
 
 def open_checkpoint(config: Config, *, run: int | None = None, step: int | None = None) -> tuple[Config, Saved, bytes]:
@@ -102,7 +102,7 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
     torch.set_num_threads(config.threads or threads_per_rank(1))
     dataset = data_of(config, saved.manifest["dataDigest"])
     model = model_of(config, content, device, config.checkpoint_dir)
-    result = evaluate(model, dataset.test_images, dataset.test_labels, alone(device))
+    result = evaluate(model, ResidentSet.on(device, dataset.test_images, dataset.test_labels), alone(device))
     found = {
         "accuracy": round(result.accuracy, 8), "loss": result.loss, "correct": result.correct,
         "samples": result.samples, "checkpoint": saved.place, "data": config.data,
@@ -148,7 +148,7 @@ def predictions(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return (class, its probability) of each image, in order of index, on every rank; collective."""
     rows = torch.zeros(3, len(images), dtype=torch.float64)
-    for first, end, logits in forward_chunks(model, images, group):
+    for first, end, logits in forward_chunks(model, resident(images, group.device), group):
         probability, predicted = logits.double().softmax(1).max(1)
         rows[0, first:end] += predicted.cpu()
         rows[1, first:end] += probability.cpu()

@@ -1,8 +1,9 @@
 """SIGTERM, SIGINT and SIGHUP set a flag; the phase decides when the process acts on it.
 
 Installed before anything slow: PID 1 of a container has no default action for SIGTERM and would ignore it. Before
-training a rank may exit by itself. In training the flag is part of the small all-reduce of each step, so that all ranks
-exit after the same step: a rank that exited alone would leave the others waiting in a collective.
+training a rank may exit by itself. In training the flag is part of the small all-reduce of each step, and all ranks
+read its result after the same steps (``--log-every``), so that all exit after the same step: a rank that exited alone
+would leave the others waiting in a collective.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import nn
 from ddptrain.data.batches import GlobalBatch
 from ddptrain.data.sampling import shard
 from ddptrain.distributed.collective_checks import all_gather_flat
-from ddptrain.training.gradient_sync import GradientSync, views_of
+from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, views_of
 
 if TYPE_CHECKING:
     from ddptrain.distributed.process_group import Group
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VIRTUAL_SHARDS = 12  # divisible by 1, 2, 3, 4, 6 and 12 ranks
 THREADS = 1  # default of --threads: possible with any number of ranks on a node
-_EXTRAS = 2  # values after the gradient in each row: the shard's loss sum, and whether its rank is to stop
+_EXTRAS = NUMBERS  # values after the gradient in each row: the loss sum of the shard, its rank's stop flag and seconds
 
 
 def make_deterministic() -> None:
@@ -54,9 +54,11 @@ class Bitwise(GradientSync):
         self._total = torch.zeros(width, dtype=first.dtype, device=first.device)
         self._views = views_of(self._total, self._parameters)
 
-    def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
+    def step(self, batch: GlobalBatch, stop: bool = False, seconds: float = 0.0) -> torch.Tensor:
         self._rows.zero_()
-        self._rows[:, -1] = float(stop)
+        extras = self._rows[:, -_EXTRAS:]
+        extras[:, STOP] = float(stop)
+        extras[:, SECONDS] = seconds
         for row, number in zip(self._rows, self._mine(self._group.rank), strict=False):
             part = shard(batch.count, number, VIRTUAL_SHARDS)
             if part.stop > part.start:
@@ -76,20 +78,20 @@ class Bitwise(GradientSync):
         for view, gradient in zip(views_of(row[:-_EXTRAS], self._parameters), gradients, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
-        row[-_EXTRAS] = loss_sum.detach()
+        row[LOSS - _EXTRAS] = loss_sum.detach()
 
-    def _add_up(self) -> tuple[float, bool]:
+    def _add_up(self) -> torch.Tensor:
         self._total.zero_()
         losses: list[torch.Tensor] = []
         for rank in range(self._group.world_size):
             for position in range(len(self._mine(rank))):
                 row = self._gathered[rank, position]
                 self._total.add_(row[:-_EXTRAS])
-                losses.append(row[-_EXTRAS])
+                losses.append(row[LOSS - _EXTRAS])
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
-        loss = sum(torch.stack(losses).double().tolist())
-        return loss, bool(self._gathered[:, :, -1].any())
+        extras = self._gathered[:, 0, -_EXTRAS:].double().sum(0)  # a rank's rows have the same flag and seconds
+        return torch.stack([torch.stack(losses).double().sum(), extras[STOP], extras[SECONDS]])
 
     def _mine(self, rank: int) -> range:
         """Return the numbers of the virtual shards that ``rank`` computes; none if there are more ranks than shards."""

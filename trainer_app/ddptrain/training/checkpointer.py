@@ -315,6 +315,7 @@ def resume(
 def _shared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that must be the same on every rank: they decide the weights or which collectives run."""
     values = config.identity() | {"zero": config.zero, "init_from": bool(config.init_from), "profile": config.profile}
+    values |= {name: getattr(config, name) for name in ("log_every", "checkpoint_every", "stop_after")}  # they read
     if config.zero:  # the optimizer's state is gathered before each save
-        values |= {"checkpoint_dir": bool(config.checkpoint_dir), "checkpoint_every": config.checkpoint_every}
+        values |= {"checkpoint_dir": bool(config.checkpoint_dir)}
     return values

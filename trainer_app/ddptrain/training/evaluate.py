@@ -1,9 +1,10 @@
 """Evaluation on the test set, divided among the ranks without padding: every sample counts once.
 
-The set is divided into fixed chunks, and each rank evaluates whole chunks, so that a chunk has the same shape on every
-rank. The exchanged tensors have one element per chunk or sample, filled in by one rank and zero on the others, and all
-ranks sum them in the same order. The same weights therefore give the same accuracy and loss, bit for bit, at any number
-of ranks (with the same number of threads).
+The set is on the device, and the host reads one result. On a CPU it is divided into fixed chunks, and each rank
+evaluates whole chunks, so that a chunk has the same shape on every rank; a GPU evaluates its rank's chunks in one pass.
+The exchanged tensors have one element per sample, filled in by one rank and zero on the others. On CPUs the same
+weights therefore give the same accuracy and loss, bit for bit, at any number of ranks (with the same number of
+threads).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ddptrain.data.sampling import shard
 from ddptrain.distributed.process_group import Group
 
 CHUNK = 250
+GPU_PASS = 20_000  # samples of one pass on a GPU, at most: the cnn needs 90 KB of memory for each
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,50 @@ class Evaluation:
         return {"accuracy": self.accuracy, "loss": self.loss, "correct": self.correct, "samples": self.samples}
 
 
+@dataclass(frozen=True)
+class ResidentSet:
+    """A test set on the device: ``images`` (n, 28, 28) uint8, ``labels`` (n,) int64."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> ResidentSet:
+        """Copy a test set to the device."""
+        return cls(resident(images, device), torch.from_numpy(labels.astype(np.int64)).to(device))
+
+
+def resident(images: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
+    """Return images on the device; a copy, because torch warns of arrays that cannot be written."""
+    return torch.from_numpy(images.copy()).to(device)
+
+
 def chunks_of(samples: int, rank: int, world_size: int) -> list[tuple[int, int]]:
     """Return (first, end) of each of the rank's chunks."""
     chunks = [(first, min(first + CHUNK, samples)) for first in range(0, samples, CHUNK)]
     return chunks[shard(len(chunks), rank, world_size)]
 
 
-def forward_chunks(
-    model: nn.Module, images: npt.NDArray[np.uint8], group: Group
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (first, end, logits) of each of this rank's chunks."""
+def passes_of(chunks: list[tuple[int, int]], device: torch.device) -> list[tuple[int, int]]:
+    """Return (first, end) of each forward pass over consecutive chunks."""
+    if device.type == "cpu":
+        return chunks
+    together = GPU_PASS // CHUNK
+    parts = [chunks[first : first + together] for first in range(0, len(chunks), together)]
+    return [(part[0][0], part[-1][1]) for part in parts]
+
+
+def forward_chunks(model: nn.Module, images: torch.Tensor, group: Group) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield (first, end, logits) of each of this rank's passes over ``images``, which are on the device."""
     dtype = next(model.parameters()).dtype
-    for first, end in chunks_of(len(images), group.rank, group.world_size):
+    for first, end in passes_of(chunks_of(len(images), group.rank, group.world_size), images.device):
         group.heartbeat.touch()
-        pixels = torch.from_numpy(images[first:end].copy()).to(group.device)
-        yield first, end, model(normalise(pixels, dtype).unsqueeze(1))
+        yield first, end, model(normalise(images[first:end], dtype).unsqueeze(1))
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.uint8],
-    group: Group,
-    on_use: Callable[[npt.NDArray[np.int64]], None] | None = None,
+    model: nn.Module, test: ResidentSet, group: Group, on_use: Callable[[npt.NDArray[np.int64]], None] | None = None
 ) -> Evaluation:
     """Return the evaluation of the unwrapped ``model``; collective, with the same result on every rank.
 
@@ -79,20 +101,18 @@ def evaluate(
     Raises:
         AssertionError: the ranks did not evaluate every sample exactly once, which is a bug in this module.
     """
-    losses = torch.zeros(-(-len(images) // CHUNK), dtype=torch.float64)
-    seen = torch.zeros(len(images), dtype=torch.float64)
-    correct = torch.zeros(len(images), dtype=torch.float64)
-    for first, end, logits in forward_chunks(model, images, group):
-        targets = torch.from_numpy(labels[first:end].astype(np.int64)).to(group.device)
-        losses[first // CHUNK] += float(functional.cross_entropy(logits.double(), targets, reduction="sum"))
-        correct[first:end] += (logits.argmax(1) == targets).cpu()
+    found = torch.zeros(3, len(test.labels), dtype=torch.float64, device=group.device)
+    losses, correct, seen = found
+    for first, end, logits in forward_chunks(model, test.images, group):
+        targets = test.labels[first:end]
+        losses[first:end] += functional.cross_entropy(logits.double(), targets, reduction="none")
+        correct[first:end] += logits.argmax(1) == targets
         seen[first:end] += 1
         if on_use:
             on_use(np.arange(first, end))
-    summed = group.sum(torch.cat([losses, seen, correct]).to(group.device)).cpu()
-    losses, seen, correct = torch.split(summed, [len(losses), len(seen), len(correct)])
+    losses, correct, seen = group.sum(found).cpu()
     assert_once(seen)
-    return Evaluation(int(correct.sum()), len(images), math.fsum(losses.tolist()))
+    return Evaluation(int(correct.sum()), len(seen), math.fsum(losses.tolist()))
 
 
 def assert_once(seen: torch.Tensor) -> None:

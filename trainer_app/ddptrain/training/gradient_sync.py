@@ -22,36 +22,40 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.data.batches import GlobalBatch, Piece
-from ddptrain.data.sampling import micro_shards, shard
-from ddptrain.errors import RanksError, UsageError
+from ddptrain.data.sampling import micro_shards
 
 if TYPE_CHECKING:
-    from ddptrain.config import Config
     from ddptrain.distributed.process_group import Group
+
+LOSS, STOP, SECONDS = range(3)  # positions in the numbers of a step
+NUMBERS = 3
 
 
 class StepNumbers:
-    """Sums the loss and the stop flags over the ranks, in one small all-reduce that overlaps the backward pass."""
+    """Sums a step's loss, stop flags and seconds over the ranks, in one small all-reduce during the backward pass.
+
+    Nothing here reads the device: the sums are there when the device has done the step.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._values = torch.zeros(2, dtype=torch.float64, device=group.device)
+        self._values = torch.zeros(NUMBERS, dtype=torch.float64, device=group.device)
         self._work: dist.Work | None = None
 
-    def send(self, loss_sum: torch.Tensor, stop: bool) -> None:
-        """Start the all-reduce of this rank's loss sum and stop flag; all ranks must call it at the same place."""
-        self._values[0] = loss_sum.detach()
-        self._values[1] = float(stop)
+    def send(self, loss_sum: torch.Tensor, stop: bool, seconds: float) -> None:
+        """Start the all-reduce of this rank's numbers; all ranks must call it at the same place."""
+        self._values[LOSS] = loss_sum.detach()
+        self._values[STOP] = float(stop)
+        self._values[SECONDS] = seconds
         if self._group.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
 
-    def receive(self) -> tuple[float, bool]:
-        """Return (sum of the losses, whether any rank is to stop), the same on every rank."""
+    def receive(self) -> torch.Tensor:
+        """Return the sums, the same on every rank; the next ``send`` overwrites them."""
         if self._work is not None:
-            self._work.wait()
+            self._work.wait()  # on a GPU the stream waits, not the host
             self._work = None
-        loss, stop = self._values.tolist()
-        return loss, stop > 0
+        return self._values
 
 
 class GradientSync:
@@ -73,13 +77,15 @@ class GradientSync:
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
         self._numbers = StepNumbers(group)
 
-    def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
-        """Compute the gradient of the global batch's mean loss into ``.grad``.
+    def step(self, batch: GlobalBatch, stop: bool = False, seconds: float = 0.0) -> torch.Tensor:
+        """Compute the gradient of the global batch's mean loss into ``.grad``, without waiting for the device.
 
         Args:
             stop: whether this rank received a request to stop.
+            seconds: how long this rank's last steps took, each.
         Returns:
-            (sum of the losses over the global batch, whether any rank is to stop), the same on every rank.
+            NUMBERS values on the device, the same on every rank until the next call: LOSS, the sum over the global
+            batch; STOP, more than 0 if any rank is to stop; SECONDS, the sum over the ranks.
         """
         parts = micro_shards(batch.count, self._group.rank, self._group.world_size, self._accum)
         earlier: list[torch.Tensor] = []
@@ -92,11 +98,22 @@ class GradientSync:
         self._before_last()
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
         total = sum(earlier, start=loss_sum.detach().double())
-        self._numbers.send(total, stop)  # before the backward pass, which it overlaps
+        self._numbers.send(total, stop, seconds)  # before the backward pass, which it overlaps
         with self._group.heartbeat.waiting_in("all_reduce of gradients"):  # overlaps the backward pass
             self._backward(loss_sum, batch.count)
             self._exchange()
             return self._numbers.receive()
+
+    def forward_and_backward(self, piece: Piece, global_count: int) -> torch.Tensor:
+        """Compute the gradients of one piece and return the sum of its losses, without an exchange."""
+        loss_sum = self._loss_sum(piece)
+        self._backward(loss_sum, global_count)
+        return loss_sum.detach()
+
+    def exchange(self) -> None:
+        """Exchange the gradients of ``forward_and_backward``; only where no exchange overlaps the backward pass."""
+        with self._group.heartbeat.waiting_in("all_reduce of gradients"):
+            self._exchange()
 
     def clear(self) -> None:
         """Discard the gradients."""
@@ -106,7 +123,8 @@ class GradientSync:
         """Release the process group, before it is destroyed."""
 
     def _loss_sum(self, piece: Piece) -> torch.Tensor:
-        with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16):
+        # No cache of casts: every weight is used once, and a cached cast would outlive the recording of a CUDA graph.
+        with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self._forward(piece.images)
         return self._loss_of(logits, piece.labels)
 
@@ -268,97 +286,3 @@ def _bucket(parameters: list[nn.Parameter]) -> Bucket:
     for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
         parameter.grad = view
     return Bucket(parameters, flat)
-
-
-_WARM_UPS = 3  # eager passes on a side stream first: lazy initialization must not be recorded
-
-
-class Graphed(GradientSync):
-    """``--cuda-graph``: records the forward and backward pass once and replays them for one rank or ``manual``.
-
-    On a fast GPU these small networks wait for Python to launch kernels; a replay launches all of them at once. The
-    optimizer is not recorded, because a loss that is not finite must be found before it runs, nor is the exchange. The
-    shorter last batch of an epoch runs eagerly. Follows PyTorch's notes on CUDA graphs; not yet run on a GPU.
-
-    Args:
-        inner: runs the eager steps and every exchange.
-        full: size of the global batch that is recorded.
-    """
-
-    def __init__(
-        self, inner: GradientSync, group: Group, *, full: int, bf16: bool, label_smoothing: float = 0.0
-    ) -> None:
-        super().__init__(inner.model, group, bf16=bf16, label_smoothing=label_smoothing)
-        self._inner, self._full = inner, full
-        self.averaged_over = inner.averaged_over
-        self._parameters = list(inner.model.parameters())
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._piece = Piece(torch.empty(0), torch.empty(0))
-        self._recorded_loss = torch.empty(0)
-        self._recorded_gradients: list[torch.Tensor | None] = []
-
-    def step(self, batch: GlobalBatch, stop: bool) -> tuple[float, bool]:
-        self.clear()
-        if batch.count != self._full:
-            return self._inner.step(batch, stop)
-        piece = batch.piece(shard(batch.count, self._group.rank, self._group.world_size))
-        if self._graph is None:
-            self._record(piece)
-        assert self._graph is not None
-        self._piece.images.copy_(piece.images)
-        self._piece.labels.copy_(piece.labels)
-        self._graph.replay()
-        # A replay writes into the recorded tensors, so the gradients must be those again.
-        for parameter, gradient in zip(self._parameters, self._recorded_gradients, strict=True):
-            parameter.grad = gradient
-        self._numbers.send(self._recorded_loss, stop)
-        with self._group.heartbeat.waiting_in("all_reduce of gradients"):
-            self._inner._exchange()
-            return self._numbers.receive()
-
-    def clear(self) -> None:
-        """Drop the gradients without changing the recorded tensors."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _record(self, piece: Piece) -> None:
-        self._piece = Piece(piece.images.clone(), piece.labels.clone())
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                self.clear()
-                self._forward_and_backward()
-        torch.cuda.current_stream().wait_stream(side)
-        self.clear()  # so that the recorded pass writes gradients instead of adding to old ones
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._recorded_loss = self._forward_and_backward()
-        self._recorded_gradients = [parameter.grad for parameter in self._parameters]
-
-    def _forward_and_backward(self) -> torch.Tensor:
-        # No cast cache: its entries would outlive the recording.
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._bf16, cache_enabled=False):
-            logits = self.model(self._piece.images)
-        loss_sum = self._loss_of(logits, self._piece.labels)
-        self._backward(loss_sum, self._full)
-        return loss_sum.detach()
-
-
-def check_cuda_graph(config: Config, group: Group) -> None:
-    """Check that ``--cuda-graph`` is possible, before anything is claimed or loaded.
-
-    Raises:
-        RanksError: no GPU.
-        UsageError: gradients are exchanged or accumulated during the backward pass.
-    """
-    if group.device.type != "cuda":
-        raise RanksError("--cuda-graph needs CUDA", next_step="remove --cuda-graph to train on a CPU")
-    if config.accum > 1 or config.sync == "bitwise" or (group.has_process_group and config.sync != "manual"):
-        raise UsageError(
-            "--cuda-graph needs a backward pass without an exchange: one rank or --sync manual, and no --accum",
-            next_step="use --sync manual without --accum, or remove --cuda-graph",
-        )

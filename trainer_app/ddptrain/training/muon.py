@@ -24,19 +24,31 @@ def matrices(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def update(
-    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], lr: float, weight_decay: float
-) -> None:
-    """Apply one step with Nesterov momentum .9 and decoupled weight decay; a filter is a row of its matrix."""
+    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], lr: float | torch.Tensor,
+    weight_decay: float, found_inf: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Apply one step with Nesterov momentum .9 and decoupled weight decay; a filter is a row of its matrix.
+
+    Args:
+        found_inf: as in the fused kernels: if it is 1.0 on the device, nothing changes.
+    """
+    weight: float | torch.Tensor = 1 - _MOMENTUM
+    if found_inf is not None:
+        acts = 1 - found_inf.double()
+        lr, weight = lr * acts, (weight * acts).to(parameters[0].dtype)
     for parameter, state in zip(parameters, states, strict=True):
         gradient = parameter.grad
         assert gradient is not None
+        if found_inf is not None:
+            gradient = gradient.masked_fill(found_inf.bool(), 0.0)  # a NaN remains a NaN if multiplied with 0
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - _MOMENTUM)
+        momentum = state["momentum_buffer"].lerp_(gradient, weight)
         matrix = gradient.lerp(momentum, _MOMENTUM).flatten(1)
         scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
-        parameter.mul_(1 - lr * weight_decay)
-        parameter.add_(orthogonalized(matrix).view(parameter.shape), alpha=-lr * scale)
+        # Not add_ with alpha: it rounds once, which a learning rate on the device cannot.
+        change = orthogonalized(matrix) * (lr * scale)
+        parameter.mul_(1 - lr * weight_decay).sub_(change.view(parameter.shape))
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from ddptrain.config import Config
 from ddptrain.training import muon
 
 State = dict[str, torch.Tensor]
+Rate = float | torch.Tensor  # a tensor in a recorded step: float64, of no dimension, on the device
 _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 _BETAS, _EPSILON = (0.7, 0.9), 1e-8
@@ -36,7 +37,7 @@ class Group:
     """
 
     parameters: list[nn.Parameter]
-    update: Callable[[list[nn.Parameter], list[State], float], None]
+    update: Callable[[list[nn.Parameter], list[State], Rate, torch.Tensor | None], None]
     scale: float = 1.0
 
 
@@ -52,12 +53,17 @@ class Optimizer:
 
     parameters: list[nn.Parameter]
     groups: list[Group]
-    learning_rate: float = 0.0
+    learning_rate: Rate = 0.0
     state: dict[nn.Parameter, State] = field(default_factory=dict)
 
-    def step(self) -> None:
-        """Update every parameter that has a gradient."""
-        self._update(self.parameters)
+    def step(self, found_inf: torch.Tensor | None = None) -> None:
+        """Update every parameter that has a gradient.
+
+        Args:
+            found_inf: 1.0 on the device if the loss is not finite, and then weights and state stay as they are; None
+                if the host has seen that it is finite.
+        """
+        self._update(self.parameters, found_inf)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in the format of ``torch.optim``; the hyperparameters are in the run's configuration."""
@@ -67,31 +73,35 @@ class Optimizer:
 
     def load_state_dict(self, loaded: dict[str, Any]) -> None:
         """Replace the state by one that ``state_dict`` returned, also with another number of ranks."""
-        self.state = {self.parameters[int(n)]: dict(state) for n, state in loaded["state"].items()}
+        owners = {self.parameters[int(n)]: state for n, state in loaded["state"].items()}
+        self.state = {p: {key: value.to(p.device) for key, value in state.items()} for p, state in owners.items()}
 
     @torch.no_grad()
-    def _update(self, chosen: Sequence[nn.Parameter]) -> None:
+    def _update(self, chosen: Sequence[nn.Parameter], found_inf: torch.Tensor | None) -> None:
         numbers = {id(parameter) for parameter in chosen}
         for group in self.groups:
             parameters = [p for p in group.parameters if id(p) in numbers and p.grad is not None]
             if parameters:
                 states = [self.state.setdefault(p, {}) for p in parameters]
-                group.update(parameters, states, self.learning_rate * group.scale)
+                group.update(parameters, states, self.learning_rate * group.scale, found_inf)
 
 
 def build(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured optimizer; the trainer sets the learning rate of each step."""
     parameters, decay = list(model.parameters()), config.weight_decay
     if config.optimizer == "sgd":
-        return Optimizer(parameters, [Group(parameters, lambda p, s, lr: sgd(p, s, lr, decay))])
+        return Optimizer(parameters, [Group(parameters, lambda p, s, lr, bad: sgd(p, s, lr, decay, bad))])
     matrices = muon.matrices(parameters) if config.optimizer == "muon" else []
     chosen = {id(parameter) for parameter in matrices}
     others = [p for p in parameters if id(p) not in chosen]
-    groups = [Group(matrices, lambda p, s, lr: muon.update(p, s, lr, decay), _MUON_RATE)] if matrices else []
-    return Optimizer(parameters, [*groups, Group(others, lambda p, s, lr: adamw(p, s, lr, decay))])
+    groups = [Group(matrices, lambda p, s, lr, bad: muon.update(p, s, lr, decay, bad), _MUON_RATE)] if matrices else []
+    return Optimizer(parameters, [*groups, Group(others, lambda p, s, lr, bad: adamw(p, s, lr, decay, bad))])
 
 
-def adamw(parameters: list[nn.Parameter], states: list[State], lr: float, weight_decay: float) -> None:
+def adamw(
+    parameters: list[nn.Parameter], states: list[State], lr: Rate, weight_decay: float,
+    found_inf: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Apply one step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with betas .7/.9 in one fused kernel."""
     for parameter, state in zip(parameters, states, strict=True):
         if not state:
@@ -103,25 +113,31 @@ def adamw(parameters: list[nn.Parameter], states: list[State], lr: float, weight
     torch._fused_adamw_(
         [*parameters], gradients(parameters),
         [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], steps,
-        lr=lr, beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
-        amsgrad=False, maximize=False,
+        lr=_for_kernel(lr), beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
+        amsgrad=False, maximize=False, found_inf=found_inf,
+    )  # fmt: skip
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def sgd(
+    parameters: list[nn.Parameter], states: list[State], lr: Rate, weight_decay: float,
+    found_inf: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Apply one step of SGD with momentum .9 in one fused kernel; the momentum becomes the first gradient."""
+    for parameter, state in zip(parameters, states, strict=True):
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    torch._fused_sgd_(
+        [*parameters], gradients(parameters), [state["momentum_buffer"] for state in states],
+        lr=_for_kernel(lr), weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
+        maximize=False, is_first_step=False, found_inf=found_inf,
     )  # fmt: skip
 
 
-def sgd(parameters: list[nn.Parameter], states: list[State], lr: float, weight_decay: float) -> None:
-    """Apply one step of SGD with momentum .9 in one fused kernel; the momentum starts as the first gradient."""
-    pairs = list(zip(parameters, states, strict=True))
-    started = [(p, s) for p, s in pairs if s]
-    fresh = [(p, s) for p, s in pairs if not s]
-    for parameter, state in fresh:
-        state["momentum_buffer"] = torch.empty_like(parameter, memory_format=torch.preserve_format)
-    for chosen, first in ((fresh, True), (started, False)):
-        if chosen:
-            torch._fused_sgd_(
-                [p for p, _ in chosen], gradients([p for p, _ in chosen]), [s["momentum_buffer"] for _, s in chosen],
-                lr=lr, weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=first,
-            )  # fmt: skip
+def _for_kernel(lr: Rate) -> Any:
+    """Return a learning rate as fused kernels read it: those of CUDA read a tensor as float32."""
+    return lr.float() if isinstance(lr, torch.Tensor) and lr.is_cuda else lr
 
 
 def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:

@@ -72,9 +72,9 @@ class StepProfiler:
 
         original = optimizer.step
 
-        def step() -> None:
+        def step(found_inf: torch.Tensor | None = None) -> None:
             with record_function("optimizer"):
-                original()
+                original(found_inf)
 
         hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end)]
         setattr(optimizer, "step", step)  # noqa: B010 - on this object alone

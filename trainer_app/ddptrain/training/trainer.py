@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,11 @@ from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.reporting.progress import Progress
 from ddptrain.signals import StopFlag
-from ddptrain.training import gradient_sync, models, optim
+from ddptrain.training import gradient_sync, models, optim, step_graph
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume
-from ddptrain.training.evaluate import Evaluation, evaluate
+from ddptrain.training.evaluate import Evaluation, ResidentSet, evaluate
+from ddptrain.training.step import ON_GPU, Step, StepResults
 from ddptrain.training.zero import ShardedOptimizer
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Trainer:
         self._bf16 = bf16
         group.heartbeat.mark("setup")
         if config.cuda_graph:
-            gradient_sync.check_cuda_graph(config, group)
+            step_graph.check_cuda_graph(config, group)
         self._schedule = Schedule(len(dataset.train_labels), config.global_batch, config.epochs, config.seed)
         self._metrics = MetricsLogger(
             progress, console, epochs=config.epochs, steps_per_epoch=self._schedule.steps_per_epoch
@@ -90,32 +90,30 @@ class Trainer:
             return Result(start.evaluation, start.checkpoint, start.checkpoint, already_finished=True)
         self._gradients = build_gradient_sync(config, self._model, group, bf16=self._bf16)
         self._batches = self._build_batches()
+        self._test_set = ResidentSet.on(group.device, self._dataset.test_images, self._dataset.test_labels)
+        self._results = StepResults(group, config.log_every or (1 if group.device.type == "cpu" else ON_GPU))
+        one_step = self._build_step()
         self._profiler = self._profile(start.step) if config.profile else None
         evaluation = saved = None
-        wait_for_save = 0.0  # limit of a step in which the other ranks may wait for rank 0's save
+        wait_for_save = 0.0  # limit of steps in which the other ranks may wait for rank 0's save
 
         for step in range(start.step, schedule.total_steps):
-            started, done = time.perf_counter(), step + 1
+            done = step + 1
             group.heartbeat.mark("batch", done)
-            batch = self._batches.at(step)
-            learning_rate = self._learning_rate(step)
-            self._optimizer.learning_rate = learning_rate
-
+            self._results.begin()
             group.heartbeat.mark("step", limit=wait_for_save)
-            loss_sum, stopping = self._gradients.step(batch, self._stop.requested or done == config.stop_after)
-            loss = loss_sum / batch.count
-            if not math.isfinite(loss):
-                raise self._not_finite(f"loss is {loss} at step {done}", loss, step)
-            self._optimizer.step()
-            self._gradients.clear()
-            seconds = time.perf_counter() - started
-            self._metrics.step(done, loss=loss, learning_rate=learning_rate, samples=batch.count, seconds=seconds)
+            stop = self._stop.requested or done == config.stop_after
+            numbers = one_step.run(step, self._learning_rate(step), stop=stop, seconds=self._results.seconds)
+            self._results.add(done, numbers)
+            reading = self._results.due or self._reads_after(done)
+            stopping = reading and self._read()
 
             evaluation = self._evaluate(done) if schedule.ends_epoch(done) else None
-            saving = evaluation or stopping or (config.checkpoint_every and done % config.checkpoint_every == 0)
+            saving = evaluation or stopping or self._saves_after(done)
             if saving:
                 saved = self._save(done, evaluation)
-            wait_for_save = config.volume_timeout if saving and group.rank != 0 else 0.0
+            if reading:  # until the next read the other ranks run ahead, and only then wait
+                wait_for_save = config.volume_timeout if saving and group.rank != 0 else 0.0
             if stopping and done < schedule.total_steps:
                 self._leave(done, saved)
             if config.step_delay:
@@ -127,13 +125,35 @@ class Trainer:
         self._gradients.close()
         return Result(evaluation.as_dict(), start.checkpoint, checkpoint, already_finished=False)
 
+    def _reads_after(self, done: int) -> bool:
+        """Return whether step ``done`` is one whose loss must be known before what follows; the same on every rank."""
+        return self._schedule.ends_epoch(done) or self._saves_after(done) or done == self._config.stop_after
+
+    def _saves_after(self, done: int) -> bool:
+        return self._config.checkpoint_every > 0 and done % self._config.checkpoint_every == 0
+
+    def _read(self) -> bool:
+        """Log the steps since the last read, and return whether any rank is to stop.
+
+        Raises:
+            NotFinite: one of the losses is not; its step has not changed the weights, nor has any after it.
+        """
+        results, stopping = self._results.read()
+        for done, loss_sum in results:
+            rate, samples = self._learning_rate(done - 1), self._batches.at(done - 1).count
+            loss = loss_sum / samples
+            if not math.isfinite(loss):
+                raise self._not_finite(f"loss is {loss} at step {done}", loss, done - 1)
+            self._metrics.step(done, loss=loss, learning_rate=rate, samples=samples, seconds=self._results.seconds)
+        return stopping
+
     def _learning_rate(self, step: int) -> float:
         return optim.learning_rate(self._config.lr, step, self._schedule.total_steps)
 
     def _evaluate(self, done: int) -> Evaluation:
         self._group.heartbeat.mark("evaluate")
         on_use = functools.partial(self._audit.used, "eval", done) if self._audit else None
-        result = evaluate(self._model, self._dataset.test_images, self._dataset.test_labels, self._group, on_use)
+        result = evaluate(self._model, self._test_set, self._group, on_use)
         if not math.isfinite(result.loss):  # raised before the save: a later start could not use these weights
             raise self._not_finite(f"test loss is {result.loss} after step {done}", result.loss, done - 1)
         self._metrics.evaluation(done, accuracy=result.accuracy, loss=result.loss, samples=result.samples)
@@ -222,11 +242,17 @@ class Trainer:
             on_use=functools.partial(self._audit.used, "train") if self._audit else None,
         )
 
+    def _build_step(self) -> Step:
+        parts = (self._batches, self._gradients, self._optimizer, self._group)
+        if self._config.cuda_graph:
+            return step_graph.GraphedStep(*parts, full=self._config.global_batch)
+        return Step(*parts)
+
 
 def build_gradient_sync(
     config: Config, model: torch.nn.Module, group: Group, *, bf16: bool
 ) -> gradient_sync.GradientSync:
-    """Return the implementation that ``--sync`` and ``--cuda-graph`` select; a single rank exchanges nothing."""
+    """Return the implementation that ``--sync`` selects; a single rank exchanges nothing."""
     options: dict[str, Any] = {"bf16": bf16, "label_smoothing": config.label_smoothing}
     if config.sync == "bitwise":
         return Bitwise(model, group, **options)
@@ -237,7 +263,4 @@ def build_gradient_sync(
             "manual": gradient_sync.Manual,
             "bucketed": gradient_sync.Bucketed,
         }[config.sync]
-    built = implementation(model, group, accum=config.accum, **options)
-    if config.cuda_graph:
-        return gradient_sync.Graphed(built, group, full=config.global_batch, **options)
-    return built
+    return implementation(model, group, accum=config.accum, **options)

@@ -27,10 +27,10 @@ class ShardedOptimizer(Optimizer):
         self._gathered: dict[int, State] = {}
         self._owned = owned_by([p.numel() for p in self.parameters], group.world_size)
 
-    def step(self) -> None:
+    def step(self, found_inf: torch.Tensor | None = None) -> None:
         """Update this rank's parameters, then exchange the updated parameters."""
         self._gathered.clear()
-        self._update([self.parameters[n] for n in self._owned[self._group.rank]])
+        self._update([self.parameters[n] for n in self._owned[self._group.rank]], found_inf)
         with self._group.heartbeat.waiting_in("broadcast of updates"), torch.no_grad():
             for rank, numbers in enumerate(self._owned):
                 if numbers:
