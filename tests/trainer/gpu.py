@@ -30,6 +30,7 @@ from tests.trainer.runs import final_weights, wait_until
 SECONDS = 900.0  # for one command
 _LEAST_ACCURACY = 0.9
 _LARGEST_DIFFERENCE = 1e-6  # of a loss in float64 from the CPU's
+_LARGEST_GRAPH_DIFFERENCE = 0.05  # of a loss in float32 with recorded steps: rounding grows over three epochs
 _BF16 = ("--bf16", "on")
 _DROPPED = ("DDPTRAIN_", "DDPJOB_")
 
@@ -132,8 +133,30 @@ def zero(place: Place) -> str:
     return f"accuracy {_accuracy(folder):.4f}, resumed"
 
 
+def late_reads(place: Place) -> str:
+    folders = [place.train(f"reads-{every}", "--deterministic", "--log-every", every) for every in (1, 25)]
+    one, other = (weights.digest(final_weights(folder)) for folder in folders)
+    if one != other:
+        raise CheckFailed("the weights depend on how often losses are read")
+    return f"losses read after each step and after 25: the same bits, {one[:12]}"
+
+
 def graph(place: Place) -> str:
-    return f"accuracy {_accuracy(place.train('graph', '--cuda-graph', '--sync', 'manual', '--epochs', 3)):.4f}"
+    """Record a step in two parts, with the exchange between them, and as a whole, which is compared with no recording.
+
+    The recorded learning rate is rounded to float32, so the losses differ in their last bits.
+    """
+    accuracy = _accuracy(place.train("graph-parts", "--cuda-graph", "--sync", "manual", "--epochs", 3))
+    alone = ("--backend", "auto", "--epochs", 3)
+    ordinary, whole = (
+        effective_rows(place.train(name, *alone, *flags, several=False), "train")
+        for name, flags in (("ordinary", ()), ("graph", ("--cuda-graph",)))
+    )
+    worst = max(abs(our["loss"] - their["loss"]) for our, their in zip(ordinary, whole, strict=True))
+    if worst > _LARGEST_GRAPH_DIFFERENCE:
+        raise CheckFailed(f"losses of recorded steps differ by {worst:.1e}")
+    speeds = " and ".join(f"{rows[-1]['samplesPerSecond']:,.0f}" for rows in (ordinary, whole))
+    return f"accuracy {accuracy:.4f} in two parts; as a whole losses differ by {worst:.1e}; {speeds} samples/s"
 
 
 def bf16(place: Place) -> str:
@@ -182,7 +205,7 @@ def bench(place: Place) -> str:
 
 Check = Callable[[Place], str]
 CHECKS: tuple[Check, ...] = (
-    train, equal_to_cpu, resume, zero, graph, bf16, preflight, sigterm, hang, compare, bench,
+    train, equal_to_cpu, resume, zero, late_reads, graph, bf16, preflight, sigterm, hang, compare, bench,
 )  # fmt: skip
 NEED_CUDA: tuple[Check, ...] = (graph, bf16)
 

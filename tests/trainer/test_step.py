@@ -189,9 +189,10 @@ def test_losses_read_later_are_the_same_and_a_stop_ends_all_ranks_together(
         ddptrain.run(*command, "--checkpoint-dir", tmp_path / name, *flags)
     assert_same_end(tmp_path / "each", tmp_path / "some")
     assert [step for step, _ in losses(tmp_path / "some")] == list(range(1, 19))
-    cut = (*command, "--checkpoint-dir", tmp_path / "cut", "--log-every", 1000)
-    run = ddptrain.start(*cut, "--epochs", 1000)
-    run.at_step(20)
+    # Rank 1 is slow: if a rank's own time decided when it reads, the two would not leave after the same step.
+    cut = (*command, "--checkpoint-dir", tmp_path / "cut", "--log-every", 1000, "--batch-size", 4, "--epochs", 1000)
+    run = ddptrain.start(*cut, "--chaos", "slow:1:1")
+    run.at_step(3)
     run.stop()
     assert run.wait() == 75, run.output()
     assert run.message()["saved"]

@@ -17,7 +17,7 @@ from ddptrain.config import Config
 from ddptrain.distributed.device import resolve_device
 from ddptrain.distributed.topology import Ranks
 from ddptrain.resources import threads_per_rank
-from ddptrain.training.evaluate import forward_chunks
+from ddptrain.training.evaluate import forward_chunks, resident
 
 CLASSES = 10
 
@@ -72,7 +72,7 @@ def find_mistakes(config: Config, saved: Saved, content: bytes, most: int) -> Mi
     model = inference.model_of(config, content, device, str(saved.path))
     probabilities = np.zeros((len(dataset.test_labels), CLASSES))
     with torch.no_grad():
-        for first, end, logits in forward_chunks(model, dataset.test_images, inference.alone(device)):
+        for first, end, logits in forward_chunks(model, resident(dataset.test_images, device), inference.alone(device)):
             probabilities[first:end] = logits.double().softmax(1).cpu().numpy()
     return mistakes_of(probabilities, dataset.test_labels, dataset.test_images, most)
 

@@ -36,7 +36,7 @@ def record_cuda_graph(work: Work) -> Work:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread may query events
         work()
     return graph.replay
 

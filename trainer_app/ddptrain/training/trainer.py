@@ -99,8 +99,8 @@ class Trainer:
 
         for step in range(start.step, schedule.total_steps):
             done = step + 1
-            group.heartbeat.mark("batch", done)
             self._results.begin()
+            group.heartbeat.mark("batch", done)
             group.heartbeat.mark("step", limit=wait_for_save)
             stop = self._stop.requested or done == config.stop_after
             numbers = one_step.run(step, self._learning_rate(step), stop=stop, seconds=self._results.seconds)
