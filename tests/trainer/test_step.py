@@ -55,6 +55,15 @@ def run_eagerly(work: Work) -> Work:
     return replay
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: these steps are so small that more of them only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def process_group() -> Iterator[Group]:
     store = dist.HashStore()
