@@ -157,7 +157,9 @@ def test_unknown_name_is_an_error_that_lists_the_known_ones(go: Path) -> None:
     process = start(go, "kubctl")
     output, error = process.communicate(timeout=60)
     assert (output, process.returncode) == ("", 1)
-    assert "error: unknown name: kubctl. Known names: all, docker, node-image, images, kube-apiserver" in error
+    assert (
+        "error: unknown name: kubctl. Known names: all, docker, node-image, images, chromium, kube-apiserver" in error
+    )
 
 
 def test_names_are_prepared_after_what_they_are_built_from(monkeypatch: pytest.MonkeyPatch) -> None:
