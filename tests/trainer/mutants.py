@@ -9,7 +9,9 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import ddptrain
 from ddptrain.config import Config
 from ddptrain.data import batches
 from ddptrain.data import sampling as order
@@ -112,6 +115,11 @@ def edited(lesson: str, old: str, new: str) -> Callable[[], None]:
         assert spec is not None and spec.origin is not None
         source = Path(spec.origin).read_text()
         assert source.count(old) == 1, (lesson, old)
+        if "def launch(" in source:  # its workers are processes of another program, which imports the lesson itself
+            package = Path(ddptrain.__file__).parent
+            copy = shutil.copytree(package, Path(tempfile.mkdtemp()) / package.name)
+            (copy / "lessons" / f"{lesson}.py").write_text(source.replace(old, new))
+            os.environ["PYTHONPATH"] = str(copy.parent)
         module = sys.modules[spec.name] = types.ModuleType(spec.name)
         exec(compile(source.replace(old, new), spec.origin, "exec"), module.__dict__)  # noqa: S102
         importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 2  # an error shows early
@@ -144,6 +152,15 @@ LESSONS = {
             "if by_ddp and not number else",
         ),
         ("ddp", "names of the wrapper", "model.module.state_dict(), part", "model.state_dict(), part"),
+        ("start", "no rank outside a group", "return dist.get_rank() if dist.is_initialized() else 0", "return -1"),
+        (
+            "start",
+            "ranks reversed",
+            "rank=rank, world_size=world, timeout",
+            "rank=world - 1 - rank, world_size=world, timeout",
+        ),
+        ("env", "local rank left out of the rank", ' + v["LOCAL_RANK"]', ""),
+        ("restart", "checkpoint not loaded", "if rank == 0 and file.exists():", "if rank < 0:"),
         ("p2p", "sent before it was changed", "dist.send(tensor + 10,", "dist.send(tensor,"),
         ("objects", "gathered on another rank", "dst=0)\n    draw", "dst=dist.get_world_size() - 1)\n    draw"),
         ("groups", "all ranks in place of the group", "tensor, group=groups[rank % 2])", "tensor)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.distributed.topology import free_port
+from ddptrain.lessons import start
 from ddptrain.lessons.draw import svg, table, text_of
 from ddptrain.lessons.run import lesson_names
 from tests.trainer.mutants import LESSONS
@@ -32,6 +33,33 @@ def test_lesson_runs_as_a_script_under_torchrun() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "ring: batch_isend_irecv" in done.stdout
+
+
+def test_tutorials_launcher_passes_an_argument_that_lessons_accept() -> None:
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
+    done = subprocess.run([*launch, start.__file__], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": all_reduce of the ranks") == 3
+
+
+@pytest.mark.parametrize("argument", ["--local-rank=1", "--local_rank=1"])
+def test_both_spellings_of_the_local_rank_are_read(argument: str) -> None:
+    assert start.local_rank([argument]) == 1
+
+
+def test_lesson_starts_its_own_ranks_by_mp_spawn() -> None:
+    command = [sys.executable, "-m", "ddptrain.lessons.start"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 ranks started: " in done.stdout
+
+
+def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tmp_path: Path) -> None:
+    checkpoints = {"DDPJOB_CHECKPOINT_DIR": tmp_path}
+    said = ddptrain.run("lesson", "restart", "--nproc-per-node", 2, env=checkpoints).output()
+    assert said.index("rank 1 is killed after step 5") < said.index("start 2: ")
+    assert "continues after step 5\nfinished after step 10, 1 restart" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import ddptrain.lessons
 from ddptrain.distributed import topology
 
-_NOT_LESSONS = {"run", "draw"}
+_NOT_LESSONS = {"run", "draw", "agent"}
 
 
 def lesson_names() -> list[str]:
@@ -36,14 +36,14 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
     ranks = topology.from_node_environment(environment, nproc_per_node=nproc)
     if ranks.nnodes == 1:
         ranks = replace(ranks, master_port=topology.free_port())
-    return _start(name, ranks)
+    own_launch = getattr(importlib.import_module(f"ddptrain.lessons.{name}"), "launch", None)  # what the lesson shows
+    return int(own_launch(ranks)) if own_launch else _start(name, ranks)
 
 
 def _start(name: str, ranks: topology.Ranks) -> int:
     """Fork one process per rank, as ``torch.multiprocessing.spawn`` does with fresh interpreters."""
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-    importlib.import_module(f"ddptrain.lessons.{name}")  # once, before the forks
     try:
         start_processes(_be_rank, (name, ranks), ranks.nproc_per_node, start_method="fork")
     except ProcessRaisedException as error:
