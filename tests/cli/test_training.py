@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.cli.program import ROOT, Done, Program
 
 SCRIPT = """
@@ -30,6 +32,15 @@ def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: 
     assert done.code == 0, done
     assert "n0 | sum 30 over 4 ranks" in done.out
     assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lesson", "said"), [("env", "GROUP_RANK 0 0 1 1"), ("restart", "finished after step 10, 1 restart")]
+)
+def test_lesson_runs_as_a_job(ddpjob: Program, lesson: str, said: str) -> None:
+    done = ddpjob("run", str(ROOT / "manifests" / "examples" / "lessons" / f"{lesson}.yaml"))
+    assert done.code == 0, done
+    assert said in re.sub(" +", " ", ddpjob("logs", f"lesson-{lesson}", "--all").out)
 
 
 def example(ddpjob: Program, *verb: str) -> list[str]:

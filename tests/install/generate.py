@@ -1,7 +1,7 @@
 """Write every generated file: ``make generate``.
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; table of failures → docs/failures.md;
-flow.py → docs/flow.svg; lessons → diffs and pictures of docs/torch-distributed;
+flow.py → docs/flow.svg; lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api.crd import as_yaml
-from tests.install import failures, guide
+from tests.install import failures, guide, lessons
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -74,7 +74,8 @@ def _text(objects: list[Object]) -> str:
 def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
-    for path, text in (texts | {FLOW: draw().svg()}).items():
+    lessons.FOLDER.mkdir(exist_ok=True)
+    for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs()).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     guide.write()

@@ -14,10 +14,13 @@ import yaml
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, trainer_environment
 from ddptrain.config import Config
+from ddptrain.lessons.run import lesson_names
+from tests.install import lessons
 from tests.install.chart import ROOT, Object, of_kind
 
 EXAMPLES = ROOT / "manifests" / "examples"
 JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml")
+LESSONS = tuple(f"lessons/{name}.yaml" for name in lesson_names())
 
 
 def documents(name: str) -> list[Object]:
@@ -31,7 +34,19 @@ def job(name: str) -> Job:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.yaml")} == {*JOBS, "shared-volume.yaml"}
+    found = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yaml")}
+    assert found == {*JOBS, *LESSONS, "shared-volume.yaml"}
+
+
+def test_jobs_of_the_lessons_are_current() -> None:
+    assert {path: path.read_text() for path in lessons.FOLDER.iterdir()} == lessons.jobs(), "run `make generate`"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_job_of_a_lesson_runs_that_lesson(name: str) -> None:
+    example, lesson = job(name), Path(name).stem
+    assert (example.name, example.spec.args) == (f"lesson-{lesson}", ["lesson", lesson])
+    assert example.spec.num_nodes * example.nproc_per_node == (2 if lesson == "restart" else 4)
 
 
 @pytest.mark.parametrize(("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2)])
@@ -41,7 +56,7 @@ def test_examples_have_the_documented_world_size(name: str, nodes: int, processe
     assert example.name == name.removesuffix(".yaml")
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [*JOBS, *LESSONS])
 def test_examples_explain_commands_and_required_changes(name: str) -> None:
     lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")

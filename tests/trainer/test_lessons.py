@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddptrain.distributed.topology import free_port
+from ddptrain.distributed.topology import WORKER_VARIABLES, free_port
 from ddptrain.lessons import start
 from ddptrain.lessons.draw import svg, table, text_of
 from ddptrain.lessons.run import lesson_names
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer
+
+GLOSSARY = Path(__file__).parents[2] / "docs" / "torch-distributed" / "glossary.md"
 
 
 @pytest.mark.parametrize("name", lesson_names())
@@ -67,6 +70,28 @@ def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
     runs = [ddptrain.start("lesson", "collectives", env=nodes | {"NODE_RANK": rank}) for rank in (0, 1)]
     assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
     assert "  3    │ " in runs[0].output() and not runs[1].output()
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer, rendezvous: str) -> None:
+    port = free_port()
+    env: dict[str, object] = {"NNODES": 2, "NPROC_PER_NODE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if rendezvous == "c10d":
+        env |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_RDZV_ID": "job-7"}
+    runs = [ddptrain.start("lesson", "env", env=env | {"NODE_RANK": rank}) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
+    rows = [line.split() for run in runs for line in run.output().splitlines() if line.split()[0] in WORKER_VARIABLES]
+    variables = dict(re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*) ?\|$", GLOSSARY.read_text(), re.MULTILINE))
+    assert [name for name, *_ in rows] == list(WORKER_VARIABLES) == list(variables)
+    shared = {name for name, *values in rows if len(values) == 4 and len(set(values)) == 1}
+    assert shared == {*WORKER_VARIABLES} - {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"}
+    for worker in range(4):
+        values = {name: int(all_of[worker]) for name, *all_of in rows if all_of[worker].isdecimal()}
+        assert values["RANK"] == worker
+        for name, formula in variables.items():
+            assert not formula or eval(formula.strip("` "), dict(values)) == values[name], (name, formula)  # noqa: S307
+    run_id = {name: values[0] for name, *values in rows}["TORCHELASTIC_RUN_ID"]
+    assert run_id == ("job-7" if rendezvous == "c10d" else "none")
 
 
 def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ddptrain {__version__}")
+    # `python -m torch.distributed.launch -m ddptrain train …` puts it before the verb, and also sets LOCAL_RANK.
+    parser.add_argument("--local-rank", "--local_rank", dest="_from_launch", help=argparse.SUPPRESS)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
     train = flags.add_verb(

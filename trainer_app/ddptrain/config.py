@@ -229,6 +229,7 @@ class Config:
     profile: int = setting(
         0, "trace so many steps of each rank with torch.profiler, into the run's folder; 0 = none", low=0, high=1_000
     )
+    show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property

@@ -109,7 +109,9 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--init", metavar="URL", help="rendezvous: env, tcp://HOST:PORT, file:///PATH (a new file)")
     group.add_argument("--rank", metavar="N", help="number of this rank, from 0")
     group.add_argument("--world-size", metavar="N", help="number of all ranks")
-    group.add_argument("--local-rank", metavar="N", help="number of this rank's GPU on this machine, from 0")
+    group.add_argument(
+        "--local-rank", "--local_rank", metavar="N", help="number of this rank's GPU on this machine, from 0"
+    )
 
 
 def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:

@@ -26,7 +26,7 @@ from ddptrain.data.mnist import Dataset
 from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
 from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
-from ddptrain.distributed.topology import Ranks
+from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
 from ddptrain.errors import Hang, Stopped, TrainerError, classify
 from ddptrain.files import dumps_json
 from ddptrain.heartbeat import Diagnostics, Heartbeat
@@ -120,6 +120,9 @@ class Worker:
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
         config, ranks = self.config, self.ranks
+        if config.show_env:
+            shown = (f"{name}={os.environ[name]}" for name in WORKER_VARIABLES if name in os.environ)
+            print("environment:", *shown, flush=True)
         self.stop.raise_if_requested("start")  # a signal may have come while torch was imported
         device = resolve_device(config, ranks)
         if device.type == "cpu" and (reason := too_few_gpus(config, ranks)):

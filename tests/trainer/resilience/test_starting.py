@@ -52,6 +52,34 @@ def test_ranks_started_by_hand_train_like_launched_ones(
     assert_same_end(launched_three, tmp_path / "hand")
 
 
+def test_ranks_with_the_argument_of_torch_distributed_launch_train_the_same(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+) -> None:
+    env = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    argv = ["train", *command(2, idx, tmp_path / "launch")[3:]]
+    given = (["--local-rank=0", *argv], [*argv, "--local_rank=1"])  # before the verb, as that launcher puts it
+    runs = [ddptrain.start(*words, env=env | {"RANK": rank, "LOCAL_RANK": rank}) for rank, words in enumerate(given)]
+    assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
+    assert_same_end(launched, tmp_path / "launch")
+
+
+def test_two_jobs_on_one_machine_take_ports_of_their_own(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+) -> None:
+    runs = [ddptrain.start(*command(2, idx, tmp_path / name)) for name in ("one", "other")]
+    assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
+    for name in ("one", "other"):
+        assert_same_end(launched, tmp_path / name)
+
+
+def test_a_rank_of_another_job_with_the_same_port_does_not_join(ddptrain: ForkServer, idx: Path) -> None:
+    port, short = free_port(), {"PET_RDZV_CONF": "timeout=2"}
+    envs = [node(rank, port, nproc=1) | short | {"DDPJOB_UID": uid} for rank, uid in enumerate(("job-a", "job-b"))]
+    zero, one = (ddptrain.start("train", *SMALL, "--data-dir", idx, env=env) for env in envs)
+    assert (zero.wait(), one.wait() in (69, 77)) == (69, True), zero.output() + one.output()
+    assert "missing rank 1 (node 1) of 2 ranks" in zero.message()["message"]
+
+
 def test_a_rendezvous_file_of_an_earlier_run_is_refused(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     file = tmp_path / "meet"
     first = ddptrain.start(*by_hand(idx, tmp_path, f"file://{file}", 0, 2))
@@ -120,24 +148,31 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
 
 
 def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, launched: Path) -> None:
+    argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun", "--show-env"))
     done = subprocess.run(
-        [sys.executable, "-m", "ddptrain", *map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun"))],
+        [sys.executable, "-m", "ddptrain", *argv],
         capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_end(launched, tmp_path / "torchrun")
+    shown = [line.split() for line in done.stdout.splitlines() if line.startswith("environment: ")]
+    assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=1"]
+    assert all({"GROUP_RANK=0", "ROLE_WORLD_SIZE=2", "TORCHELASTIC_RESTART_COUNT=0"} <= set(words) for words in shown)
 
 
 def test_max_restarts_starts_the_ranks_again_and_they_resume(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
 ) -> None:
-    more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json")
+    more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json", "--show-env")
     run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
     said = [json.loads(line) for line in run.output().splitlines()]
     own = [line["message"] for line in said if line["rank"] is None]
     assert own
     assert own[0].startswith("restart 1 of 1: rank 1 was killed by SIGKILL")
+    shown = [line["message"].split() for line in said if line["message"].startswith("environment: ")]
+    assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=0", "RANK=1", "RANK=1"]
+    assert sum("TORCHELASTIC_RESTART_COUNT=1" in words for words in shown) == 2
     assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
     assert_same_end(launched, tmp_path / "cut")
 

@@ -165,6 +165,8 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
             "LOCAL_RANK": str(ranks.local_rank),
             "WORLD_SIZE": str(ranks.world_size),
             "LOCAL_WORLD_SIZE": str(ranks.nproc_per_node),
+            "GROUP_RANK": str(ranks.node_rank),
+            "GROUP_WORLD_SIZE": str(ranks.nnodes),
             "MASTER_ADDR": ranks.master_addr,
             "MASTER_PORT": str(ranks.master_port),
         }

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ddptrain.distributed.topology import Ranks
+from ddptrain.errors import UsageError
 
 STEPS, KILLED_AFTER = 10, 5
 
@@ -83,7 +84,8 @@ def launch(ranks: Ranks) -> int:
     """Start the workers by torchrun's agent. It can restart one node; several nodes are the operator's task."""
     from ddptrain.lessons.agent import torchrun
 
-    assert ranks.nnodes == 1, "this lesson runs on one node"
+    if ranks.nnodes > 1:
+        raise UsageError(f"the lesson restart runs on one node, not on {ranks.nnodes}", next_step="set NNODES to 1")
     standalone = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={uuid.uuid4()}"]
     return torchrun([*standalone, f"--nproc-per-node={ranks.nproc_per_node}", "--max-restarts=1"], main)
 

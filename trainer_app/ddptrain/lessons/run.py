@@ -23,6 +23,7 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
     """Run a lesson and return the exit code.
 
     Args:
+        name: of the lesson. One with a function ``launch`` starts its ranks itself, because that is its subject.
         nproc_per_node: how many ranks to start here; None: as NPROC_PER_NODE says, or 4. Under torchrun, which has
             started this process as a rank, it is ignored.
     Raises:
@@ -64,6 +65,7 @@ def _be_rank(local_rank: int, name: str, ranks: topology.Ranks) -> None:
         "WORLD_SIZE": str(mine.world_size),
         "LOCAL_WORLD_SIZE": str(mine.nproc_per_node),
         "GROUP_RANK": str(mine.node_rank),
+        "GROUP_WORLD_SIZE": str(mine.nnodes),
         "MASTER_ADDR": mine.master_addr,
         "MASTER_PORT": str(mine.master_port),
     }
