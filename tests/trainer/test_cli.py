@@ -123,7 +123,7 @@ def test_an_unknown_part_is_refused_with_the_nearest_name(
     monkeypatch.setenv("DDPJOB_TERMINATION_LOG", str(tmp_path / "log"))
     assert main(["bench", "--parts", "acuracy"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: --parts 'acuracy' is not a list of recipes, accuracy, throughput, tutorial",
+        "error: --parts 'acuracy' is not a list of recipes, accuracy, sync, throughput, tutorial",
         "hint:  did you mean accuracy?",
         "next:  for example --parts recipes,accuracy",
     ]
