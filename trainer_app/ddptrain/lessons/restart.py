@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import UsageError
@@ -51,15 +52,15 @@ def main() -> None:
     assert restarts == 1
 
 
-def own_store(restarts: int) -> dist.Store:
+def own_store(restarts: int) -> Store:
     """Return the agent's store, with keys that belong to this start only.
 
     The agent keeps its store through a restart, and with it the addresses of the workers that have ended. Without the
     prefix, a worker that is fast reads an old address, and init_process_group fails or waits for minutes.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
-    return dist.PrefixStore(f"start-{restarts}", store)
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
+    return PrefixStore(f"start-{restarts}", store)
 
 
 def load(file: Path, rank: int) -> tuple[int, torch.Tensor]:
