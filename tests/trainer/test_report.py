@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -94,6 +95,18 @@ def test_a_training_with_hardly_any_rows_still_has_a_page(tmp_path: Path, steps:
     text = page.as_html(contents(history))
     assert "Not available: none" in text
     assert "nan" not in text
+
+
+def test_many_restarts_have_a_line_each_and_flags_that_do_not_overlap(tmp_path: Path) -> None:
+    write(tmp_path, 1, range(1, 3))
+    for run in range(2, 40):
+        write(tmp_path, run, range(run, run + 2), origin=run - 1)
+    drawing = list(ET.fromstring(figure.embedded(read_history(tmp_path), 400)).iter())  # noqa: S314 - our own
+    assert len([element for element in drawing if element.get("class") == "restart"]) == 38
+    flags = [element[1] for element in drawing if element.get("class") == "flag"]
+    ends = [(float(flag.get("x", 0)), float(flag.get("x", 0)) + float(flag.get("width", 0))) for flag in flags]
+    assert 5 < len(ends) < 38
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
 
 def test_many_steps_make_a_small_picture_with_the_extremes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ PARTS = {
     "loss": "path.line.loss",
     "accuracy": "path.line.accuracy",
     "throughput": "path.line.speed",
-    "restart": ".restart rect",
+    "restart": ".flag rect",
     "repeated steps": "rect.band",
     "matrix": "table.matrix",
     "gallery": ".gallery",

@@ -29,14 +29,15 @@ STYLE = """
 .curves .loss { stroke: var(--loss); } .curves .accuracy { stroke: var(--accuracy); }
 .curves .speed { stroke: var(--speed); }
 .curves .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.curves .line.speed { stroke-width: 1.3; }
 .curves .raw { fill: none; stroke-width: 1; opacity: .3; }
 .curves .lost { fill: none; stroke: var(--restart); stroke-width: 1.5; stroke-dasharray: 2 3; }
 .curves .dot { stroke: var(--card); stroke-width: 1.5; }
 .curves .dot.loss { fill: var(--loss); } .curves .dot.accuracy { fill: var(--accuracy); }
 .curves .value { font-weight: 600; fill: var(--accuracy); } .curves .value.loss { fill: var(--loss); stroke: none; }
 .curves .restart line { stroke: var(--restart); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.curves .restart rect { fill: var(--restart); }
-.curves .restart text { fill: var(--card); font-weight: 600; }
+.curves .flag rect { fill: var(--restart); }
+.curves .flag text { fill: var(--card); font-weight: 600; }
 .curves .band { fill: var(--restart); opacity: .12; }
 .curves .hit rect { fill: transparent; }
 .curves .hit g { visibility: hidden; } .curves .hit:hover g { visibility: visible; }
@@ -112,12 +113,17 @@ def _drawing(history: History, width: int, *, hits: bool) -> tuple[str, int, int
         *_accuracy(history, across, tops[1], bottoms[1]),
         *_speed(history, across, tops[2], bottoms[2]),
         *_restarts(history, across, tops, bottoms),
-        *(_text(across(tick), bottoms[2] + 18, f"{tick:,.0f}", "middle") for tick in across.ticks(width // 110)),
+        *_steps(across, bottoms[2] + 18),
         _text((_LEFT + width - _RIGHT) / 2, bottoms[2] + 36, "step", "middle"),
     ]
     if hits:
         parts += _hits(history, across, tops[0], bottoms[2])
     return "\n".join(parts), width, bottoms[2] + _BOTTOM
+
+
+def _steps(across: _Scale, y: float) -> list[str]:
+    ticks = [(across(tick), f"{tick:,.0f}") for tick in across.ticks(int(across.end - across.start) // 100)]
+    return [_text(x, y, label, "end" if x > across.end - 20 else "middle") for x, label in ticks]
 
 
 def _loss(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
@@ -135,15 +141,21 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> list[s
     )
     parts = _panel("loss" + (" (logarithmic)" if is_log else ""), across, down, top, show=_plain, ticks=6)
     parts.append(_path(_columns(_placed(taken, across, down)), "raw loss"))
+    reach = max(1, len(taken) // _SMOOTHING)
     for run in {step.run: None for step in history.lost}:
         of_run = [(step.step, step.loss) for step in history.lost if step.run == run and step.loss is not None]
-        parts.append(_path(_columns(_placed(_smooth(of_run), across, down)), "lost"))
-    smooth = _thin(_placed(_smooth(taken), across, down))
+        parts.append(_path(_columns(_placed(_smooth(of_run, reach), across, down)), "lost"))
+    smooth = _thin(_placed(_smooth(taken, reach), across, down))
     parts.append(_path(smooth, "line loss"))
     parts += [_dot(x, y, "loss") for x, y in _placed(tested, across, down)]
     if tested and len(tested) <= 40:
         x, y = _placed(tested, across, down)[-1]
-        parts.append(_text(x - 8, y - 7, f"test {tested[-1][1]:.4f}", "end", "value loss"))
+        label, is_left = f"test {tested[-1][1]:.4f}", x + 90 > across.end
+        parts.append(
+            _text(x - 8, y - 7, label, "end", "value loss")
+            if is_left
+            else _text(x + 9, y + 4, label, "start", "value loss")
+        )
     if across.end - across.start > 600:
         parts.append(_text(across.end, top - 9, "line: training, smoothed · dots: test set", "end"))
     return parts
@@ -195,22 +207,24 @@ def _bands(history: History, across: _Scale, tops: Sequence[float], bottoms: Seq
 
 def _restarts(history: History, across: _Scale, tops: Sequence[float], bottoms: Sequence[float]) -> list[str]:
     """Return a line at the step from which each restart resumed, with a flag."""
-    parts, free = [], -math.inf
+    lines, flags, free = [], [], -math.inf
+    many = len(history.restarts) > 3
     for number, run in enumerate(history.restarts, 1):
         x = across(run.resumed)
-        label = f"restart {number}" if len(history.restarts) > 1 else "restart"
-        width = 6.8 * len(label) + 12
-        parts.append('<g class="restart">')
-        parts.append(f"<title>restart {number}: run {run.number} resumed from step {run.resumed:,}</title>")
+        lines.append('<g class="restart">')
+        lines.append(f"<title>restart {number}: run {run.number} resumed from step {run.resumed:,}</title>")
         for top, bottom in zip(tops, bottoms, strict=True):
-            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        if x > free:  # the flags of restarts close together would overlap
-            left = x - width if x + width > across.end else x
-            parts.append(f'<rect x="{left:.1f}" y="{tops[0]}" width="{width:.1f}" height="18" rx="3"/>')
-            parts.append(_text(left + width / 2, tops[0] + 13, label, "middle"))
-            free = x + width + 4
-        parts.append("</g>")
-    return parts
+            lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
+        lines.append("</g>")
+        label = f"{number}" if many else f"restart {number}" if len(history.restarts) > 1 else "restart"
+        width = 6.8 * len(label) + 10
+        left = x - width if x + width > across.end else x
+        if left > free:  # the flags of restarts close together would overlap
+            flags.append(f'<g class="flag"><title>restart {number}</title>')
+            flags.append(f'<rect x="{left:.1f}" y="{tops[0]}" width="{width:.1f}" height="18" rx="3"/>')
+            flags.append(_text(left + width / 2, tops[0] + 13, label, "middle") + "</g>")
+            free = left + width + 2
+    return lines + flags
 
 
 def _panel(
@@ -251,15 +265,19 @@ def _numbers(step: Step) -> str:
     return " · ".join(parts)
 
 
-def _smooth(found: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the mean of each value and its neighbours: as many on both sides, so that the curve does not lag."""
-    sums, reach = [0.0], max(1, len(found) // _SMOOTHING)
+def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, float]]:
+    """Return the mean of each value and up to ``reach`` on each side of it.
+
+    In the first ones it takes as many on both sides, because there a loss falls steeply.
+    """
+    sums = [0.0]
     for _, value in found:
         sums.append(sums[-1] + value)
     result = []
     for at, (step, _) in enumerate(found):
-        side = min(reach, at, len(found) - 1 - at)
-        result.append((step, (sums[at + side + 1] - sums[at - side]) / (2 * side + 1)))
+        left = min(reach, at)
+        right = min(left, len(found) - 1 - at)
+        result.append((step, (sums[at + right + 1] - sums[at - left]) / (left + right + 1)))
     return result
 
 
