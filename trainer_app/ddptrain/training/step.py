@@ -7,6 +7,7 @@ records a step as a CUDA graph.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 
@@ -90,12 +91,9 @@ class StepResults:
 
     def read(self) -> tuple[list[tuple[int, float]], bool]:
         """Wait for the device, and return (step, sum of its losses) of each step, and whether any rank is to stop."""
-        waiting = "read of losses"
-        if self._group.device.type == "cpu":
+        on_cpu = self._group.device.type == "cpu"  # where an exchange has already waited for the other ranks
+        with contextlib.nullcontext() if on_cpu else self._group.heartbeat.waiting_in("read of losses"):
             rows = self._numbers[: len(self._steps)].tolist()
-        else:
-            with self._group.heartbeat.waiting_in(waiting):  # for the GPU, and so for the other ranks
-                rows = self._numbers[: len(self._steps)].tolist()
         self.seconds = (time.perf_counter() - self._started) / len(rows)
         self._interval = read_interval(rows[-1][SECONDS] / self._group.world_size, self._every)
         results = [(step, row[LOSS]) for step, row in zip(self._steps, rows, strict=True)]
