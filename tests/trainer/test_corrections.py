@@ -94,7 +94,7 @@ def test_a_partition_by_rounded_lengths_loses_samples(parts: int, fraction: floa
 
 @needs_mnist
 def test_mean_and_deviation_of_mnist_are_the_usual_constants() -> None:
-    pixels = torch.from_numpy(load("mnist", str(REAL)).train_images).float() / 255
+    pixels = torch.tensor(load("mnist", str(REAL)).train_images).float() / 255
     assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == (MEAN, STD)
 
 
