@@ -99,5 +99,5 @@ class Installation:
         """Return the requests that the API server refused with 403 since the operator started."""
         counted = "ddpjob_api_request_duration_seconds_count"
         by_metrics = [labels for (name, labels) in self.metrics() if name == counted and 'code="403"' in labels]
-        said = [line for line in self.log() if re.search(r"\b403\b|[Ff]orbidden", json.dumps(line))]
-        return by_metrics + [json.dumps(line) for line in said]
+        texts = [(line, f"{line.get('message')} {line.get('exception')}") for line in self.log()]
+        return by_metrics + [json.dumps(line) for line, text in texts if "forbidden" in text.lower()]
