@@ -182,6 +182,14 @@ def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path)
         check_compatible(facts(), facts("b" * 64), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "other", [{"zero": True}, {"profile": 3}, {"cuda_graph": True}, {"log_every": 5}, {"checkpoint_every": 7}]
+)
+def test_ranks_must_share_every_setting_that_decides_their_collectives(other: dict[str, Any]) -> None:
+    assert Config().shared("cuda") != Config(**other).shared("cuda")
+    assert Config().shared("cuda") != Config().shared("cpu"), "the one reads losses late, the other after each step"
+
+
 def test_a_rank_that_differs_from_rank_zero_is_refused_with_every_difference() -> None:
     check_same_as_rank_zero(facts(), facts(), 1)
     with pytest.raises(

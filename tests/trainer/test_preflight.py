@@ -49,6 +49,14 @@ def test_a_node_with_another_seed_is_named_on_both_nodes(ddptrain: ForkServer, i
     assert '"checks"' not in runs[1].output(), "the table is printed once, by node 0"
 
 
+def test_settings_are_compared_that_only_decide_the_collectives(ddptrain: ForkServer, idx: Path) -> None:
+    port = free_port()
+    argv = ("preflight", "--data", "idx", "--data-dir", idx, "--json", "--log-every")
+    runs = [ddptrain.start(*argv, 1 + rank, env=node(rank, port, nproc=1)) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [78, 78], runs[0].output()
+    assert check(runs[0], "same config")["detail"].startswith("rank 1")
+
+
 def test_a_collective_with_a_wrong_result_is_named_with_its_rank(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("preflight", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--json")
     run = ddptrain.run(*argv, code=71, mutant="broadcast_garbled_on_rank_1")

@@ -254,6 +254,19 @@ class Config:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
         return values | {"batch_size": self.global_batch}
 
+    def shared(self, device: str) -> dict[str, Any]:
+        """Return the settings that must be the same on every rank: they decide the weights or which collectives run.
+
+        Args:
+            device: type of the rank's device, which decides how an update rounds and when losses are read.
+        """
+        names = ("zero", "profile", "cuda_graph", "log_every", "checkpoint_every", "stop_after")
+        values = self.identity() | {"device": device} | {name: getattr(self, name) for name in names}
+        values |= {"init_from": bool(self.init_from)}
+        if self.zero:  # the optimizer's state is gathered before each save
+            values |= {"checkpoint_dir": bool(self.checkpoint_dir)}
+        return values
+
     @classmethod
     def identity_of(cls, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Return the identity in a manifest; a setting that did not exist yet gets the value from before it.
@@ -276,11 +289,16 @@ class Config:
 
     def digest(self) -> str:
         """Return the SHA-256 of the identity; it changes with every setting that a version adds."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        return digest_of(self.identity())
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables from which ``resolve`` returns this config in another process."""
         return {PREFIX + name.upper(): str(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of settings and their values."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def given_settings(env: Mapping[str, str], flags: Mapping[str, Any]) -> list[tuple[str, Any, str]]:

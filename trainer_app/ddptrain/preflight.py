@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ddptrain import __version__
-from ddptrain.config import Config
+from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.distributed.collective_checks import failed_collectives, measure_bandwidths
 from ddptrain.distributed.process_group import Group
@@ -55,9 +55,10 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json
 
 def _facts(config: Config, group: Group, load: Callable[[], Dataset]) -> Json:
     device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
+    settings = digest_of(config.shared(group.device.type))
     facts: Json = {
         "rank": group.rank, "host": socket.gethostname(), "ddptrain": __version__, "torch": torch.__version__,
-        "numpy": np.__version__, "python": platform.python_version(), "config": config.digest(), "seed": config.seed,
+        "numpy": np.__version__, "python": platform.python_version(), "config": settings, "seed": config.seed,
         "attempt": os.environ.get("DDPJOB_ATTEMPT"), "isa": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(), "device": device, "dataDigest": None, "dataError": None,
     }  # fmt: skip

@@ -268,7 +268,7 @@ def resume(
     """
     group.heartbeat.mark("resume", limit=config.volume_timeout)
     content = b""
-    facts = {"config": _shared_settings(config), "dataDigest": checkpointer.facts["dataDigest"]}
+    facts = {"config": config.shared(group.device.type), "dataDigest": checkpointer.facts["dataDigest"]}
 
     def on_rank_zero() -> dict[str, Any]:
         nonlocal content
@@ -310,12 +310,3 @@ def resume(
         log(f"starting with the weights of {config.init_from}, SHA-256 {from_rank_zero['sha256'][:16]}…")
     weights.check_equal_on_all_ranks(model, group)
     return state
-
-
-def _shared_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that must be the same on every rank: they decide the weights or which collectives run."""
-    values = config.identity() | {"zero": config.zero, "init_from": bool(config.init_from), "profile": config.profile}
-    values |= {name: getattr(config, name) for name in ("log_every", "checkpoint_every", "stop_after")}  # they read
-    if config.zero:  # the optimizer's state is gathered before each save
-        values |= {"checkpoint_dir": bool(config.checkpoint_dir)}
-    return values
