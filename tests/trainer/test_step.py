@@ -21,6 +21,7 @@ from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import UsageError
 from ddptrain.inference import alone
+from ddptrain.reporting.metrics import read_rows
 from ddptrain.signals import StopFlag
 from ddptrain.training import models, optim
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, Manual
@@ -205,6 +206,13 @@ def test_losses_read_later_are_the_same_and_a_stop_ends_all_ranks_together(
     run.stop()
     assert run.wait() == 75, run.output()
     assert run.message()["saved"]
+
+
+def test_a_stop_waits_about_a_second_also_if_steps_are_delayed(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    flags = ("--log-every", 1000, "--step-delay", 0.6, "--checkpoint-every", 0, "--stop-after", 9)
+    ddptrain.run("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, *flags, code=75)
+    reads = {round(row["time"] / 0.3) for row in read_rows(tmp_path) if row["event"] == "train"}
+    assert len(reads) >= 8, "each step is read by itself"
 
 
 def test_a_loss_that_is_not_finite_is_named_although_it_is_read_later(

@@ -103,7 +103,7 @@ class Trainer:
             group.heartbeat.mark("batch", done)
             group.heartbeat.mark("step", limit=wait_for_save)
             stop = self._stop.requested or done == config.stop_after
-            numbers = one_step.run(step, self._learning_rate(step), stop=stop, seconds=self._results.seconds)
+            numbers = one_step.run(step, self._learning_rate(step), stop=stop, seconds=self._pace())
             self._results.add(done, numbers)
             reading = self._results.due or self._reads_after(done)
             stopping = reading and self._read()
@@ -146,6 +146,11 @@ class Trainer:
                 raise self._not_finite(f"loss is {loss} at step {done}", loss, done - 1)
             self._metrics.step(done, loss=loss, learning_rate=rate, samples=samples, seconds=self._results.seconds)
         return stopping
+
+    def _pace(self) -> float:
+        """Return the seconds from one step to the next, at most; 0 before the first read."""
+        seconds = self._results.seconds
+        return seconds + self._config.step_delay if seconds else 0.0
 
     def _learning_rate(self, step: int) -> float:
         return optim.learning_rate(self._config.lr, step, self._schedule.total_steps)
