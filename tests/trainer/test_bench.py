@@ -10,6 +10,7 @@ import pytest
 from ddptrain.data.mnist import load
 from ddptrain.experiments.baselines import dataloader_loop, tutorial
 from ddptrain.experiments.bench import tables
+from ddptrain.experiments.trials import TrialFailed, speed
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
 from tests.trainer.synthetic import write_idx
 
@@ -108,6 +109,33 @@ def test_failed_cold_run_is_reported_with_the_end_of_its_output(
 def test_data_set_of_a_single_batch_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--parts", "accuracy")
     assert "use a smaller --batch-size" in ddptrain.run(*argv, code=1).output()
+
+
+def write_times(folder: Path, times: list[float]) -> Path:
+    """Write the metrics of the first epoch of a run whose steps were read at these times."""
+    rows: list[dict[str, object]] = [{"event": "start", "run": 1, "resumedFrom": None}]
+    rows += [{"event": "train", "run": 1, "step": n, "epoch": 0, "time": time} for n, time in enumerate(times, start=1)]
+    (folder / "metrics").mkdir()
+    (folder / "metrics" / "run-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [step / 10 for step in range(60)],
+        [0.0, *[2.5] * 25, *[5.0] * 25, *[7.5] * 25],  # as a GPU's losses are read
+        [0.0, 0.2, 0.2],
+    ],
+)
+def test_speed_counts_the_steps_between_two_reads(tmp_path: Path, times: list[float]) -> None:
+    assert speed(write_times(tmp_path, times), 32) == pytest.approx(320)
+
+
+@pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.0]])
+def test_speed_of_too_few_steps_is_refused(tmp_path: Path, times: list[float]) -> None:
+    with pytest.raises(TrialFailed, match="too few steps"):
+        speed(write_times(tmp_path, times), 32)
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])

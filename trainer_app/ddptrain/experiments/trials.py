@@ -212,11 +212,12 @@ def speed(path: Path, batch: int) -> float:
     """Return a run's samples per second in the first epoch, from the times of its metrics rows.
 
     Raises:
-        TrialFailed: the epoch has a single step.
+        TrialFailed: the epoch has too few steps.
     """
     rows = [row for row in effective_rows(path, "train") if row["epoch"] == 0]
-    if not rows:
-        raise TrialFailed("an epoch has a single step, which gives no speed", next_step="use a smaller --batch-size")
-    counted = rows[min(_WARM_UP_STEPS, len(rows) // 2) :]
-    seconds = float(counted[-1]["time"] - counted[0]["time"])
-    return (len(counted) - 1) * batch / max(seconds, 0.001)  # the rows' times are rounded to milliseconds
+    for counted in (rows[min(_WARM_UP_STEPS, len(rows) // 2) :], rows):
+        # Steps whose losses were read together have the same time: those of the first read began before it.
+        later = [row for row in counted if row["time"] > counted[0]["time"]]
+        if later:
+            return len(later) * batch / float(later[-1]["time"] - counted[0]["time"])
+    raise TrialFailed("an epoch has too few steps to give a speed", next_step="use a smaller --batch-size")
