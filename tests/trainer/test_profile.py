@@ -59,3 +59,15 @@ def test_a_run_with_few_steps_left_traces_these(ddptrain: ForkServer, idx: Path,
     traced = [sorted(name for name in found if name.startswith("ProfilerStep#")) for found in (first, second)]
     assert traced == [[f"ProfilerStep#{step}" for step in steps] for steps in ((10, 11, 12, 8, 9), (16, 17, 18))]
     assert second["save"]
+
+
+def test_a_run_that_is_stopped_says_which_steps_it_has_traced(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("train", *SMALL, "--data-dir", idx, "--profile", 5)
+    for last, said in (
+        (9, "profile: steps 8 to 9 are in"),
+        (6, "no profile: the run ended after step 6, before step 8"),
+    ):
+        folder = tmp_path / str(last)
+        run = ddptrain.run(*command, "--checkpoint-dir", folder, "--stop-after", last, code=75)
+        assert said in run.output()
+        assert (folder / "run-000001" / "profile-rank-0.json").exists() is ("no profile" not in said)

@@ -48,7 +48,7 @@ class StepProfiler:
         wait = min(WAIT, left - active - warmup)
         self._path, self._heartbeat, self._log = path, heartbeat, log
         self._until_closed = wait + warmup + active
-        self._traced = (first + wait + warmup, first + wait + warmup + active - 1)
+        self._first_traced, self._end = first + wait + warmup, first + self._until_closed
         self._phase = contextlib.ExitStack()  # holds the range of the current phase
         self._undo: list[Callable[[], None]] = []
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
@@ -104,6 +104,13 @@ class StepProfiler:
             undo()
         if self._has_begun:
             self._profile.stop()
+        if self._last < self._first_traced:
+            self._log(f"no profile: the run ended after step {self._last}, before step {self._first_traced}")
+
+    @property
+    def _last(self) -> int:
+        """The step that has begun last."""
+        return self._end - self._until_closed
 
     def _next_step(self) -> None:
         if not self._has_begun:
@@ -117,12 +124,11 @@ class StepProfiler:
 
     def _write(self, finished: profile) -> None:
         self._heartbeat.touch()
-        first, last = self._traced
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             finished.export_chrome_trace(str(self._path))
             share(self._path, 0o664)
-            self._log(f"profile: steps {first} to {last} are in {self._path}, and so for each rank")
+            self._log(f"profile: steps {self._first_traced} to {self._last} are in {self._path}, and so for each rank")
         except (OSError, RuntimeError) as error:
             self._log(f"warning: no profile in {self._path}: {error}")
         self._heartbeat.touch()
