@@ -41,6 +41,10 @@ def test_updates_equal_those_of_torch_optim_and_the_state_is_interchangeable(nam
         if step == STEPS // 2:  # ours continues from theirs
             optimizer = optim.build(config, ours)
             optimizer.load_state_dict(copy.deepcopy(wanted.state_dict()))
+        if step == STEPS // 2 + 3:  # and theirs from ours, which has no hyperparameters
+            saved = copy.deepcopy(optimizer.state_dict()["state"])
+            wanted = reference(config, theirs)
+            wanted.load_state_dict({**wanted.state_dict(), "state": saved})
         rate = optim.learning_rate(0.01, step, STEPS)
         set_gradients(ours, step)
         set_gradients(theirs, step)
