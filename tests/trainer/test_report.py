@@ -97,6 +97,20 @@ def test_a_training_with_hardly_any_rows_still_has_a_page(tmp_path: Path, steps:
     assert "nan" not in text
 
 
+def test_a_run_has_the_cause_of_the_first_attempt_that_failed_after_its_start(tmp_path: Path) -> None:
+    write(tmp_path, 1, range(1, 26))
+    write(tmp_path, 2, range(21, 41), origin=20)
+    # Attempts 2 to 5 end before rank 0 opens its metrics, so run 2 is that of attempt 6.
+    for attempt in (1, 2, 3, 4, 5, 6):
+        time = 130.0 + attempt if attempt < 6 else 300.0
+        report = {"rank": 1, "message": f"attempt {attempt}", "cause": "own"}
+        content = {"node": 0, "nnodes": 1, "time": time, "report": report, "ranks": []}
+        folder = tmp_path / "reports" / f"job-{attempt}"
+        folder.mkdir(parents=True)
+        (folder / "node-0.json").write_text(json.dumps(content))
+    assert [run.cause for run in read_history(tmp_path).runs] == ["rank 1: attempt 1", "rank 1: attempt 6"]
+
+
 def test_many_restarts_have_a_line_each_and_flags_that_do_not_overlap(tmp_path: Path) -> None:
     write(tmp_path, 1, range(1, 3))
     for run in range(2, 40):
@@ -121,6 +135,19 @@ def test_many_steps_make_a_small_picture_with_the_extremes(tmp_path: Path) -> No
     raw = next(e for e in ET.fromstring(drawing).iter() if e.get("class") == "raw loss")  # noqa: S314 - our own
     heights = sorted({float(point.split()[1]) for point in raw.get("d", "").lstrip("M").split("L")})
     assert heights[1] - heights[0] > 100, "the one high loss is drawn"
+
+
+@pytest.mark.parametrize("spike", [1e-8, 1e8, 1e17, 1e299, 1e308, 10**400])
+def test_a_single_huge_loss_leaves_the_smoothed_curve_of_the_others(tmp_path: Path, spike: float) -> None:
+    write(tmp_path, 1, range(1, 201))
+    path = tmp_path / "metrics" / "run-000001.jsonl"
+    path.write_text(path.read_text().replace('"step": 50, "time": 150.0, "loss": 0.5', f'"step": 50, "loss": {spike}'))
+    drawing = ET.fromstring(figure.standalone(read_history(tmp_path)))  # noqa: S314 - our own
+    line, raw = (
+        [point.split()[1] for e in drawing.iter() if e.get("class") == kind for point in e.get("d", "")[1:].split("L")]
+        for kind in ("line loss", "raw loss")
+    )
+    assert line[-1] == line[0] == raw[0], "all losses but one are equal"
 
 
 def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:

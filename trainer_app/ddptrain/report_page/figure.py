@@ -46,6 +46,7 @@ STYLE = """
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
 _HEIGHTS = (200, 110, 90)
 _HITS = 90  # columns that show their numbers under the pointer
+_UNITS = 2**1074  # every float is a whole number of 1 / _UNITS
 _SMOOTHING = 80  # the strong line of the loss averages over two of so many parts of the training
 
 Places = Sequence[tuple[float, float]]
@@ -73,6 +74,7 @@ class _Scale:
                 found = [d * 10.0**e for e in decades for d in digits if self.low <= d * 10.0**e <= self.high]
                 if len(found) <= most:
                     return found if len(found) > 1 else [self.low, self.high]
+            return found[:: -(-len(found) // most)]  # of so many powers of ten, every second or third
         rough = (self.high - self.low) / most or 1.0
         unit = 10.0 ** math.floor(math.log10(rough))
         size = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
@@ -270,15 +272,22 @@ def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, f
 
     In the first ones it takes as many on both sides, because there a loss falls steeply.
     """
-    sums = [0.0]
-    for _, value in found:
-        sums.append(sums[-1] + value)
     result = []
+    total = first = end = 0  # the exact sum of a window: rounded ones would lose the values beside a very high one
     for at, (step, _) in enumerate(found):
         left = min(reach, at)
         right = min(left, len(found) - 1 - at)
-        result.append((step, (sums[at + right + 1] - sums[at - left]) / (left + right + 1)))
+        while end <= at + right:
+            total, end = total + _exact(found[end][1]), end + 1
+        while first < at - left:
+            total, first = total - _exact(found[first][1]), first + 1
+        result.append((step, total / ((end - first) * _UNITS)))
     return result
+
+
+def _exact(value: float) -> int:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator * (_UNITS // denominator)
 
 
 def _placed(found: Sequence[tuple[int, float]], across: _Scale, down: _Scale) -> list[tuple[float, float]]:

@@ -14,10 +14,15 @@ from ddptrain.errors import DataMissing
 from ddptrain.launcher import failure_report
 from ddptrain.reporting.metrics import effective_rows, read_rows
 
+_LARGEST = 1e300  # what is not smaller cannot be drawn
+
 
 @dataclass(frozen=True)
 class Step:
-    """One training step; ``loss``, ``rate`` and ``speed`` (samples per second) are None if they are not finite."""
+    """One training step.
+
+    ``loss``, ``rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw.
+    """
 
     run: int
     step: int
@@ -149,22 +154,28 @@ def _host(root: Path, number: int) -> str:
 def _with_causes(runs: list[Run], root: Path) -> list[Run]:
     """Return the runs with what the launchers reported between the start of each and that of the next.
 
-    A rank that is killed leaves no row of its last second, so the report's step counts as reached, too.
+    If several attempts failed in that time, the first one was the run; the others never opened their metrics. A rank
+    that is killed leaves no row of its last second, so the report's step counts as reached, too.
     """
     base = root / failure_report.FOLDER
     attempts = [nodes for path in base.iterdir() if (nodes := failure_report.read(path))] if base.is_dir() else []
+    attempts.sort(key=_last_time)
     return [_with_cause(run, following, attempts) for run, following in zip(runs, [*runs[1:], None], strict=True)]
 
 
 def _with_cause(run: Run, following: Run | None, attempts: Iterable[list[dict[str, Any]]]) -> Run:
     end = following.began if following and following.began else math.inf
     for nodes in attempts:
-        if run.began and run.began <= max(node["time"] for node in nodes) <= end:
+        if run.began and run.began <= _last_time(nodes) <= end:
             report, _ = failure_report.merge_reports(nodes)
             reached = max(run.reached, (_whole(report.get("step")) or 1) - 1)
             repeated = max(run.repeated, reached - following.resumed) if following else 0
             return replace(run, cause=_cause(report), reached=reached, repeated=repeated)
     return run
+
+
+def _last_time(nodes: Iterable[Mapping[str, Any]]) -> float:
+    return max(float(node["time"]) for node in nodes)
 
 
 def _cause(report: Mapping[str, Any]) -> str:
@@ -185,7 +196,7 @@ def _evaluated(row: Mapping[str, Any]) -> Evaluated | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
 
 def _whole(value: Any) -> int:
