@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,17 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "torch-distributed" / "glossary.
 def test_lesson_holds_with_1_2_and_4_ranks(ddptrain: ForkServer, name: str) -> None:
     for ranks in (1, 2, 4):
         assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+
+
+@pytest.mark.parametrize("name", ["collectives", "fsdp", "groups", "mesh3d", "p2p", "tensor", "vocab"])
+def test_lesson_holds_with_numbers_of_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
+    for ranks in (3, 7):
+        assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+
+
+def test_a_number_of_ranks_in_the_environment_that_is_none_is_refused(ddptrain: ForkServer) -> None:
+    run = ddptrain.run("lesson", "objects", env={"NPROC_PER_NODE": "two"}, code=2)
+    assert "error: NPROC_PER_NODE=two is not a whole number" in run.output()
 
 
 @pytest.mark.parametrize("mutant", LESSONS)
@@ -63,6 +75,16 @@ def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tm
     assert said.index("rank 1 is killed after step 5") < said.index("start 2: ")
     assert "continues after step 5\nfinished after step 10, 1 restart" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_lesson_restart_ignores_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 --max-restarts 1"
+    # $$ is the number of the shell, and after exec that of the agent.
+    command = f"echo old > {tmp_path}/restart-$$.pt; exec {torchrun} -m ddptrain.lessons.restart"
+    env = {**os.environ, "DDPJOB_CHECKPOINT_DIR": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "finished after step 10, 1 restart" in done.stdout
 
 
 def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:

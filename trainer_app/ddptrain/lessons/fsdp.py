@@ -29,7 +29,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-SIZE, WIDTH, BATCH, STEPS = 6, 10, 16, 5
+SIZE, WIDTH, STEPS = 6, 10, 5
+BATCH_OF_RANK = 4  # equal for all ranks, so that the mean of their gradients is that of all samples
 
 
 def main() -> None:
@@ -70,8 +71,9 @@ def sharded() -> tuple[nn.Sequential, Optimizer]:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of a step."""
-    x, y = torch.randn(2, BATCH, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    """Return inputs and targets of a step, for all ranks together."""
+    samples, generator = BATCH_OF_RANK * dist.get_world_size(), torch.Generator().manual_seed(step)
+    x, y = torch.randn(2, samples, SIZE, dtype=torch.float64, generator=generator)
     return x, y
 
 

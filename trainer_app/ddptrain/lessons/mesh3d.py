@@ -20,7 +20,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-SIZE, WIDTH, BATCH, MICROBATCHES, BLOCKS = 4, 8, 16, 4, 2
+SIZE, WIDTH, BLOCKS = 4, 8, 2
+MICROBATCHES, BATCH = 4, 8  # samples of one batch among those that data parallelism divides
 
 
 def main() -> None:
@@ -34,9 +35,9 @@ def main() -> None:
 
 
 def shapes(world: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the shapes of this many ranks in which no side is longer than 2."""
+    """Yield the shapes of this many ranks with 1 or 2 stages and 1 or 2 parts of each layer."""
     sides = (1, 2)
-    yield from ((d, p, t) for d in sides for p in sides for t in sides if d * p * t == world)
+    yield from ((world // (p * t), p, t) for p in sides for t in sides if world % (p * t) == 0)
 
 
 def train_step(mesh: DeviceMesh) -> None:
@@ -45,7 +46,7 @@ def train_step(mesh: DeviceMesh) -> None:
     torch.manual_seed(1234)  # the same on every rank
     whole, mine = blocks(), blocks()
     mine.load_state_dict(whole.state_dict())
-    x, target = torch.randn(2, BATCH, SIZE, dtype=torch.float64)
+    x, target = torch.randn(2, BATCH * dp.size(), SIZE, dtype=torch.float64)
     mean_loss(whole(x), target).backward()  # the control: the whole model and batch in one process
 
     number, stages = pp.get_local_rank(), pp.size()

@@ -32,6 +32,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=own_store(restarts), rank=rank, world_size=world)
     # The parent of all workers on this node stays, so its number finds the file again.
     file = Path(os.environ.get("DDPJOB_CHECKPOINT_DIR") or tempfile.gettempdir()) / f"restart-{os.getppid()}.pt"
+    if rank == 0 and restarts == 0:
+        file.unlink(missing_ok=True)  # of an interrupted run whose parent had the same number
     step, weight = load(file, rank)
     if rank == 0:
         print(f"start {restarts + 1}: process {os.getpid()} is rank 0 of {world}, and continues after step {step}")

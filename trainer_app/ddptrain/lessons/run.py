@@ -33,8 +33,9 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
     if "RANK" in environment:
         importlib.import_module(f"ddptrain.lessons.{name}").main()
         return 0
-    nproc = nproc_per_node or int(environment.get("NPROC_PER_NODE") or 4)
-    ranks = topology.from_node_environment(environment, nproc_per_node=nproc)
+    if not environment.get("NPROC_PER_NODE"):
+        nproc_per_node = nproc_per_node or 4
+    ranks = topology.from_node_environment(environment, nproc_per_node=nproc_per_node)
     if ranks.nnodes == 1:
         ranks = replace(ranks, master_port=topology.free_port())
     own_launch = getattr(importlib.import_module(f"ddptrain.lessons.{name}"), "launch", None)  # what the lesson shows

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ddptrain.lessons.tensor import SumForward
 
-TOKENS, SIZE = 11, 4  # 11 tokens on 4 ranks: 3, 3, 3, 2
+SIZE = 4
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -47,8 +47,9 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1234)  # the same on every rank
-    whole = nn.Embedding(TOKENS, SIZE)
-    tokens = torch.tensor([0, 10, 3, 3, 7, 5, 1, 9, 6, 2, 4, 8])
+    vocabulary = 3 * world - 1  # not divisible by the ranks: 11 tokens on 4 ranks are 3, 3, 3, 2
+    whole = nn.Embedding(vocabulary, SIZE)
+    tokens = torch.cat([torch.randperm(vocabulary), torch.tensor([1, 1, 0])])
     scale = torch.randn(len(tokens), SIZE)
     expected = whole(tokens)
     (expected * scale).sum().backward()
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def by_dtensor(whole: nn.Embedding, tokens: Tensor, expected: Tensor) -> None:
-    embedding = nn.Embedding(TOKENS, SIZE)
+    embedding = nn.Embedding(*whole.weight.shape)
     embedding.load_state_dict(whole.state_dict())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     divided = parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
