@@ -162,6 +162,12 @@ LESSONS = {
         ("env", "local rank left out of the rank", ' + v["LOCAL_RANK"]', ""),
         ("restart", "checkpoint not loaded", "if rank == 0 and file.exists():", "if rank < 0:"),
         ("p2p", "sent before it was changed", "dist.send(tensor + 10,", "dist.send(tensor,"),
+        (
+            "p2p",
+            "not waited for",
+            "            work.wait()\n    arrived =",
+            "            pass\n    arrived =",
+        ),
         ("objects", "gathered on another rank", "dst=0)\n    draw", "dst=dist.get_world_size() - 1)\n    draw"),
         ("groups", "all ranks in place of the group", "tensor, group=groups[rank % 2])", "tensor)"),
         ("groups", "barrier dropped", "    dist.barrier()\n", ""),
@@ -173,6 +179,7 @@ LESSONS = {
         ("fsdp", "the same batch on every rank", "[rank] for tensor in batch(step)", "[0] for tensor in batch(step)"),
         ("fsdp", "checkpoint not loaded", "    dcp.load(loaded, checkpoint_id=folder)", "    pass"),
         ("collectives", "another source", "dist.broadcast(tensor, src=0)", "dist.broadcast(tensor, src=1)"),
+        ("collectives", "not waited for", "work.wait()  # until then", "pass  # until then"),
     )
 }
 

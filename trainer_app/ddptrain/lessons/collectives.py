@@ -8,6 +8,7 @@ The forms with one tensor need no list and no copy, and are the ones that NCCL c
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import torch
@@ -143,13 +144,15 @@ def exchange_all(rank: int, world: int) -> None:
 def together(rank: int, world: int) -> None:
     """Started together, waited for once: async_op returns before the operation is done, and wait() ends it."""
     tensors = [torch.full((2,), float(rank + add)) for add in range(3)]
+    if rank == 0:
+        time.sleep(0.2)  # a rank that is late: until wait() returns, the others have no sum
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in works:
         assert work is not None
         work.wait()  # until then, neither read nor change the tensor
-    total = sum(range(world))
-    draw("three all_reduce, async_op=True", [[rank + add] * 2 for add in range(3)], tensors)
-    assert [tensor.tolist() for tensor in tensors] == [[total + add * world] * 2 for add in range(3)]
+    sums, total = [tensor.tolist() for tensor in tensors], sum(range(world))
+    draw("three all_reduce, async_op=True", [[rank + add] * 2 for add in range(3)], sums)
+    assert sums == [[total + add * world] * 2 for add in range(3)]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -31,6 +32,7 @@ def main() -> None:
     not_blocking(rank, world)
     in_order(rank, world)
     ring(rank, world)
+    shorter(rank, world)
     for mistake in mistakes:
         print(f"\n{mistake}")
     dist.destroy_process_group()
@@ -58,12 +60,15 @@ def not_blocking(rank: int, world: int) -> None:
     """isend and irecv return at once. Until wait() has returned, the tensors belong to the backend."""
     other, sent, received = partner(rank, world), torch.tensor([rank + 0.5]), torch.zeros(1)
     if other is not None:
-        works = [dist.isend(sent, dst=other), dist.irecv(received, src=other)]  # both directions: nobody waits first
+        works = [dist.irecv(received, src=other)]  # both directions at once: nobody waits first
+        time.sleep(0.2 * (rank % 2))  # a partner that is late: until wait() returns, its message is not there
+        works.append(dist.isend(sent, dst=other))
         for work in works:
             assert work is not None
             work.wait()
-    draw("isend and irecv between partners, wait", sent, received)
-    assert received.item() == (0 if other is None else other + 0.5)
+    arrived = received.clone()
+    draw("isend and irecv between partners, wait", sent, arrived)
+    assert arrived.item() == (0 if other is None else other + 0.5)
 
 
 def in_order(rank: int, world: int, messages: int = 5) -> None:
@@ -91,6 +96,17 @@ def ring(rank: int, world: int) -> None:
             work.wait()
     draw("ring: batch_isend_irecv", sent, received)
     assert received.item() == (rank - 1) % world
+
+
+def shorter(rank: int, world: int) -> None:
+    """gloo takes a message that is shorter than the tensor without an error: the rest of the tensor stays as it was."""
+    other, tensor = partner(rank, world), torch.zeros(3)
+    if other is not None and rank < other:
+        dist.send(torch.tensor([7.0]), dst=other)
+    elif other is not None:
+        dist.recv(tensor, src=other)
+    draw("mistake: 1 number sent, 3 expected", [], tensor)
+    assert tensor.tolist() == ([7, 0, 0] if other is not None and other < rank else [0, 0, 0])
 
 
 # Two mistakes, each in two processes of their own, because a group is not usable after them.
