@@ -23,6 +23,7 @@ import ddptrain
 from ddptrain.config import Config
 from ddptrain.data import batches
 from ddptrain.data import sampling as order
+from ddptrain.distributed import device
 from ddptrain.training import evaluate, models
 from ddptrain.training import gradient_sync as sync
 
@@ -94,6 +95,11 @@ def rank_1_draws_other_weights() -> None:
         return original(dataclasses.replace(config, seed=seed), device)
 
     models.build = build
+
+
+def bfloat16_on_rank_0_only() -> None:
+    """Let only rank 0 have a processor with instructions for bfloat16."""
+    device.has_bf16 = lambda: os.environ.get("RANK") == "0"
 
 
 def broadcast_garbled_on_rank_1() -> None:
@@ -193,6 +199,7 @@ MUTANTS: dict[str, Callable[[], None]] = LESSONS | {
         padding_counted_in_training,
         padding_counted_in_evaluation,
         rank_1_draws_other_weights,
+        bfloat16_on_rank_0_only,
         broadcast_garbled_on_rank_1,
     )
 }

@@ -204,6 +204,14 @@ def test_bfloat16_is_used_and_recorded_if_the_processor_has_it(ddptrain: ForkSer
     assert "--bf16 on cannot be combined with --dtype float64" in run.output()
 
 
+def test_no_rank_uses_bfloat16_if_one_cannot(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = (*UNEVEN, "--data-dir", idx, "--stop-after", 1, "--checkpoint-dir")
+    for nproc, used in ((1, True), (2, False)):
+        argv = ("launch", "--nproc-per-node", nproc, *command, tmp_path / str(nproc))
+        run = ddptrain.run(*argv, code=75, mutant="bfloat16_on_rank_0_only")
+        assert (", bfloat16;" in run.output()) is used
+
+
 def test_bfloat16_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
     cpu = torch.device("cpu")
