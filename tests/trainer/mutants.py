@@ -151,12 +151,15 @@ LESSONS = {
         ("tutorial", "the same part on every rank", "batches(parts.use(rank),", "batches(parts.use(0),"),
         ("sampler", "set_epoch dropped", "        sampler.set_epoch(epoch)\n", ""),
         ("sampler", "the same samples on every rank", "(data, world, rank,", "(data, world, 0,"),
+        ("sampler", "averaging dropped", "            average_gradients(model)\n", ""),
+        ("sampler", "loader without the sampler", "        sampler=sampler,  #", "        shuffle=True,  #"),
         (
             "ddp",
             "part of the batch not averaged",
-            "if by_ddp and number == len(halves) - 1 else",
-            "if by_ddp and not number else",
+            "    (functional.nll_loss(model(second), of_second) / 2).backward()",
+            "    with model.no_sync():\n        (functional.nll_loss(model(second), of_second) / 2).backward()",
         ),
+        ("ddp", "accumulated parts not divided", "of_first) / 2)", "of_first))"),
         ("ddp", "names of the wrapper", "model.module.state_dict(), part", "model.state_dict(), part"),
         ("start", "no rank outside a group", "return dist.get_rank() if dist.is_initialized() else 0", "return -1"),
         (

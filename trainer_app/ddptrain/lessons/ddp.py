@@ -10,18 +10,16 @@ beginning, so a model that only rank 0 has loaded is enough. It does not divide 
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain.lessons.sampler import loader_of
+from ddptrain.lessons.sampler import equal_weights, loader_of
 from ddptrain.lessons.tutorial import EPOCHS, SEED, Net, accuracy, average_gradients, datasets
 
 
@@ -53,30 +51,19 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def equal_weights(model: nn.Module) -> None:
-    """Check that all ranks have the same weights, bit for bit."""
-    for parameter in model.parameters():
-        lowest, highest = parameter.detach().clone(), parameter.detach().clone()
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        assert torch.equal(lowest, highest), "the weights differ between ranks"
-
-
 def as_by_hand(model: DistributedDataParallel, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Check DDP's gradients against average_gradients, for one batch and for one that is accumulated from two parts."""
-    halves = [(part, of_part) for part, of_part in zip(images.chunk(2), labels.chunk(2), strict=True)]
-    gradients = []
-    for by_ddp in (True, False):
-        model.zero_grad()
-        for number, (part, of_part) in enumerate(halves):
-            # Only the backward of the last part exchanges gradients.
-            quiet = contextlib.nullcontext() if by_ddp and number == len(halves) - 1 else model.no_sync()
-            with quiet:
-                (functional.nll_loss(model(part), of_part) / len(halves)).backward()
-        if not by_ddp:
-            average_gradients(model.module)
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    largest = max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
+    """Check DDP's gradients, accumulated from two parts of a batch, against average_gradients of the whole batch."""
+    (first, second), (of_first, of_second) = images.chunk(2), labels.chunk(2)
+    model.zero_grad()
+    with model.no_sync():  # this backward only adds to the rank's own gradients
+        (functional.nll_loss(model(first), of_first) / 2).backward()
+    (functional.nll_loss(model(second), of_second) / 2).backward()  # exchanges the sum
+    by_ddp = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    functional.nll_loss(model.module(images), labels).backward()
+    average_gradients(model.module)
+    by_hand = [p.grad for p in model.parameters() if p.grad is not None]
+    largest = max((a - b).abs().max().item() for a, b in zip(by_ddp, by_hand, strict=True))
     if dist.get_rank() == 0:
         print(f"largest difference between DDP's gradients and those averaged by hand: {largest:.1e}")
     assert largest < 1e-12, largest

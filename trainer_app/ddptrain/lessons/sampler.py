@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -44,7 +45,8 @@ def main() -> None:
         dist.all_reduce(total)  # the loss of all samples, not only of this rank's
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
-    check(orders, len(train), rank, world)
+    check(orders, sampler, loader, train.tensors[1])
+    equal_weights(model)
     dist.destroy_process_group()
 
 
@@ -66,17 +68,31 @@ def loader_of(data: TensorDataset, world: int, rank: int) -> tuple[DistributedSa
     return sampler, loader
 
 
-def check(orders: list[list[int]], samples: int, rank: int, world: int) -> None:
-    """Check that every epoch had another order, and that the ranks together used every sample."""
+def check(
+    orders: list[list[int]], sampler: DistributedSampler[int], loader: DataLoader[object], labels: Tensor
+) -> None:
+    """Check that every epoch had another order, which the loader takes, and that the ranks used every sample."""
     assert len(set(map(tuple, orders))) == len(orders), "two epochs had the same order: set_epoch was not called"
+    taken = torch.cat([of_batch for _, of_batch in loader])
+    assert torch.equal(taken, labels[list(sampler)]), "the loader does not take the sampler's samples"
+    samples, world = len(labels), dist.get_world_size()
     used = torch.zeros(samples)
     for index in orders[0]:
         used[index] += 1
     dist.all_reduce(used)
     repeated = int(used.sum().item()) - samples
     assert used.min().item() == 1 and repeated == -samples % world
-    if rank == 0:
+    if dist.get_rank() == 0:
         print(f"every sample was used once in an epoch, {repeated} of {samples} twice, by {world} ranks")
+
+
+def equal_weights(model: nn.Module) -> None:
+    """Check that all ranks have the same weights, bit for bit."""
+    for parameter in model.parameters():
+        lowest, highest = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        assert torch.equal(lowest, highest), "the weights differ between ranks"
 
 
 if __name__ == "__main__":
