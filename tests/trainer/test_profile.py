@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from ddptrain.heartbeat import Heartbeat
+from ddptrain.training.profiling import StepProfiler
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer, assert_same_end
 
@@ -71,3 +76,17 @@ def test_a_run_that_is_stopped_says_which_steps_it_has_traced(ddptrain: ForkServ
         run = ddptrain.run(*command, "--checkpoint-dir", folder, "--stop-after", last, code=75)
         assert said in run.output()
         assert (folder / "run-000001" / "profile-rank-0.json").exists() is ("no profile" not in said)
+
+
+@pytest.mark.filterwarnings("ignore:Profiler")
+def test_every_rank_says_that_its_trace_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    heartbeat = Heartbeat()
+    profiler = StepProfiler(
+        tmp_path / "file" / "profile-rank-1.json",
+        steps=1, first=1, left=1, device=torch.device("cpu"), heartbeat=heartbeat,
+        log=lambda text: None,  # as of every rank but 0
+    )  # fmt: skip
+    heartbeat.mark("batch", 1)
+    profiler.close()
+    assert "warning: no profile in" in capfd.readouterr().err

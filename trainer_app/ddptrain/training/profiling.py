@@ -7,6 +7,7 @@ reports to its heartbeat, hooks on the model (``forward``) and the optimizer (``
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class StepProfiler:
         path: the file to write.
         steps: how many steps to trace; fewer if fewer than that are ``left`` in this run.
         first: number of the first step of this run.
-        log: told where the trace is, or why there is none.
+        log: told which steps were traced.
     """
 
     def __init__(
@@ -130,5 +131,6 @@ class StepProfiler:
             share(self._path, 0o664)
             self._log(f"profile: steps {self._first_traced} to {self._last} are in {self._path}, and so for each rank")
         except (OSError, RuntimeError) as error:
-            self._log(f"warning: no profile in {self._path}: {error}")
+            # Not through the log, which is rank 0's: another node's folder may be the one that cannot be written.
+            print(f"warning: no profile in {self._path}: {error}", file=sys.stderr, flush=True)
         self._heartbeat.touch()
