@@ -121,7 +121,8 @@ class Bench:
     def _accuracy(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         for world in self.plan.worlds:
-            runs = [self._timed(f"accuracy-{world}-{seed}", world, "--seed", seed) for seed in range(self.plan.seeds)]
+            names = [f"accuracy-{world}-{seed}" for seed in range(self.plan.seeds)]
+            runs = [self._timed(name, world, "--seed", seed) for seed, name in enumerate(names)]
             accuracies = [run["accuracy"] for run in runs]
             rows.append(
                 {
@@ -134,7 +135,7 @@ class Bench:
                     "warmSeconds": _summary([run["seconds"] for run in runs]),
                     "cpuSeconds": _summary([run["cpuSeconds"] for run in runs]),
                     "coldSeconds": self._cold(str(world), world),
-                    "samplesPerSecond": statistics.median(run["speed"] for run in runs),
+                    "samplesPerSecond": statistics.median(map(self._speed, names)),
                 }
             )
         for row in rows:
@@ -147,9 +148,12 @@ class Bench:
         rows: list[dict[str, Any]] = []
         for world in [world for world in self.plan.worlds if world > 1] or self.plan.worlds:
             runs: dict[str, list[dict[str, float]]] = {way: [] for way in self.plan.sync}
+            measured: dict[str, list[float]] = {way: [] for way in self.plan.sync}
             for seed, way in itertools.product(range(self.plan.seeds), self.plan.sync):
-                runs[way].append(self._timed(f"sync-{way}-{world}-{seed}", world, "--sync", way, "--seed", seed))
-            speeds = {way: statistics.median(run["speed"] for run in of_way) for way, of_way in runs.items()}
+                name = f"sync-{way}-{world}-{seed}"
+                runs[way].append(self._timed(name, world, "--sync", way, "--seed", seed))
+                measured[way].append(self._speed(name))
+            speeds = {way: statistics.median(of_way) for way, of_way in measured.items()}
             rows += [
                 {
                     "sync": way,
@@ -179,8 +183,9 @@ class Bench:
             ours, theirs = dict.fromkeys(_SHIFTS, 0.0), dict.fromkeys(_SHIFTS, 0.0)
             for turn, shift in itertools.product(range(_TURNS), _SHIFTS):
                 flags = ("--model", model, "--threads", threads, "--shift", shift, *_PLAIN)
-                name = f"{model}-shift-{shift}-{turn}"
-                ours[shift] = max(ours[shift], self._timed(f"throughput-{name}", 1, *flags)["speed"])
+                name = f"throughput-{model}-shift-{shift}-{turn}"
+                self._timed(name, 1, *flags)
+                ours[shift] = max(ours[shift], self._speed(name))
                 timed = self._call(f"loop-{name}", functools.partial(loop, shift=shift))
                 theirs[shift] = max(theirs[shift], timed["samplesPerSecond"])
             rows += [
@@ -209,18 +214,20 @@ class Bench:
         return {"target": _TUTORIAL_TARGET, "ours": ours, "theirs": theirs, "times": times}
 
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
-        """Return elapsed and CPU seconds of a warm command, its accuracy, and the samples per second over all ranks."""
+        """Return elapsed and CPU seconds of a warm command, and its accuracy."""
         folder = self.trials.folder / name
         cost = self.trials.run([*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder)
-        path = folder / "checkpoints"
-        accuracy = effective_rows(path, "eval")[-1]["accuracy"]
+        accuracy = effective_rows(folder / "checkpoints", "eval")[-1]["accuracy"]
         _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
         return {
             "seconds": cost.seconds,
             "cpuSeconds": cost.cpu_seconds,
             "accuracy": accuracy,
-            "speed": speed(path, self.plan.config.global_batch),
         }
+
+    def _speed(self, name: str) -> float:
+        """Return the samples per second, over all ranks, of a timed command with the global batch of the plan."""
+        return speed(self.trials.folder / name / "checkpoints", self.plan.config.global_batch)
 
     def _cold(self, name: str, world: int, *flags: object) -> float:
         """Return the elapsed seconds of the same command in a new interpreter."""
