@@ -4,8 +4,8 @@ torchrun starts one agent per node. The agents find each other (the rendezvous),
 watch them. Two kinds of rendezvous matter here:
 
 - static: each node is told its number and the address of node 0. (``--node-rank``, ``--master-addr``)
-- c10d: all nodes are told one address and the job's name, and are numbered as they come. (``--rdzv-id``,
-  ``--rdzv-backend=c10d``, ``--rdzv-endpoint``)
+- c10d: all nodes are told one address and the job's name, and are numbered in the order in which they
+  join. (``--rdzv-id``, ``--rdzv-backend=c10d``, ``--rdzv-endpoint``)
 """
 
 from __future__ import annotations

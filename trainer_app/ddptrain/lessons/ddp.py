@@ -77,7 +77,7 @@ def save_and_load(model: DistributedDataParallel, optimizer: torch.optim.Optimiz
         with tempfile.TemporaryDirectory() as folder:
             part = Path(folder) / "model.pt.part"
             torch.save(model.module.state_dict(), part)  # without the wrapper: names without "module."
-            file = part.rename(part.with_suffix(""))  # whoever reads sees the whole file or none
+            file = part.rename(part.with_suffix(""))  # a reader sees the whole file or none
             loaded.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         of_loaded.load_state_dict(optimizer.state_dict())
     again = DistributedDataParallel(loaded)

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 --max-restarts 1 -m ddptrain.lessons.restart
 
 torchrun restarts nothing by default: --max-restarts is 0. It ends the workers that are left, because a group without
-one of its ranks is not usable, and starts all of them anew, each as a new process with nothing in memory. What must
+one of its ranks is not usable, and starts all of them again, each as a new process with nothing in memory. What must
 survive is on disk. --standalone is a c10d rendezvous of one node, with a free port and an id of its own.
 """
 
