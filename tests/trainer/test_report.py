@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
+import signal
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing
 from ddptrain.inference import read_png
+from ddptrain.launcher.failure_report import FailureReports
 from ddptrain.report_page import figure, page
 from ddptrain.report_page.history import History, read_history
 from ddptrain.report_page.mistakes import Mistakes, grey_png, mistakes_of
@@ -109,6 +114,42 @@ def test_a_run_has_the_cause_of_the_first_attempt_that_failed_after_its_start(tm
         folder.mkdir(parents=True)
         (folder / "node-0.json").write_text(json.dumps(content))
     assert [run.cause for run in read_history(tmp_path).runs] == ["rank 1: attempt 1", "rank 1: attempt 6"]
+
+
+def test_every_restart_has_its_cause_after_restarts_and_later_launches_in_the_same_directory(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    slow = ("--checkpoint-every", 4, "--step-delay", 0.1)
+    first = ddptrain.start(*command, *slow, "--max-restarts", 1, "--chaos", "crash:1:6")
+    first.at_step(7)  # after the restart
+    os.kill(first.ranks()[1], signal.SIGKILL)
+    assert first.wait() == 137, first.output()
+    ddptrain.run(*command, "--chaos", "kill:0:14", code=137)
+    ddptrain.run(*command)
+    crash, killed, again, finished = (run.cause for run in read_history(tmp_path).runs)
+    assert crash == "rank 1: RuntimeError: crash injected by --chaos, after step 5"
+    assert re.fullmatch(r"rank 1 was killed by SIGKILL, in step \d+", killed)
+    assert again == "rank 0 was killed by SIGKILL, in step 14"
+    assert not finished
+    assert "rank 0 was killed by SIGKILL" in ddptrain.run("why", tmp_path).output()
+
+
+@pytest.mark.parametrize(
+    ("report", "cause"),
+    [
+        ({"message": "rank 3 was killed by SIGBUS", "signal": 7, "step": 4}, "rank 3 was killed by SIGBUS, in step 4"),
+        ({"message": "boom", "exception": "ValueError", "traceback": "…", "step": 4},
+         "rank 3: ValueError: boom, after step 4"),
+        ({"message": "loss is nan at step 5", "exception": "NotFinite", "step": 5}, "rank 3: loss is nan at step 5"),
+        ({"message": "KeyError", "exception": "KeyError", "traceback": "…", "step": 0}, "rank 3: KeyError"),
+        ({"message": "network: refused", "preflight": {"checks": []}}, ""),
+    ],
+)  # fmt: skip
+def test_a_cause_names_rank_exception_or_signal_and_step(tmp_path: Path, report: dict[str, Any], cause: str) -> None:
+    write(tmp_path, 1, range(1, 4))
+    FailureReports(tmp_path / "reports" / "u-1", Ranks()).write({"rank": 3, **report}, [], [])
+    assert [run.cause for run in read_history(tmp_path).runs] == [cause]
 
 
 def test_many_restarts_have_a_line_each_and_flags_that_do_not_overlap(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddptrain.distributed.topology import Ranks
+from ddptrain.launcher import failure_report
 from ddptrain.launcher.failure_report import FailureReports, read
 from ddptrain.launcher.processes import run_with_timeout
 from ddptrain.reporting.console import Console
@@ -69,17 +71,49 @@ def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServ
     assert zero.message()["cause"] == "peer"
 
 
-def test_reports_of_an_earlier_run_with_more_nodes_are_deleted(tmp_path: Path) -> None:
+def test_reports_of_an_earlier_start_with_more_nodes_are_set_aside(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "local-0"
     report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
     FailureReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
     (folder / "rank-3.stacks.txt").touch()
-    FailureReports(folder, Ranks(nproc_per_node=2, world_size=2)).write({**report, "rank": 0}, [], [])
-    assert [found["report"]["rank"] for found in read(folder)] == [0], (
-        "the newest file decides how many nodes there are"
-    )
-    FailureReports(folder, Ranks(nproc_per_node=2, world_size=2)).clear()
-    assert list(folder.iterdir()) == []
+    alone = FailureReports(folder, Ranks(nproc_per_node=2, world_size=2))
+    for rank in (0, 1):
+        alone.set_aside()
+        alone.set_aside()  # nothing is left to set aside
+        assert not folder.exists()
+        alone.write({**report, "rank": rank}, [], [])
+    ranks = {path.name: [found["report"]["rank"] for found in read(path)] for path in folder.parent.iterdir()}
+    assert ranks == {"local-0.1": [3], "local-0.2": [0], "local-0": [1]}
+
+
+def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_path: Path) -> None:
+    ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
+    zero, one = (FailureReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    report = {"code": 1, "cause": "own", "rank": 0, "message": "boom"}
+    zero.write(report, [], [])
+    one.write(report, [], [])
+    zero.set_aside()
+    zero.write(report, [], [])
+    one.set_aside()
+    assert [[found["node"] for found in read(path)] for path in sorted(zero.folder.parent.iterdir())] == [[0], [0, 1]]
+
+
+def test_old_attempts_keep_their_reports_longer_than_their_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_report, "_KEPT_DUMPS", 1)
+    monkeypatch.setattr(failure_report, "_KEPT_ATTEMPTS", 3)
+    for attempt in range(5):
+        folder = tmp_path / "reports" / f"u-{attempt}"
+        folder.mkdir(parents=True)
+        for dump in ("rank-0.stacks.txt", "trace-0"):
+            (folder / dump).touch()
+        FailureReports(folder, Ranks()).write({"code": 1}, [], [])
+        os.utime(folder / "node-0.json", (attempt, attempt))
+    left = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "reports").iterdir()}
+    assert left == {
+        "u-2": ["node-0.json"], "u-3": ["node-0.json"], "u-4": ["node-0.json", "rank-0.stacks.txt", "trace-0"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("with_checkpoints", [True, False])

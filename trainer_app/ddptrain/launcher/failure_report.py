@@ -8,6 +8,7 @@ hung rank of another. The verb ``why`` merges them. A volume that refuses or doe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = ("code", "kind", "rank", "step", "phase", "signal", "exception", "where", "message", "hint", "next")
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
-_KEPT_ATTEMPTS = 10
+_KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of every restart
+_KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
 _OTHER_REPORT = 5.0  # seconds for another node's report to appear; SIGTERM ends the wait, because the cause is known
 _VOLUME = 2.0  # seconds for the volume to answer
 
@@ -50,19 +52,26 @@ class FailureReports:
         name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"
         return cls(Path(root) / FOLDER / name, ranks)
 
-    def clear(self) -> None:
-        """Delete this node's reports of an earlier run with the same name, and those of nodes beyond ``nnodes``."""
-        run_with_timeout(_VOLUME, self._clear)
+    def set_aside(self) -> None:
+        """Rename the folder to ``<name>.1``, ``.2``, … if an earlier start of this node has used it.
 
-    def _clear(self) -> None:
+        Only the operator gives every start a name of its own. Reports of ranks or nodes that this start does not have
+        are of an earlier one, too.
+        """
+        run_with_timeout(_VOLUME, self._set_aside)
+
+    def _set_aside(self) -> None:
+        if any(self._is_earlier(path.name) for path in self.folder.iterdir()):
+            names = (self.folder.with_name(f"{self.folder.name}.{number}") for number in itertools.count(1))
+            self.folder.rename(next(name for name in names if not name.exists()))
+
+    def _is_earlier(self, name: str) -> bool:
         ranks = self.ranks
-        own = {f"node-{ranks.node_rank}.json", *(f"rank-{r}.{name}" for r in ranks.local_ranks for name in _DUMPS)}
+        own = {f"node-{ranks.node_rank}.json", *(f"rank-{r}.{dump}" for r in ranks.local_ranks for dump in _DUMPS)}
         own |= {f"{_TRACE}{rank}" for rank in ranks.local_ranks}
-        for path in self.folder.iterdir():
-            kind, _, number = path.name.partition(".")[0].partition("-")
-            limit = {"node": ranks.nnodes, "rank": ranks.world_size, "trace": ranks.world_size}.get(kind)
-            if path.name in own or (limit is not None and number.isdigit() and int(number) >= limit):
-                path.unlink(missing_ok=True)
+        kind, _, number = name.partition(".")[0].partition("-")
+        limit = {"node": ranks.nnodes, "rank": ranks.world_size, "trace": ranks.world_size}.get(kind)
+        return name in own or (limit is not None and number.isdigit() and int(number) >= limit)
 
     def write(self, report: Report, states: Sequence[RankState], workers: Sequence[WorkerProcess]) -> None:
         """Write ``report``, the ranks' states, and the dumps of ``workers``. Never raises."""
@@ -85,9 +94,11 @@ class FailureReports:
         }  # fmt: skip
         path = self.folder / f"node-{self.ranks.node_rank}.json"
         write_atomically(path, dumps_json(content, indent=1).encode(), durable=False)
-        attempts = sorted(self.folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        attempts = sorted(self.folder.parent.iterdir(), key=_written, reverse=True)
         for old in attempts[_KEPT_ATTEMPTS:]:
             shutil.rmtree(old, ignore_errors=True)
+        for dump in (path for attempt in attempts[_KEPT_DUMPS:_KEPT_ATTEMPTS] for path in dumps(attempt)):
+            dump.unlink(missing_ok=True)
 
     def cause_on_another_node(self, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
         """Wait briefly for a node that failed by itself, and return the content of its ``node-*.json``.
@@ -122,6 +133,16 @@ def read(folder: Path) -> list[dict[str, Any]]:
     # Files of a run with another number of nodes and the same name may remain; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
+
+
+def dumps(folder: Path) -> list[Path]:
+    """Return the files of stacks and flight recorders in ``folder``."""
+    return sorted(path for pattern in ("rank-*", f"{_TRACE}*") for path in folder.glob(pattern))
+
+
+def _written(folder: Path) -> float:
+    """Return when the newest report in ``folder`` was written; 0 for none."""
+    return max((path.stat().st_mtime for path in folder.glob("node-*.json")), default=0.0)
 
 
 def with_root_cause(report: Report, node: Mapping[str, Any]) -> Report:
@@ -171,7 +192,7 @@ def explain(root: Path, *, as_json: bool) -> int:
             hint="launchers write them beside the checkpoints, or into --log-dir without a checkpoint directory",
             next_step="name the --checkpoint-dir or --log-dir of a run that failed",
         )
-    folder = max(attempts, key=lambda path: max(file.stat().st_mtime for file in path.glob("node-*.json")))
+    folder = max(attempts, key=_written)
     nodes = read(folder)
     report, states = merge_reports(nodes)
     if as_json:
@@ -182,6 +203,6 @@ def explain(root: Path, *, as_json: bool) -> int:
     for s in states:
         condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
         print(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}")
-    if dump_files := sorted(path.name for pattern in ("rank-*", f"{_TRACE}*") for path in folder.glob(pattern)):
-        print("dumps: " + ", ".join(dump_files))
+    if dump_files := dumps(folder):
+        print("dumps: " + ", ".join(path.name for path in dump_files))
     return 0

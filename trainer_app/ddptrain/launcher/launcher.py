@@ -91,9 +91,9 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = FailureReports.of_attempt(config, ranks, options.log_dir)
-    if reports:
-        reports.clear()
     for restart in range(options.max_restarts + 1):
+        if reports:
+            reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
         supervisor = Supervisor(config, _with_port(ranks, options), options, signals, reports)

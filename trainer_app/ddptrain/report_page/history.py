@@ -166,8 +166,8 @@ def _with_causes(runs: list[Run], root: Path) -> list[Run]:
 def _with_cause(run: Run, following: Run | None, attempts: Iterable[list[dict[str, Any]]]) -> Run:
     end = following.began if following and following.began else math.inf
     for nodes in attempts:
-        if run.began and run.began <= _last_time(nodes) <= end:
-            report, _ = failure_report.merge_reports(nodes)
+        report, _ = failure_report.merge_reports(nodes)
+        if run.began and run.began <= _last_time(nodes) <= end and "preflight" not in report:
             reached = max(run.reached, (_whole(report.get("step")) or 1) - 1)
             repeated = max(run.repeated, reached - following.resumed) if following else 0
             return replace(run, cause=_cause(report), reached=reached, repeated=repeated)
@@ -179,10 +179,17 @@ def _last_time(nodes: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _cause(report: Mapping[str, Any]) -> str:
-    rank = "" if report.get("rank") is None else f"rank {report['rank']}: "
-    step = f", in step {report['step']}" if report.get("step") else ""
+    """Return rank, exception or signal, and step of a failure as text."""
+    rank, step, exception = (report.get(name) for name in ("rank", "step", "exception"))
     message = str(report.get("message") or report.get("kind") or report.get("code"))
-    return f"{'' if message.startswith('rank') else rank}{message}{step}"
+    if not message.startswith(f"rank {rank} "):
+        if report.get("traceback") and exception and message != exception:  # not an error of the trainer's own
+            message = f"{exception}: {message}"
+        message = message if rank is None else f"rank {rank}: {message}"
+    if not step or f"step {step}" in message:
+        return message
+    # The step of a killed rank is the one that had begun; the step of an exception is the last one that was completed.
+    return f"{message}, {'in' if report.get('signal') else 'after'} step {step}"
 
 
 def _step(row: Mapping[str, Any]) -> Step:
