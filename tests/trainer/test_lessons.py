@@ -37,6 +37,31 @@ def test_a_number_of_ranks_in_the_environment_that_is_none_is_refused(ddptrain: 
     assert "error: NPROC_PER_NODE=two is not a whole number" in run.output()
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "missing"),
+    [
+        ("env", ["RANK", "WORLD_SIZE"], "MASTER_ADDR, MASTER_PORT, LOCAL_RANK, "),
+        ("restart", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], "LOCAL_RANK, GROUP_RANK, "),
+        ("start", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"], "LOCAL_RANK, LOCAL_WORLD_SIZE "),
+        ("objects", ["RANK", "WORLD_SIZE"], "MASTER_ADDR, MASTER_PORT "),
+        ("p2p", ["RANK"], "WORLD_SIZE, MASTER_ADDR, MASTER_PORT "),
+        ("ddp", ["RANK", "WORLD_SIZE", "MASTER_PORT"], "MASTER_ADDR "),
+    ],
+)
+def test_rank_started_by_hand_without_its_variables_is_refused(
+    ddptrain: ForkServer, name: str, given: list[str], missing: str
+) -> None:
+    lines = ddptrain.run("lesson", name, env=dict.fromkeys(given, "1"), code=2).output().splitlines()
+    assert f"{lines[0]} ".startswith(f"error: RANK is set, but not {missing}"), lines
+    assert lines[1].startswith("hint:  torchrun sets") and len(lines) == 3
+    assert f"`env -u RANK -u WORLD_SIZE ddptrain lesson {name}`" in lines[2]
+
+
+def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: ForkServer) -> None:
+    env = {"RANK": 2, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    assert "error: RANK=2 does not exist" in ddptrain.run("lesson", "objects", env=env, code=2).output()
+
+
 @pytest.mark.parametrize("mutant", LESSONS)
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
     run = ddptrain.run("lesson", mutant.partition(":")[0], "--nproc-per-node", 2, code=1, mutant=mutant)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import replace
 
 import ddptrain.lessons
 from ddptrain.distributed import topology
+from ddptrain.errors import UsageError
 
 _NOT_LESSONS = {"run", "draw", "agent"}
+_OF_EVERY_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads
+_ALSO_READ = {
+    "start": ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "env": topology.WORKER_VARIABLES,
+    "restart": topology.WORKER_VARIABLES,
+}
 
 
 def lesson_names() -> list[str]:
@@ -27,10 +35,11 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
         nproc_per_node: how many ranks to start here; None: as NPROC_PER_NODE says, or 4. Under torchrun, which has
             started this process as a rank, it is ignored.
     Raises:
-        UsageError: the environment describes an impossible rank.
+        UsageError: the environment describes an impossible rank, or a rank without a variable that the lesson reads.
     """
     environment = topology.without_operator_rank(os.environ)
     if "RANK" in environment:
+        _check_variables(name, environment)
         importlib.import_module(f"ddptrain.lessons.{name}").main()
         return 0
     if not environment.get("NPROC_PER_NODE"):
@@ -40,6 +49,19 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
         ranks = replace(ranks, master_port=topology.free_port())
     own_launch = getattr(importlib.import_module(f"ddptrain.lessons.{name}"), "launch", None)  # what the lesson shows
     return int(own_launch(ranks)) if own_launch else _start(name, ranks)
+
+
+def _check_variables(name: str, environment: Mapping[str, str]) -> None:
+    """Raise UsageError if this process is a rank that the lesson ``name`` cannot be."""
+    needed = dict.fromkeys((*_OF_EVERY_RANK, *_ALSO_READ.get(name, ())))
+    if missing := [variable for variable in needed if not environment.get(variable)]:
+        raise UsageError(
+            f"RANK is set, but not {', '.join(missing)}",
+            hint="torchrun sets them for every rank that it starts; docs/torch-distributed/glossary.md explains each",
+            next_step=f"to let the lesson start its ranks, run `env -u RANK -u WORLD_SIZE ddptrain lesson {name}`, or "
+            f"`torchrun --nproc-per-node 2 -m ddptrain.lessons.{name}`",
+        )
+    topology.from_rank_environment(environment)
 
 
 def _start(name: str, ranks: topology.Ranks) -> int:
