@@ -1,5 +1,7 @@
-"""What the sweep selects: the objects with this operator's own labels, and no others."""
+"""What the sweep selects: the objects with this operator's own labels, and no others. When it is repeated."""
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.wire import Json
+from ddpjob.cluster.base import Unavailable
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
@@ -14,6 +17,8 @@ from ddpjob.controller.sweep import Sweeper
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
+from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.controller.faketime import run as run_in_simulated_time
 
 SPECS: Mapping[Resource, Json] = {
     names.PODS: {"containers": [{"name": "trainer", "image": "i"}]},
@@ -61,3 +66,49 @@ async def test_every_created_object_has_the_label_of_its_selector(cluster: Memor
     cache = await swept(cluster, Cache())
     for made in creates:
         assert cache.get(made.resource, "default", made.name), made.name
+
+
+class BrokenLists(FaultyCluster):
+    """The next LISTs of pods fail, as many as ``failing`` says; ``lists``: when pods were listed."""
+
+    def __init__(self) -> None:
+        self.failing = 0
+        self.lists: list[float] = []
+        super().__init__(self._hook)
+
+    def _hook(self, call: Call) -> Fault | None:
+        if call.verb != "list" or call.resource is not names.PODS:
+            return None
+        self.lists.append(asyncio.get_running_loop().time())
+        self.failing -= 1
+        return (
+            Fault(before=Unavailable("list Pod: etcdserver: leader changed", code=500)) if self.failing >= 0 else None
+        )
+
+
+def gaps_after_a_wanted_sweep(*, failing: int, seconds: float) -> list[float]:
+    """Return the seconds between the sweeps from one that is wanted at time 0 and whose first tries fail."""
+
+    async def scenario() -> list[float]:
+        cluster = BrokenLists()
+        sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=600, metrics=Metrics())
+        await sweeper.start()
+        cluster.lists.clear()
+        cluster.failing = failing
+        sweeper.want()
+        task = asyncio.create_task(sweeper.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        return [later - earlier for earlier, later in itertools.pairwise([0.0, *cluster.lists])]
+
+    return run_in_simulated_time(scenario())
+
+
+def test_a_sweep_that_failed_is_repeated_soon() -> None:
+    assert gaps_after_a_wanted_sweep(failing=1, seconds=300) == pytest.approx([1.0, 0.5])
+
+
+def test_a_sweep_that_fails_again_and_again_is_repeated_ever_less_often() -> None:
+    gaps = gaps_after_a_wanted_sweep(failing=1000, seconds=20_000)
+    assert gaps[:6] == pytest.approx([1.0, 0.5, 1.0, 2.0, 4.0, 8.0])
+    assert gaps[6:] == pytest.approx([16.0, 32.0, 64.0, 128.0, 256.0, 512.0] + [600.0] * (len(gaps) - 12))

@@ -18,6 +18,8 @@ from ddpjob.controller.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 START_DELAYS = (0.5, 1.0, 2.0, 5.0)
+RETRY_SECONDS = 0.5
+"""Delay after the first failure in a row of later sweeps; it doubles up to the interval."""
 KINDS: Sequence[tuple[Resource, str | None]] = (
     # Pods before jobs, so that a job's pods are cached when it is reconciled.
     (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
@@ -29,7 +31,10 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
 
 @dataclass(kw_only=True)
 class Sweeper:
-    """``start`` fills the cache before the first reconcile; ``run`` sweeps every ``interval`` seconds."""
+    """``start`` fills the cache before the first reconcile; ``run`` sweeps every ``interval`` seconds.
+
+    A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
+    """
 
     cluster: Cluster
     cache: Cache
@@ -58,10 +63,12 @@ class Sweeper:
             await asyncio.sleep(delay)
 
     async def run(self) -> None:
-        """Sweep periodically until cancelled."""
+        """Sweep periodically until cancelled; repeat a failed sweep soon, and then ever less often."""
+        failures = 0
         while True:
+            delay = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 20), self.interval) if failures else self.interval
             try:
-                await asyncio.wait_for(self._wanted.wait(), self.interval)
+                await asyncio.wait_for(self._wanted.wait(), delay)
                 await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both
             except TimeoutError:
                 pass
@@ -69,8 +76,10 @@ class Sweeper:
             try:
                 changed = await self.sweep()
             except ClusterError as error:
+                failures += 1
                 logger.warning("sweep failed, the watches continue: %s", explain(error))
                 continue
+            failures = 0
             if changed:
                 logger.info("the sweep found %d changed object(s) that watch events missed", changed)
 
