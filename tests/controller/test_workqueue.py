@@ -288,6 +288,21 @@ def test_stop_finishes_running_keys_and_drops_waiting_ones() -> None:
     assert not recorder.running
 
 
+def test_nothing_starts_after_a_cancellation() -> None:
+    recorder = Recorder()
+
+    async def scenario() -> None:
+        queue = WorkQueue()
+        working = asyncio.create_task(queue.run(recorder, asyncio.Event()))
+        queue.add_after(A, 10)
+        await asyncio.sleep(1)
+        working.cancel()
+        await asyncio.sleep(60)
+
+    run(scenario())
+    assert recorder.began == []
+
+
 def test_stop_cancels_keys_that_exceed_the_grace_period() -> None:
     recorder = Recorder(seconds=500.0)
 

@@ -95,7 +95,8 @@ class WorkQueue:
     async def run(self, process: Process, stop: asyncio.Event, grace: float = 10.0) -> None:
         """Call ``process(key)`` for each added key until ``stop`` is set.
 
-        Calls that run then get ``grace`` seconds to end; keys that wait are dropped.
+        Calls that run then get ``grace`` seconds to end; keys that wait are dropped. Nothing starts after a
+        cancellation either.
         """
         self._process = process
         while self._lines and len(self._running) < self._workers:
@@ -103,10 +104,12 @@ class WorkQueue:
         for namespace in tuple(self._lines):
             if self._has_worker_for(namespace):
                 self._start(namespace)
-        await stop.wait()
-        self._stopping = True
-        for timer in self._timers.values():
-            timer.cancel()
+        try:
+            await stop.wait()
+        finally:
+            self._stopping = True
+            for timer in self._timers.values():
+                timer.cancel()
         if not self._running:
             return
         _, late = await asyncio.wait(self._running.values(), timeout=grace)
