@@ -35,7 +35,7 @@ PATIENCE = 20_000.0
 POLL_SECONDS = 0.05
 STEPS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 PAUSE_SECONDS = 100.0
-"""Longest time for which a killed operator stays dead during a pause."""
+"""Longest time for which the nodes stay frozen after a fault during a pause."""
 CALM_SECONDS = 0.9
 """Longer than the operator's delay after one error, and shorter than any wait that it plans."""
 RECONCILES_OF_A_RETRY = 3
@@ -135,8 +135,8 @@ class Simulation:
     """The cluster, the operator's processes and the nodes of one run, and the actions of its script.
 
     choose: the fault of each request of the operator. watch: how watch events arrive. order: number of the permutation
-    in which the nodes report. eager: pods start by themselves. downtime: seconds until a killed operator starts again.
-    operators: how many work at the same time, and are killed together.
+    in which the nodes report. eager: pods start by themselves. downtime: seconds until a killed operator starts again;
+    users and nodes act meanwhile. operators: how many work at the same time, and are killed together.
     freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
     """
 
@@ -174,6 +174,8 @@ class Simulation:
         self._metrics = Metrics()
         self.starts = 0
         self._is_dead = self._is_started = False
+        self._script: asyncio.Task[Any] | None = None
+        self._revival: asyncio.Task[None] | None = None
         self._plans: list[float] = []
         self._abandoned = 0
         self._fault_time = 0.0
@@ -186,6 +188,7 @@ class Simulation:
 
     async def begin(self) -> None:
         """Start the operator and wait until it has recorded a status."""
+        self._script = asyncio.current_task()
         self._start_operator()
         self.create_job(OTHER, {"image": "trainer:1", "suspend": True})
         await self.until("the other job has a status", lambda: bool((self.job(OTHER) or {}).get("status")))
@@ -230,18 +233,23 @@ class Simulation:
 
     async def _kill_tasks(self) -> None:
         """Cancel all tasks of the operator, so that it writes nothing any more."""
-        tasks = asyncio.all_tasks() - {asyncio.current_task()} - set(self.cluster.late)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        spared = {asyncio.current_task(), self._script, *self.cluster.late}
+        while tasks := asyncio.all_tasks() - spared:  # one that ends may have started another
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _revive(self) -> None:
+        """Start a killed operator again after its downtime."""
+        await self._kill_tasks()
+        await asyncio.sleep(self._downtime)
+        self._start_operator()
 
     async def _attend(self) -> None:
-        """Start a killed operator again; after a fault, let it do everything that it can do by itself."""
-        if self._is_dead:
-            await self._kill_tasks()
-            await asyncio.sleep(self._downtime)
-            self._start_operator()
+        """After a fault with ``freezes``, let the operator do everything that it can do by itself."""
         if self._plans_at_fault is not None:
+            if self._is_dead and self._revival is not None:
+                await self._revival
             await self._converge(self._plans_at_fault)
 
     async def _converge(self, before: int) -> None:
@@ -293,7 +301,8 @@ class Simulation:
             return self._refusal(call)
         self.log.append(f"{asyncio.get_running_loop().time():.2f} {kind}: {call.verb} {call.resource.kind} {call.name}")
         self.faults += 1
-        self._is_dead = kind in CRASHES
+        if kind in CRASHES:
+            self._is_dead, self._revival = True, asyncio.create_task(self._revive())
         if self._freezes:
             self._plans_at_fault, self.kubelets.frozen = len(self._plans), True
             self._fault_time = asyncio.get_running_loop().time()
