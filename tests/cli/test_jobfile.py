@@ -52,6 +52,13 @@ def test_misspelt_file_name_suggests_the_nearest(tmp_path: Path) -> None:
     assert raised.value.hint == 'did you mean "mnist.yaml"?'
 
 
+def test_directory_is_no_suggestion_for_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(LocalError) as raised:
+        jobfile.read(str(tmp_path / "train.py"))
+    assert raised.value.hint == f"{tmp_path} has no such file"
+
+
 def test_secrets_and_config_maps_are_read_and_other_documents_listed(tmp_path: Path) -> None:
     others = [{"apiVersion": "v1", "kind": kind, "metadata": {"name": "a"}} for kind in ("ConfigMap", "Secret", "Pod")]
     path = tmp_path / "job.yaml"

@@ -83,7 +83,7 @@ def _existing(source: str) -> Path:
     if path.is_dir():
         raise LocalError("this is a directory", "a job is a file", f"ls {source}")
     try:
-        neighbours = [entry.name for entry in path.parent.iterdir()]
+        neighbours = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
         hint = did_you_mean(path.name, neighbours, f"{path.parent} has no such file")
     except OSError:
         hint = f"there is no directory {path.parent}"
