@@ -17,6 +17,7 @@ from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.pngs import encode
 from tests.trainer.runs import ForkServer
 
+ROOT = Path(__file__).parents[2]
 VERBS = (
     "", "train", "launch", "preflight", "eval", "infer", "predict", "export", "compare", "bench", "config",
     "config print", "ckpt", "ckpt ls", "ckpt verify", "ckpt rollback", "report", "lesson",
@@ -49,6 +50,16 @@ def test_the_example_of_why_explains_a_failure(
     flags = ("--nproc-per-node", 2, "--data", "digits", "--checkpoint-dir", arguments[-1], "--chaos", "crash:1:3")
     ddptrain.run("launch", *flags, code=1)
     assert "root cause: rank 1," in ddptrain.run(*arguments).output()
+
+
+def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain: ForkServer, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    commands = re.findall(r"^\.venv/bin/ddptrain (.+)$", page, re.MULTILINE)
+    alone = [command for command in commands if "/mnist" not in command and "--init" not in command]
+    assert len(alone) >= 10
+    for command in alone:
+        output = ddptrain.run(*command.replace("/tmp/", f"{tmp_path}/").split()).output()
+        assert "Warning" not in output, command
 
 
 @needs_mnist
