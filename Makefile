@@ -9,6 +9,8 @@ PY     := $(BIN)/python
 FIND_LINKS := $(addprefix --find-links ,$(wildcard ../shared/wheels))
 # MNIST's four files; downloaded if the folder does not exist.
 MNIST  := $(addprefix --data-dir ,$(wildcard ../shared/mnist))
+# pip shows its progress on a terminal only.
+QUIET  := $(if $(MAKE_TERMOUT),,--quiet)
 NAME   ?= ddpjob
 ALL_LAYERS := lint unit local install apiserver trainer resilience kind
 LAYERS ?= $(ALL_LAYERS)
@@ -33,11 +35,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "error: $(PYTHON) cannot create virtual environments"; echo "hint:  its module ensurepip is missing"; \
 		echo "next:  apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[trainer,test]'
+	@echo 'Installing PyTorch and the programs of the tests into $(VENV). Up to 3 GB are downloaded; this takes minutes.'
+	$(BIN)/pip install $(QUIET) --disable-pip-version-check $(FIND_LINKS) -c constraints.txt -e '.[trainer,test]'
 	@touch $@
 
 demo: setup  ## train MNIST on this machine: two nodes of two processes, no Docker, no cluster
 	$(BIN)/ddpjob run manifests/examples/mnist-cpu.yaml --fresh --digits-if-offline $(MNIST)
+	@command -v ddpjob >/dev/null || echo "  'source $(BIN)/activate' makes ddpjob and ddptrain available in this shell"
 
 demo-kind: setup  ## train MNIST on a kind cluster, which is created if necessary
 	$(PY) -m tests.e2e.demo
@@ -54,7 +58,7 @@ prepare: setup  ## build and download what all layers need, without running a te
 lint: test-lint  ## ruff, mypy, import-linter, yamllint, helm lint
 
 test-lint:
-test-unit:  ## the pure core, in seconds
+test-unit:  ## the pure core and the operator's parts, without a cluster
 test-local:  ## whole jobs as processes of this machine, and the command line
 test-install:  ## chart, manifests, docs, programs built from source
 test-apiserver:  ## operator against a real kube-apiserver and etcd
@@ -117,4 +121,4 @@ gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compa
 	$(PY) -m tests.trainer.gpu
 
 clean:  ## delete the virtual environment and caches of this checkout
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache operator/ddpjob.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info
