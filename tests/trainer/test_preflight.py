@@ -95,6 +95,11 @@ def facts(rank: int, **odd: object) -> dict[str, Any]:
     return {**dict.fromkeys(names, "x"), "rank": rank, "host": f"host-{rank}", "dataError": None, **odd}
 
 
+def test_a_fact_that_no_rank_has_is_not_listed() -> None:
+    listed = [entry["check"] for entry in check_agreement([facts(rank, attempt=None) for rank in (0, 1)])]
+    assert "same attempt" not in listed and "same seed" in listed
+
+
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_a_rank_that_differs_in_one_fact_is_named(name: str) -> None:
     checks = {entry["check"]: entry for entry in check_agreement([facts(0), facts(1), facts(2, **{name: "y"})])}

@@ -94,6 +94,8 @@ def check_agreement(ranks: Sequence[Json]) -> list[Json]:
         odd = [
             f"rank {facts['rank']} ({facts['host']}) has {facts[name]}" for facts in compared if facts[name] != usual
         ]
+        if usual is None and not odd:
+            continue  # such as the attempt, which only the operator numbers
         verdict = "ok" if not odd else "failed" if name in MUST_AGREE else "warning"
         shown = str(usual)[:16] if name in ("config", "dataDigest") else str(usual)
         detail = f"{'; '.join(odd[:4])}; the others {usual}" if odd else shown

@@ -146,7 +146,8 @@ class Worker:
             heartbeat=self._heartbeat,
             also_alone=config.backend != "auto",
         )
-        self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {backend} on {device.type}"
+        where = f"{backend} on {device.type}" if self._group.has_process_group else device.type
+        self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {where}"
         self._begin(next_phase)
         return self._group
 
