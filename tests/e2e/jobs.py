@@ -85,5 +85,6 @@ def _apart(name: str) -> Json:
     term = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {names.LABEL_JOB_NAME: name}},
+        "matchLabelKeys": [names.LABEL_ATTEMPT],  # beside a pod of the previous attempt that still ends there is room
     }
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
