@@ -1,4 +1,4 @@
-"""Lessons as DDPJobs on a real cluster: the files of manifests/examples/lessons, three at the same time."""
+"""Lessons as DDPJobs on a real cluster: the files of manifests/examples/lessons, four at the same time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 SAID = {
     "collectives": "3 │ [3, 3] │ [0, 0]",
     "env": "GROUP_RANK 0 0 1 1",
+    "fsdp": "saved in 4 files, loaded, and one more step: still equal",
     "restart": "finished after step 10, 1 restart",
 }
 

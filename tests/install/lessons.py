@@ -8,8 +8,10 @@ from ddptrain.lessons.run import lesson_names
 from tests.install.chart import ROOT
 
 FOLDER = ROOT / "manifests" / "examples" / "lessons"
-_NODES = {"restart": 1}  # torchrun restarts the workers of one node; several nodes are the operator's task
-_PROCESSES = 2
+_NODES_AND_PROCESSES = {
+    "restart": (1, 2),  # torchrun restarts the workers of one node; several nodes are the operator's task
+    "fsdp": (1, 4),  # the ranks save their parts in one folder, which several nodes share only on a volume
+}
 
 _JOB = """\
 # The lesson {name} as a DDPJob: {nodes} × {processes} processes = world size {world}, gloo. Needs no volume and no GPU.
@@ -52,6 +54,6 @@ def jobs() -> dict[Path, str]:
 
 
 def _job(name: str) -> str:
-    nodes = _NODES.get(name, 2)
-    text = _JOB.format(name=name, nodes=nodes, processes=_PROCESSES, world=nodes * _PROCESSES)
+    nodes, processes = _NODES_AND_PROCESSES.get(name, (2, 2))
+    text = _JOB.format(name=name, nodes=nodes, processes=processes, world=nodes * processes)
     return text.replace(": 1 × ", ": 1 node × ").replace(": 2 × ", ": 2 nodes × ")

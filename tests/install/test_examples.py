@@ -42,6 +42,13 @@ def test_jobs_of_the_lessons_are_current() -> None:
     assert {path: path.read_text() for path in lessons.FOLDER.iterdir()} == lessons.jobs(), "run `make generate`"
 
 
+def test_lessons_whose_ranks_share_files_run_on_one_node() -> None:
+    """Pods on several nodes share no folder without a volume, and the lessons' jobs have none."""
+    folder = ROOT / "trainer_app" / "ddptrain" / "lessons"
+    sharing = [name for name in LESSONS if "DDPJOB_CHECKPOINT_DIR" in (folder / f"{Path(name).stem}.py").read_text()]
+    assert {name: job(name).spec.num_nodes for name in sharing} == {"lessons/fsdp.yaml": 1, "lessons/restart.yaml": 1}
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_job_of_a_lesson_runs_that_lesson(name: str) -> None:
     example, lesson = job(name), Path(name).stem
