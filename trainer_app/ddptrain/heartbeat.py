@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 # Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
@@ -244,13 +245,35 @@ def newest_trace() -> tuple[bytes, dict[str, Any]]:
     """Return the flight recorder's pickle and its content: NCCL's if that recorded something, else gloo's."""
     from torch._C import _distributed_c10d
 
-    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
-        if dump := getattr(_distributed_c10d, name, None):
-            raw: bytes = dump()
-            recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
-            if recorded.get("entries") or name == "_dump_fr_trace":
-                return raw, recorded
+    with _inductor_not_imported():
+        for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+            if dump := getattr(_distributed_c10d, name, None):
+                raw: bytes = dump()
+                recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
+                if recorded.get("entries") or name == "_dump_fr_trace":
+                    return raw, recorded
     return b"", {}
+
+
+@contextlib.contextmanager
+def _inductor_not_imported() -> Iterator[None]:
+    """Keep the recorder from importing ``torch._inductor``, which takes seconds, longer than the launcher waits.
+
+    To name the frames of a stack, PyTorch asks whether ``torch._inductor`` has compiled them. ``torch`` imports that
+    module when it is asked for it, so it is given an empty one. A program that has imported it keeps it.
+    """
+    import torch
+
+    if "_inductor" in vars(torch):
+        yield
+        return
+    empty = ModuleType("torch._inductor")
+    vars(torch)["_inductor"] = empty
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is empty:  # else the program has imported it meanwhile
+            del vars(torch)["_inductor"]
 
 
 def training_frame(stacks: str) -> str | None:

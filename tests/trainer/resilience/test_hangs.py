@@ -193,6 +193,28 @@ def test_a_flight_recorder_that_blocks_does_not_block_who_asks(monkeypatch: pyte
     diagnostics.close()
 
 
+def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(tmp_path: Path) -> None:
+    program = (
+        "import sys, torch, torch.distributed as dist\n"
+        "from ddptrain.heartbeat import newest_trace\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "_, recorded = newest_trace()\n"
+        "print(recorded['entries'][0]['frames'][-1]['name'], '_inductor' in vars(torch))\n"
+        "print('torch._inductor' in sys.modules)\n"
+    )
+    # A new interpreter, as of a user: the fork server has imported more of torch than a training does.
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        timeout=120,
+        check=False,
+        env={"PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["<module>", "False", "False"], done.stderr
+
+
 def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
         "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
