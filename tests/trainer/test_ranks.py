@@ -17,6 +17,7 @@ from ddptrain.distributed.device import (
     set_numerics,
     too_few_gpus,
 )
+from ddptrain.distributed.process_group import interface_variables
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
 from ddptrain.distributed.topology import (
     Ranks,
@@ -30,7 +31,10 @@ from ddptrain.distributed.topology import (
 )
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.experiments import trials
+from ddptrain.heartbeat import Diagnostics
+from ddptrain.reporting.console import Console
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
+from ddptrain.worker import run_forked
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -223,6 +227,19 @@ def test_a_free_port_is_found_without_a_readable_ephemeral_range(tmp_path: Path,
 def test_the_interface_of_a_route_is_named_and_none_for_an_unknown_host() -> None:
     assert route_interface("127.0.0.1") == "lo"
     assert route_interface("no-such-host.invalid") is None
+
+
+def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None:
+    assert interface_variables("eth0", 2) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+    assert interface_variables("lo", 1) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
+        run_forked(
+            Config(), Ranks(), Console(0, None), job="train", diagnostics=Diagnostics(-1, -1, -1, -1), reports=-1
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

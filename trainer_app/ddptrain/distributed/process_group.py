@@ -195,6 +195,12 @@ class Group:
         return outcome
 
 
+def interface_variables(interface: str, nnodes: int) -> dict[str, str]:
+    """Return the variables by which gloo and, between nodes, NCCL use exactly this network interface."""
+    gloo = {"GLOO_SOCKET_IFNAME": interface}
+    return gloo | {"NCCL_SOCKET_IFNAME": f"={interface}"} if nnodes > 1 else gloo  # without "=" it is a prefix
+
+
 def join_group(
     ranks: Ranks,
     device: torch.device,
@@ -223,11 +229,9 @@ def join_group(
         deadline = time.monotonic() + rendezvous_timeout
         store = PrefixStore(key_prefix(os.environ), connect_store(ranks, deadline, stop, heartbeat))
         wait_for_all_ranks(store, ranks, deadline, stop, heartbeat, backend=backend)
-    interface = None if ranks.init_file else route_interface(ranks.master_addr)
-    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    if interface and ranks.nnodes > 1 and "NCCL_SOCKET_IFNAME" not in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: without "=" it is a prefix
+    if not ranks.init_file and (interface := route_interface(ranks.master_addr)):
+        for name, value in interface_variables(interface, ranks.nnodes).items():
+            os.environ.setdefault(name, value)
     with heartbeat.waiting_in("init_process_group"):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
