@@ -148,10 +148,12 @@ LESSONS = {
             "            optimizer.step()  # after every batch\n",
             "            if total[1] == 0:\n                optimizer.step()\n",
         ),
+        ("tutorial", "the loss of one rank", "        dist.all_reduce(total)  # the loss of all samples", "        #"),
         ("tutorial", "the same part on every rank", "batches(parts.use(rank),", "batches(parts.use(0),"),
         ("sampler", "set_epoch dropped", "        sampler.set_epoch(epoch)\n", ""),
         ("sampler", "the same samples on every rank", "(data, world, rank,", "(data, world, 0,"),
         ("sampler", "averaging dropped", "            average_gradients(model)\n", ""),
+        ("sampler", "the same seeds on every rank", ".manual_seed(SEED + rank)", ".manual_seed(SEED)"),
         ("sampler", "loader without the sampler", "        sampler=sampler,  #", "        shuffle=True,  #"),
         (
             "ddp",

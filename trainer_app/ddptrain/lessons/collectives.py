@@ -9,6 +9,7 @@ The forms with one tensor need no list and no copy, and are the ones that NCCL c
 from __future__ import annotations
 
 import time
+import warnings
 from datetime import timedelta
 
 import torch
@@ -33,6 +34,7 @@ def main() -> None:
     reduce_and_divide(rank, world)
     exchange_all(rank, world)
     together(rank, world)
+    coalesced(rank, world)
     dist.destroy_process_group()
 
 
@@ -153,6 +155,19 @@ def together(rank: int, world: int) -> None:
     sums, total = [tensor.tolist() for tensor in tensors], sum(range(world))
     draw("three all_reduce, async_op=True", [[rank + add] * 2 for add in range(3)], sums)
     assert sums == [[total + add * world] * 2 for add in range(3)]
+
+
+def coalesced(rank: int, world: int) -> None:
+    """Several tensors of one type, in one exchange in place of one for each.
+
+    torch warns that this function may go: join small tensors yourself, as DDP joins gradients in buckets.
+    """
+    tensors, total = [torch.full((size,), float(rank)) for size in (1, 2)], sum(range(world))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_reduce_coalesced(tensors)
+    draw("all_reduce_coalesced of two tensors", [[rank], [rank] * 2], tensors)
+    assert [tensor.tolist() for tensor in tensors] == [[total], [total] * 2]
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def main() -> None:
     gathered = gather_objects(mine, dst=0)
     draw("gather_objects, dst=0", mine, gathered and [entry["name"] for entry in gathered])
     assert gathered == (everything if rank == 0 else None)
+    assert dist.get_backend(cpu_group()) == "gloo"
     cpu_group.cache_clear()  # the threads of a group that is still referred to can abort the process at its exit
     dist.destroy_process_group()
 
@@ -57,13 +58,14 @@ def gather_objects(mine: Any, dst: int) -> list[Any] | None:
 
 
 @cache
-def cpu_group() -> dist.ProcessGroup | None:
-    """Return the group for CPU tensors, which is made once; None stands for the group of all ranks.
+def cpu_group() -> dist.ProcessGroup:
+    """Return a group of all ranks for CPU tensors, which is made once.
 
     ``new_group`` is itself a collective. Every rank reaches this line together, because every rank calls
     ``gather_objects``; in a branch that only rank 0 takes, it would wait for the others for ever.
     """
-    return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
 
 
 if __name__ == "__main__":

@@ -109,19 +109,21 @@ def shorter(rank: int, world: int) -> None:
     assert tensor.tolist() == ([7, 0, 0] if other is not None and other < rank else [0, 0, 0])
 
 
-# Two mistakes, each in two processes of their own, because a group is not usable after them.
+# Two mistakes, each in processes of their own, because a group is not usable after them.
 
 
 def unmatched() -> str:
-    """Two ranks receive first and send second, so both wait until the timeout."""
+    """A program for two ranks is started with four: nobody sends the messages for which ranks 2 and 3 wait."""
 
-    def both_receive(rank: int) -> None:
-        dist.recv(torch.zeros(1), src=1 - rank)
-        dist.send(torch.zeros(1), dst=1 - rank)
+    def for_two_ranks(rank: int) -> None:
+        if rank == 0:
+            dist.send(torch.zeros(1), dst=1)
+        else:
+            dist.recv(torch.zeros(1), src=0)
 
-    ends = _in_a_pair(both_receive)
-    assert ends == [1, 1], ends
-    return "recv on both sides: no send matches, and after the timeout of 2 s both fail"
+    ends = _in_processes(4, for_two_ranks)
+    assert ends == [0, 0, 1, 1], ends
+    return "a program for two ranks, started with four: ranks 2 and 3 get no message, and fail when rank 0 has left"
 
 
 def wrong_size() -> str:
@@ -133,28 +135,29 @@ def wrong_size() -> str:
         else:
             dist.recv(torch.zeros(1), src=0)
 
-    ends = _in_a_pair(disagree)
+    ends = _in_processes(2, disagree)
     assert ends[1] == -signal.SIGABRT, ends
     return "3 numbers sent, 1 expected: gloo aborts the receiver with SIGABRT, and no except clause can catch it"
 
 
-def _in_a_pair(work: Callable[[int], None]) -> list[int | None]:
-    """Run ``work`` as rank 0 and 1 of a group of two, and return the exit codes; -n stands for signal n."""
+def _in_processes(world: int, work: Callable[[int], None]) -> list[int | None]:
+    """Run ``work`` as each rank of a group of its own, and return the exit codes; -n stands for signal n."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
-        pair = [context.Process(target=_pair_rank, args=(rank, f"file://{folder}/store", work)) for rank in (0, 1)]
-        for process in pair:
+        store = f"file://{folder}/store"
+        ranks = [context.Process(target=_be_rank, args=(rank, world, store, work)) for rank in range(world)]
+        for process in ranks:
             process.start()
-        for process in pair:
+        for process in ranks:
             process.join(60)
             process.kill()  # only if it still runs
             process.join()
-        return [process.exitcode for process in pair]
+        return [process.exitcode for process in ranks]
 
 
-def _pair_rank(rank: int, store: str, work: Callable[[int], None]) -> None:
+def _be_rank(rank: int, world: int, store: str, work: Callable[[int], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the stack of the error is no part of the lesson
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=2))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
     work(rank)
     dist.destroy_process_group()
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from ddptrain.lessons.tutorial import EPOCHS, GLOBAL_BATCH, SEED, Net, accuracy, average_gradients, datasets
 
@@ -46,6 +46,7 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
     check(orders, sampler, loader, train.tensors[1])
+    check_workers(rank, world)
     equal_weights(model)
     dist.destroy_process_group()
 
@@ -53,8 +54,7 @@ def main() -> None:
 def loader_of(data: TensorDataset, world: int, rank: int) -> tuple[DistributedSampler[int], DataLoader[object]]:
     """Return the sampler of this rank, and a loader of its batches.
 
-    pin_memory copies batches to memory from which a GPU can read directly. The generator gives every worker process
-    its seed, so that random augmentation differs between workers and ranks, and can be repeated.
+    pin_memory copies batches to memory from which a GPU can read directly.
     """
     sampler: DistributedSampler[int] = DistributedSampler(data, world, rank, shuffle=True, seed=SEED)
     loader: DataLoader[object] = DataLoader(
@@ -63,9 +63,17 @@ def loader_of(data: TensorDataset, world: int, rank: int) -> tuple[DistributedSa
         sampler=sampler,  # shuffle=True here would be refused: the sampler decides
         num_workers=0,  # worker processes that prepare batches; the images are in memory already
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(SEED + rank),
+        generator=generator_of(rank),
     )
     return sampler, loader
+
+
+def generator_of(rank: int) -> torch.Generator:
+    """Return the generator that gives every worker process of this rank its seed.
+
+    With it, random augmentation differs between workers and ranks, and can be repeated.
+    """
+    return torch.Generator().manual_seed(SEED + rank)
 
 
 def check(
@@ -84,6 +92,27 @@ def check(
     assert used.min().item() == 1 and repeated == -samples % world
     if dist.get_rank() == 0:
         print(f"every sample was used once in an epoch, {repeated} of {samples} twice, by {world} ranks")
+
+
+class Seeds(Dataset[int]):
+    """Two samples, each of which is the seed of the process that loads it."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return torch.initial_seed()
+
+
+def check_workers(rank: int, world: int) -> None:
+    """Check that each of two worker processes on every rank has a seed of its own, and has it again in a new loader."""
+    first, again = (
+        list(DataLoader(Seeds(), batch_size=None, num_workers=2, generator=generator_of(rank))) for _ in range(2)
+    )
+    assert first == again, "the seeds cannot be repeated"
+    of_ranks: list[list[int]] = [[]] * world
+    dist.all_gather_object(of_ranks, first)
+    assert len({seed for seeds in of_ranks for seed in seeds}) == 2 * world, "two worker processes have one seed"
 
 
 def equal_weights(model: nn.Module) -> None:

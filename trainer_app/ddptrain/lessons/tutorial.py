@@ -105,26 +105,31 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}, accuracy {accuracy(model, test):.2%}")
     if rank == 0:
-        compare_with_one_process(model, parts)
+        compare_with_one_process(model, parts, float(total[0] / total[1]))
     dist.destroy_process_group()
 
 
-def compare_with_one_process(model: nn.Module, parts: DataPartitioner) -> None:
-    """Train again in this process alone, with the batches of all ranks joined, and compare the weights."""
+def compare_with_one_process(model: nn.Module, parts: DataPartitioner, last_loss: float) -> None:
+    """Train again in this process alone, with the batches of all ranks joined; compare weights and the last loss."""
     world = dist.get_world_size()
     torch.manual_seed(SEED)
     control = Net().double()
     optimizer = torch.optim.SGD(control.parameters(), lr=0.01, momentum=0.5)
     for epoch in range(EPOCHS):
+        losses = []
         of_ranks = [batches(parts.use(other), GLOBAL_BATCH // world, epoch) for other in range(world)]
         for together in zip(*of_ranks, strict=True):
             images, labels = (torch.cat(tensors) for tensors in zip(*together, strict=True))
             optimizer.zero_grad()
-            functional.nll_loss(control(images), labels).backward()
+            loss = functional.nll_loss(control(images), labels)
+            loss.backward()
             optimizer.step()
+            losses.append(loss.item())
     difference = max((a - b).abs().max().item() for a, b in zip(model.parameters(), control.parameters(), strict=True))
     print(f"largest difference of a weight between {world} ranks and one process: {difference:.1e}")
     assert difference < 1e-9, difference
+    mean = sum(losses) / len(losses)
+    assert abs(last_loss - mean) < 1e-4 * mean, (last_loss, mean)
 
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:

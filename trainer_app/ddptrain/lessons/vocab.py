@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import functional
 
@@ -65,18 +65,23 @@ def main() -> None:
     dist.all_gather_object(rows, (mine.first, mine.end))
     if rank == 0:
         print(f"by hand: rows per rank {rows}; output and gradients are exactly those of the whole embedding")
-    by_dtensor(whole, tokens, expected)
+    by_dtensor(whole, tokens, scale)
     dist.destroy_process_group()
 
 
-def by_dtensor(whole: nn.Embedding, tokens: Tensor, expected: Tensor) -> None:
+def by_dtensor(whole: nn.Embedding, tokens: Tensor, scale: Tensor) -> None:
     embedding = nn.Embedding(*whole.weight.shape)
     embedding.load_state_dict(whole.state_dict())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     divided = parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
-    assert torch.equal(divided(tokens), expected)
+    output = divided(tokens)
+    (output * scale).sum().backward()
+    gradient = embedding.weight.grad
+    assert isinstance(gradient, DTensor) and whole.weight.grad is not None
+    assert torch.equal(output, whole(tokens))
+    assert torch.equal(gradient.full_tensor(), whole.weight.grad)
     if dist.get_rank() == 0:
-        print("DTensor: rows divided by a plan; the same output")
+        print("DTensor: rows divided by a plan; the same output and gradients")
 
 
 if __name__ == "__main__":
