@@ -87,6 +87,39 @@ def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
     assert origins(path) == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["run-000001", 1, [], {}, {"run": 1}, {"run": None, "step": 3}, {"run": 1, "step": "x"}, {"run": 1, "step": 1e999}],
+)
+def test_run_with_a_malformed_origin_counts_alone_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: object
+) -> None:
+    write(tmp_path, 1, None, range(1, 8))
+    write(tmp_path, 2, 3, range(4, 6))
+    path = tmp_path / "metrics" / "run-000002.jsonl"
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps({**json.loads(first), "resumedFrom": origin}) + "\n" + rest)
+    assert origins(tmp_path) == [(2, 4), (2, 5)]
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: run 2 in {tmp_path}: resumedFrom is ")
+    assert said.endswith("the steps of earlier runs are not counted\n")
+
+
+def test_rows_with_malformed_numbers_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path, 1, None, range(1, 3))
+    with (tmp_path / "metrics" / "run-000001.jsonl").open("a") as stream:
+        for event, run, step in (
+            ("start", 1e999, 1),
+            ("train", [], 1),
+            ("train", 1, 1e999),
+            ("train", 1, 10**400),
+            ([], 1, 1),
+        ):
+            stream.write(json.dumps({"event": event, "run": run, "step": step, "resumedFrom": None}) + "\n")
+        stream.write("[" * 100_000 + "\n")
+    assert origins(tmp_path) == [(1, 1), (1, 2)]
+
+
 def test_an_older_attempt_that_still_writes_cannot_touch_the_rows_of_a_newer_one(tmp_path: Path) -> None:
     # As on NFS, where two clients append at the size that each of them has seen.
     old, new = opened(tmp_path, 1), opened(tmp_path, 2, {"run": 1, "step": 0})

@@ -7,12 +7,15 @@ import json
 import os
 import re
 import signal
+import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing
@@ -224,6 +227,32 @@ def test_a_model_without_mistakes_has_no_gallery(tmp_path: Path) -> None:
     perfect = Mistakes([[5 * (row == column) for column in range(10)] for row in range(10)], [])
     text = page.as_html(contents(restarted(tmp_path), mistakes=perfect, manifest={"step": 40, "run": 2}))
     assert "every sample of the test set is recognized" in text
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["run", "step"]), inner),
+    max_leaves=3,
+)
+FIELDS = st.sampled_from(
+    ["event", "run", "step", "resumedFrom", "time", "worldSize", "totalSteps", "attempt", "loss", "accuracy"]
+)
+
+
+@given(st.sampled_from(["start", "train", "eval"]), st.dictionaries(FIELDS, JUNK, min_size=1))
+@settings(max_examples=150, deadline=None)
+def test_a_malformed_row_of_any_kind_still_gives_a_page(event: str, malformed: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        write(root, 1, range(1, 21))
+        row = {"event": event, "run": 2, "step": 20, "time": 200.0, "resumedFrom": {"run": 1, "step": 12}, "loss": 0.5}
+        with (root / "metrics" / "run-000002.jsonl").open("w") as stream:
+            for content in ({**row, "event": "start"}, {**row, "accuracy": 0.9, **malformed}):
+                stream.write(json.dumps(content) + "\n")
+        history = read_history(root)
+        ET.fromstring(figure.standalone(history))  # noqa: S314 - our own
+        page.as_html(contents(history))
+        json.dumps(page.as_json(contents(history)), allow_nan=False)
 
 
 def test_a_directory_without_metrics_is_refused(tmp_path: Path) -> None:

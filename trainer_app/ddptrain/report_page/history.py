@@ -207,5 +207,5 @@ def _number(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int:
-    """Return the value if it is a whole number, else 0."""
-    return value if isinstance(value, int) else 0
+    """Return the value if it is a whole number that can be drawn, else 0."""
+    return value if isinstance(value, int) and abs(value) < _LARGEST else 0

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ FOLDER = "metrics"
 _OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
 _FLUSH_INTERVAL = 1.0  # seconds between writes of buffered rows, for readers that follow the file
 _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
+_LARGEST = 10**12  # number of a run or of a step
+_Origin = tuple[int, int]  # the run and the step of the checkpoint that a run resumed from
 
 
 class MetricsLogger:
@@ -198,7 +201,7 @@ def read_rows(path: Path | str) -> list[dict[str, Any]]:
         for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 rows.append(row)
@@ -210,22 +213,21 @@ def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str,
 
     All rows of the newest run count, then those of the run that it resumed from up to the step where it resumed, and so
     on back to a run that started at step 0. Rows that a killed run wrote after its last checkpoint, and rows that an
-    older attempt still appends, are dropped. Incomplete lines are skipped.
+    older attempt still appends, are dropped. Incomplete lines are skipped. If a run does not say from which step it
+    resumed, the rows of earlier runs do not count, and a warning is printed.
 
     Args:
         path: a checkpoint directory, or the file of one run.
         event: ``train`` or ``eval`` to return only those rows.
     """
-    origins: dict[int, dict[str, int] | None] = {}
+    origins: dict[int, _Origin | None] = {}
     rows: list[dict[str, Any]] = []
     for row in read_rows(path):
-        try:
-            if row["event"] == "start":
-                origins[int(row["run"])] = row["resumedFrom"]
-            elif row["event"] in ("train", "eval"):
-                rows.append({**row, "run": int(row["run"]), "step": int(row["step"])})
-        except (ValueError, KeyError, TypeError):
-            continue
+        kind, run, step = row.get("event"), _whole(row.get("run")), _whole(row.get("step"))
+        if run is not None and kind == "start":
+            origins[run] = _origin(row, run, path)
+        elif run is not None and step is not None and kind in ("train", "eval"):
+            rows.append({**row, "run": run, "step": step})
     last_steps = _ancestry(origins)
     kept = [
         row
@@ -235,7 +237,29 @@ def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str,
     return sorted(kept, key=lambda row: (row["step"], row["event"] == "eval"))
 
 
-def _ancestry(origins: Mapping[int, Mapping[str, int] | None]) -> dict[int, float]:
+def _origin(start: Mapping[str, Any], run: int, path: Path | str) -> _Origin | None:
+    """Return the run and step that a ``start`` row resumed from; None if it resumed from none, or does not say it."""
+    found = start.get("resumedFrom", "absent")
+    if isinstance(found, dict):
+        origin, step = _whole(found.get("run")), _whole(found.get("step"))
+        if origin is not None and step is not None:
+            return origin, step
+    if found is not None:
+        said = f"warning: run {run} in {path}: resumedFrom is {str(found)[:100]}, not a run and a step"
+        print(f"{said}; the steps of earlier runs are not counted", file=sys.stderr)
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    """Return the value as the number of a run or of a step; None if it cannot be one."""
+    try:
+        number = int(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if abs(number) <= _LARGEST else None
+
+
+def _ancestry(origins: Mapping[int, _Origin | None]) -> dict[int, float]:
     """Return the last step that counts of the newest run and of each of its ancestors, by run."""
     last_steps: dict[int, float] = {}
     run, step = max(origins, default=0), math.inf
@@ -244,5 +268,5 @@ def _ancestry(origins: Mapping[int, Mapping[str, int] | None]) -> dict[int, floa
         origin = origins[run]
         if origin is None:
             break
-        run, step = origin["run"], min(step, origin["step"])
+        run, step = origin[0], min(step, origin[1])
     return last_steps
