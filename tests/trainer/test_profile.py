@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from ddptrain.config import Config
 from ddptrain.heartbeat import Heartbeat
+from ddptrain.training import optim
 from ddptrain.training.profiling import StepProfiler
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer, assert_same_end
@@ -76,6 +79,43 @@ def test_a_run_that_is_stopped_says_which_steps_it_has_traced(ddptrain: ForkServ
         run = ddptrain.run(*command, "--checkpoint-dir", folder, "--stop-after", last, code=75)
         assert said in run.output()
         assert (folder / "run-000001" / "profile-rank-0.json").exists() is ("no profile" not in said)
+
+
+def test_a_run_that_fails_leaves_the_trace_of_its_steps_so_far(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--profile", 5)
+    run = ddptrain.run(*command, "--checkpoint-dir", tmp_path, "--chaos", "crash:1:10", code=1)
+    assert (run.message()["rank"], run.message()["kind"]) == (1, "RuntimeError")
+    for rank in range(2):
+        found = ranges(tmp_path / "run-000001" / f"profile-rank-{rank}.json")
+        assert {"ProfilerStep#8", "ProfilerStep#9"} <= found.keys()
+    assert "profile: steps 8 to 10 are in" in run.output()
+
+
+@pytest.mark.filterwarnings("ignore:Profiler")
+@pytest.mark.parametrize("fault", [None, "step", "volume"])
+def test_a_trace_that_ends_in_a_forward_pass_is_written_or_else_only_reported(
+    tmp_path: Path, fault: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, said, heartbeat, model = tmp_path / "trace.json", list[str](), Heartbeat(), nn.Linear(2, 2)
+    profiler = StepProfiler(
+        path, steps=100, first=1, left=100, device=torch.device("cpu"), heartbeat=heartbeat, log=said.append
+    )
+    profiler.watch(model, optim.build(Config(optimizer="sgd"), model))
+    for step in range(1, 50 if fault == "step" else 4):
+        heartbeat.mark("batch", step)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.zeros(3))
+    if fault == "volume":
+        path.mkdir()
+    profiler.failed()
+    assert path.is_file() is (fault is None)
+    if fault is None:
+        assert {"ProfilerStep#3", "aten::linear"} <= ranges(path).keys()
+    elif fault == "step":
+        assert said == ["no profile: the run failed before the last step to trace"]
+    else:
+        assert "warning: no profile in" in capfd.readouterr().err
+    profiler.close()
 
 
 @pytest.mark.filterwarnings("ignore:Profiler")

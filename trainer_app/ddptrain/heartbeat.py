@@ -97,6 +97,9 @@ class PhaseListener(Protocol):
     def collective(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Return a context that the rank keeps while it waits in a collective."""
 
+    def failed(self) -> None:
+        """Take note that the rank has reported an error and is about to exit."""
+
 
 class Heartbeat:
     """Writes one rank's heartbeat.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -41,6 +42,8 @@ from ddptrain.training.trainer import Result, Trainer
 
 if TYPE_CHECKING:
     from ddptrain.inference import Wanted
+
+_TRACE_LIMIT = 1.5  # seconds; a launcher ends the other ranks 2 s after the first one failed
 
 
 @dataclass
@@ -115,7 +118,20 @@ class Worker:
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
         deliver(report)
+        if report["code"]:
+            self._end_trace(int(report["code"]))
         return int(report["code"])
+
+    def _end_trace(self, code: int) -> None:
+        """Let a profiler write what it has, after the report; exit if the volume takes too long for that."""
+        if self._heartbeat.listener is None:
+            return
+        limit = threading.Timer(_TRACE_LIMIT, os._exit, (code,))
+        limit.daemon = True
+        limit.start()
+        with contextlib.suppress(Exception):  # the error that was reported is the one to end with
+            self._heartbeat.listener.failed()
+        limit.cancel()
 
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ddptrain.files import share
+from ddptrain.files import share, write_atomically
 from ddptrain.heartbeat import Heartbeat
 from ddptrain.training.optim import Optimizer
 
 WAIT, WARMUP = 5, 2  # steps: the first ones allocate memory, and the profiler's own first ones are slower
+_MOST_OF_FAILED = 20  # steps; ending the profiler took 10 to 30 ms for each, and no thread could interrupt it
 
 
 class StepProfiler:
@@ -47,7 +49,7 @@ class StepProfiler:
         active = min(steps, left)
         warmup = min(WARMUP, left - active)
         wait = min(WAIT, left - active - warmup)
-        self._path, self._heartbeat, self._log = path, heartbeat, log
+        self._path, self._heartbeat, self._log, self._device = path, heartbeat, log, device
         self._until_closed = wait + warmup + active
         self._first_traced, self._end = first + wait + warmup, first + self._until_closed
         self._phase = contextlib.ExitStack()  # holds the range of the current phase
@@ -58,7 +60,7 @@ class StepProfiler:
             activities=activities, schedule=lambda step: plan(max(0, step - first)), on_trace_ready=self._write
         )
         self._profile.step_num = first  # so that ProfilerStep#N is step N of the training
-        self._has_begun = False
+        self._has_begun = self._has_failed = False
         heartbeat.listener = self
 
     def watch(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -108,6 +110,17 @@ class StepProfiler:
         if self._last < self._first_traced:
             self._log(f"no profile: the run ended after step {self._last}, before step {self._first_traced}")
 
+    def failed(self) -> None:
+        """End and write a short trace of a rank that fails; called by the worker.
+
+        On a GPU the profiler's end waits for the device, which may be what failed.
+        """
+        if self._device.type == "cpu" and self._last - self._first_traced < _MOST_OF_FAILED:
+            self._has_failed = True
+            self.close()
+        else:
+            self._log("no profile: the run failed before the last step to trace")
+
     @property
     def _last(self) -> int:
         """The step that has begun last."""
@@ -127,10 +140,20 @@ class StepProfiler:
         self._heartbeat.touch()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            finished.export_chrome_trace(str(self._path))
+            if self._has_failed:
+                write_atomically(self._path, _trace(finished), durable=False)
+            else:
+                finished.export_chrome_trace(str(self._path))
             share(self._path, 0o664)
             self._log(f"profile: steps {self._first_traced} to {self._last} are in {self._path}, and so for each rank")
         except (OSError, RuntimeError) as error:
             # Not through the log, which is rank 0's: another node's folder may be the one that cannot be written.
             print(f"warning: no profile in {self._path}: {error}", file=sys.stderr, flush=True)
         self._heartbeat.touch()
+
+
+def _trace(finished: profile) -> bytes:
+    """Return the trace. The profiler blocks all Python threads while it writes: not to a volume that may not answer."""
+    with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
+        finished.export_chrome_trace(str(Path(folder) / "trace.json"))
+        return (Path(folder) / "trace.json").read_bytes()
