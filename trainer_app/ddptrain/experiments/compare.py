@@ -132,17 +132,8 @@ class Comparison:
 
     def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
         config = self._plan.config
-        common = [
-            *data_flags(config),
-            "--device",
-            config.device,
-            "--model",
-            config.model,
-            "--batch-size",
-            BATCH,
-            "--threads",
-            1,
-        ]
+        common = [*data_flags(config), "--device", config.device, "--model", config.model]
+        common += ["--batch-size", BATCH, "--threads", 1]
         common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0, "--stop-after", stop_after]
         if config.device == "cuda":
             common.append("--deterministic")  # else no two runs on a GPU have the same bits
