@@ -122,3 +122,4 @@ gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compa
 
 clean:  ## delete the virtual environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache ddpjob.egg-info
+	find operator trainer_app tests -name __pycache__ -prune -exec rm -rf {} +
