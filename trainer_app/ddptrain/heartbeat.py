@@ -205,7 +205,7 @@ class Diagnostics:
         return stacks, flight
 
     def raw_trace(self) -> bytes:
-        """Return the flight recorder's own pickle, for ``torchfrtrace``; nothing here unpickles it."""
+        """Return the flight recorder's pickle, for ``torchfrtrace``; the launcher does not unpickle it."""
         return os.pread(self.trace, _DUMP_LIMIT, 0)
 
     def clear_dumps(self) -> None:
@@ -254,8 +254,18 @@ def newest_trace() -> tuple[bytes, dict[str, Any]]:
                 raw: bytes = dump()
                 recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
                 if recorded.get("entries") or name == "_dump_fr_trace":
-                    return raw, recorded
+                    return (pickle.dumps(recorded), recorded) if _named(recorded) else (raw, recorded)
     return b"", {}
+
+
+def _named(recorded: dict[str, Any]) -> bool:
+    """Name the group where gloo's recorder has left the name out, without which ``torchfrtrace`` fails."""
+    groups = {entry["process_group"] for entry in recorded.get("entries", ())}
+    if "" not in recorded.get("pg_config", {}) or len(groups) != 1:
+        return False
+    [(name, description)] = groups
+    recorded["pg_config"][name] = recorded["pg_config"].pop("") | {"name": name, "desc": description}
+    return True
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+from torch.distributed.flight_recorder.components.loader import read_dir
 
 from ddptrain.config import resolve
 from ddptrain.distributed.process_group import Group
@@ -100,14 +103,23 @@ def test_a_stopped_rank_is_named_with_what_it_was_doing(
     assert any("all_reduce" in entry["profiling_name"] for entry in recorded["entries"])
 
 
-def test_a_rank_blocked_in_c_is_named_with_its_line(ddptrain: ForkServer, idx: Path) -> None:
+def test_a_rank_blocked_in_c_is_named_with_its_line(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", TIMEOUT, *SMALL, "--data-dir", idx, "--chaos", "hang:1:4"
-    )
+        "launch", "--nproc-per-node", 2, "--hang-timeout", TIMEOUT, *SMALL, "--data-dir", idx, "--chaos", "hang:1:4",
+        "--checkpoint-dir", tmp_path,
+    )  # fmt: skip
     assert run.wait() == 76, run.output()
     message = run.message()
     assert (message["rank"], message["step"], message["phase"]) == (1, 4, "batch")
     assert message["where"].startswith("trainer.py:")
+    assert {1} in missing_ranks(tmp_path / "reports" / "local-0")
+
+
+def missing_ranks(folder: Path) -> list[set[int] | None]:
+    """Return the ranks that each collective lacks, as ``torchfrtrace --prefix trace- FOLDER`` finds them."""
+    arguments = JobConfig().parse_args(["--prefix", "trace-", str(folder)])
+    details, version = read_dir(arguments)
+    return [collective.missing_ranks for collective in build_db(details, arguments, version).collectives]
 
 
 @pytest.mark.parametrize("victim", [0, 3])
