@@ -87,6 +87,37 @@ def test_both_spellings_of_the_local_rank_are_read(argument: str) -> None:
     assert start.local_rank([argument]) == 1
 
 
+def test_no_group_outlives_a_data_parallel_program() -> None:
+    """A group that stays after destroy_process_group can abort the process at its exit, once in a while."""
+    # A new interpreter, which has not imported torch._dynamo, forks a process for each program.
+    program = """
+import importlib, os, torch, torch.distributed
+from ddptrain.cli import main
+
+def train():
+    main("train --data digits --batch-size 500 --epochs 1 --backend gloo --sync ddp".split())
+
+def lesson(name):
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 1
+    importlib.import_module(f"ddptrain.lessons.{name}").main()
+
+for name in ("train", "tutorial", "sampler", "ddp"):
+    if not (pid := os.fork()):
+        torch.set_num_threads(1)
+        train() if name == "train" else lesson(name)
+        threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+        print(name, "left a group" if any("gloo" in thread for thread in threads) else "left none", flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
+    left = re.findall(r"^(\w+) left (a group|none)$", done.stdout, re.MULTILINE)
+    assert left == [(name, "none") for name in ("train", "tutorial", "sampler", "ddp")], done.stderr
+
+
 def test_lesson_starts_its_own_ranks_by_mp_spawn() -> None:
     command = [sys.executable, "-m", "ddptrain.lessons.start"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

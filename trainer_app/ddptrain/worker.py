@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -151,6 +152,8 @@ class Worker:
         uses_bf16(config, device)  # raises, before any rank is waited for, if it is impossible
         self._serve_progress()
         self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(os.environ.get("PET_RDZV_CONF", ""))
+        if config.sync == "ddp":
+            importlib.import_module("torch._dynamo")  # DDP does it, and once the group exists, it would keep the group
         self._begin("rendezvous")
         self._group = join_group(
             ranks,

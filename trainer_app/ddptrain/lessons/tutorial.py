@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
+import torch._dynamo  # before the group exists, see docs/torch-distributed/initialization.md
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
