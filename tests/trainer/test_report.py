@@ -138,6 +138,21 @@ def test_every_restart_has_its_cause_after_restarts_and_later_launches_in_the_sa
     assert "rank 0 was killed by SIGKILL" in ddptrain.run("why", tmp_path).output()
 
 
+def test_a_stopped_run_says_what_stopped_it(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    limited = ddptrain.run(*command, "--stop-after", 4, code=75)
+    assert limited.message()["message"] == "stopped by --stop-after 4, and saved"
+    stopped = ddptrain.start(*command, "--step-delay", 0.2)
+    step = stopped.at_step(6)["step"]
+    stopped.stop()
+    assert stopped.wait() == 75, stopped.output()
+    assert re.fullmatch(r"stopped by a signal after step \d+, and saved", stopped.message()["message"])
+    ddptrain.run(*command, "--chaos", "crash:0:0:resume", code=1)  # before it opens its metrics
+    first, second = read_history(tmp_path).runs
+    assert (first.cause, first.reached) == ("stopped by --stop-after 4", 4)
+    assert (second.cause, second.reached >= step) == (f"stopped by a signal after step {second.reached}", True)
+
+
 @pytest.mark.parametrize(
     ("report", "cause"),
     [

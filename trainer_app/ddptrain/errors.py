@@ -91,7 +91,7 @@ class VolumeError(TrainerError):
 
 
 class Stopped(TrainerError):
-    """The rank ended because of SIGTERM, SIGINT or SIGHUP.
+    """The rank ended because of SIGTERM, SIGINT or SIGHUP, or after the step that --stop-after names.
 
     Args:
         saved: whether a checkpoint of the last completed step is on the volume.

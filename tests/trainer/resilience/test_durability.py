@@ -176,7 +176,7 @@ def test_stop_with_a_refused_save_writes_the_row_of_the_refusal(
     run = ddptrain.run(*command(1, idx, tmp_path, *flags), code=75)
     assert run.message()["saved"] is False
     rows = read_rows(tmp_path)
-    assert (rows[-1]["event"], rows[-1]["step"]) == ("refused", 4)
+    assert [(row["event"], row["step"]) for row in rows[-2:]] == [("refused", 4), ("stopped", 4)]
 
 
 def test_volume_that_stays_full_exits_with_73_only_at_the_last_save(

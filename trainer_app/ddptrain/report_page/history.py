@@ -51,7 +51,7 @@ class Run:
         began, ended: seconds since 1970 of its first and last row.
         reached: its last step; ``resumed`` if it recorded none.
         repeated: how many of its steps a later run computed again, because they came after its last checkpoint.
-        cause: why it failed, if a launcher left a report; else empty.
+        cause: why it failed, if a launcher left a report; or what stopped it; else empty.
     """
 
     number: int
@@ -112,7 +112,11 @@ def read_history(root: Path) -> History:
     kept = {(row["run"], row["step"]) for row in counted if row["event"] == "train"}
     lost = [step for step in taken if (step.run, step.step) not in kept]
     newest = starts[max(starts)]
-    runs = [_run(root, number, starts[number], taken, lost) for number in sorted(starts)]
+    stops = {_whole(row.get("run")): str(row.get("message")) for row in rows if row.get("event") == "stopped"}
+    runs = [
+        replace(_run(root, number, starts[number], taken, lost), cause=stops.get(number, ""))
+        for number in sorted(starts)
+    ]
     return History(
         _with_causes(runs, root),
         [_step(row) for row in counted if row["event"] == "train"],
@@ -164,6 +168,8 @@ def _with_causes(runs: list[Run], root: Path) -> list[Run]:
 
 
 def _with_cause(run: Run, following: Run | None, attempts: Iterable[list[dict[str, Any]]]) -> Run:
+    if run.cause:  # it was stopped
+        return run
     end = following.began if following and following.began else math.inf
     for nodes in attempts:
         report, _ = failure_report.merge_reports(nodes)

@@ -78,7 +78,7 @@ class Trainer:
         """Train from the newest checkpoint to the last step.
 
         Raises:
-            Stopped: a signal came; all ranks leave after the same step.
+            Stopped: a signal came, or --stop-after was reached; all ranks leave after the same step.
             NotFinite, Superseded, VolumeError, Mismatch: see ``errors``.
         """
         config, group, schedule = self._config, self._group, self._schedule
@@ -179,12 +179,15 @@ class Trainer:
     def _leave(self, done: int, saved: SaveResult | None) -> None:
         """Leave the group and raise Stopped; every rank calls it after the same step."""
         self._close_profiler()
-        self._metrics.flush(done)  # a refused save has added a row
+        by_flag = done == self._config.stop_after and not self._stop.requested
+        reason = f"stopped by --stop-after {done}" if by_flag else f"stopped by a signal after step {done}"
+        self._metrics.log("stopped", done, message=reason)
+        self._metrics.flush(done)
         result = self._from_rank_zero("stopped", saved)
         self._gradients.close()
         self._group.close()
         where = "and saved" if result.checkpoint else f"not saved: {result.reason}"
-        raise Stopped(f"stopped by a signal after step {done}, {where}", saved=result.checkpoint is not None)
+        raise Stopped(f"{reason}, {where}", saved=result.checkpoint is not None)
 
     def _from_rank_zero(self, moment: str, saved: SaveResult | None) -> SaveResult:
         """Return the result of rank 0's last save on every rank; the others wait until it is written."""
