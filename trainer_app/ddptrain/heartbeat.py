@@ -260,8 +260,10 @@ def newest_trace() -> tuple[bytes, dict[str, Any]]:
 
 def _named(recorded: dict[str, Any]) -> bool:
     """Name the group where gloo's recorder has left the name out, without which ``torchfrtrace`` fails."""
-    groups = {entry["process_group"] for entry in recorded.get("entries", ())}
-    if "" not in recorded.get("pg_config", {}) or len(groups) != 1:
+    if "" not in recorded.get("pg_config", {}):
+        return False
+    groups = {entry["process_group"] for entry in recorded["entries"]}
+    if len(groups) != 1:
         return False
     [(name, description)] = groups
     recorded["pg_config"][name] = recorded["pg_config"].pop("") | {"name": name, "desc": description}
