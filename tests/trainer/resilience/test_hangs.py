@@ -112,6 +112,8 @@ def test_a_rank_blocked_in_c_is_named_with_its_line(ddptrain: ForkServer, idx: P
     message = run.message()
     assert (message["rank"], message["step"], message["phase"]) == (1, 4, "batch")
     assert message["where"].startswith("trainer.py:")
+    last = run.output().splitlines()[-4:]
+    assert [line.partition(":")[0] for line in last] == ["root cause", "at", "hint", "next"]
     assert {1} in missing_ranks(tmp_path / "reports" / "local-0")
 
 

@@ -90,10 +90,23 @@ def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool)
     else:
         message = f"{timeout:g} s without progress, and no rank of this node is the cause"
     shown = hung or min(states, key=_progress)
-    error = Hang(f"{message}; {waiting}" if waiting else message)
+    error = Hang(
+        f"{message}; {waiting}" if waiting else message,
+        hint=_hint(hung),
+        next_step="`ddptrain why DIR`, with the checkpoint or log directory, shows every rank; "
+        "raise --hang-timeout for work that takes longer",
+    )
     error.cause = "own" if hung or all_ranks else "peer"
     place = {"step": shown.step, "phase": shown.collective or shown.phase}
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
+
+
+def _hint(hung: RankState | None) -> str:
+    if hung is None:
+        return "the launcher of another node reports the rank that hangs"
+    if hung.stopped:
+        return "a signal or a debugger has stopped the process"
+    return "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
 
 
 class HangDetector:

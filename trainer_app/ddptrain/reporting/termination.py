@@ -29,6 +29,7 @@ _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
         "look for `Out of memory` in the kernel's log (dmesg); if it is there, lower --batch-size",
     ),
     signal.SIGSEGV: ("an error in native code", "set PYTHONFAULTHANDLER=1 to print the stack of the next one"),
+    signal.SIGABRT: ("a library aborted the process", "read the last lines of this rank's output, which say why"),
     signal.SIGBUS: ("often /dev/shm or a memory-mapped file's volume is full", "make /dev/shm larger"),
 }  # fmt: skip
 _ADVICE = 400  # bytes of hint and of next in a report that is too long
