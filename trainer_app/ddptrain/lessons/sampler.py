@@ -11,6 +11,7 @@ is the same in every epoch.
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 
 import torch
@@ -106,6 +107,7 @@ class Seeds(Dataset[int]):
 
 def check_workers(rank: int, world: int) -> None:
     """Check that each of two worker processes on every rank has a seed of its own, and has it again in a new loader."""
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # also where a node has one CPU
     first, again = (
         list(DataLoader(Seeds(), batch_size=None, num_workers=2, generator=generator_of(rank))) for _ in range(2)
     )
