@@ -98,6 +98,18 @@ def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_
     assert [[found["node"] for found in read(path)] for path in sorted(zero.folder.parent.iterdir())] == [[0], [0, 1]]
 
 
+def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node(tmp_path: Path) -> None:
+    ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
+    zero, one = (FailureReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    report = {"code": 1, "cause": "own", "rank": 0, "message": "of the first start"}
+    one.write(report, [], [])  # the launcher of node 0 was killed
+    zero.set_aside()
+    zero.write({**report, "message": "of the second start"}, [], [])
+    one.set_aside()
+    found = {path.name: [node["report"]["message"] for node in read(path)] for path in zero.folder.parent.iterdir()}
+    assert found == {"local-0": ["of the second start"], "local-0.1": ["of the first start"]}
+
+
 def test_old_attempts_keep_their_reports_longer_than_their_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

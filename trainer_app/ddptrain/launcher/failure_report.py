@@ -53,17 +53,30 @@ class FailureReports:
         return cls(Path(root) / FOLDER / name, ranks)
 
     def set_aside(self) -> None:
-        """Rename the folder to ``<name>.1``, ``.2``, … if an earlier start of this node has used it.
+        """Move what an earlier start of this node has left in the folder to ``<name>.1``, ``.2``, …
 
         Only the operator gives every start a name of its own. Reports of ranks or nodes that this start does not have
-        are of an earlier one, too.
+        are of an earlier one, too. Those of the other nodes stay: a node may have failed before this one started.
         """
         run_with_timeout(_VOLUME, self._set_aside)
 
     def _set_aside(self) -> None:
-        if any(self._is_earlier(path.name) for path in self.folder.iterdir()):
-            names = (self.folder.with_name(f"{self.folder.name}.{number}") for number in itertools.count(1))
-            self.folder.rename(next(name for name in names if not name.exists()))
+        earlier = [path for path in self.folder.iterdir() if self._is_earlier(path.name)]
+        if not earlier:
+            return
+        names = (self.folder.with_name(f"{self.folder.name}.{number}") for number in itertools.count(1))
+        used = list(itertools.takewhile(Path.is_dir, names))
+        aside = self.folder.with_name(f"{self.folder.name}.{len(used) + 1}")
+        # Another node may just have moved its reports of the same start.
+        if used and self.ranks.nnodes > 1 and not any((used[-1] / path.name).exists() for path in earlier):
+            aside = used[-1]
+        if not aside.is_dir():
+            aside.mkdir(exist_ok=True)  # another node may make it, too
+            share(aside, 0o2775)
+        for path in earlier:
+            path.rename(aside / path.name)
+        with contextlib.suppress(OSError):  # reports of other nodes are in it
+            self.folder.rmdir()
 
     def _is_earlier(self, name: str) -> bool:
         ranks = self.ranks
