@@ -88,11 +88,11 @@ def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool)
         condition = "is stopped" if hung.stopped else "shows no sign of life"
         message = f"rank {hung.rank} (node {hung.node}) {condition} {hung.place}, {timeout:g} s without progress"
     else:
-        message = f"{timeout:g} s without progress, and no rank of this node is the cause"
+        message = f"{timeout:g} s without progress, and no rank {'' if all_ranks else 'of this node '}is the cause"
     shown = hung or min(states, key=_progress)
     error = Hang(
         f"{message}; {waiting}" if waiting else message,
-        hint=_hint(hung),
+        hint=_hint(hung, all_ranks=all_ranks),
         next_step="`ddptrain why DIR`, with the checkpoint or log directory, shows every rank; "
         "raise --hang-timeout for work that takes longer",
     )
@@ -101,7 +101,9 @@ def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool)
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
 
 
-def _hint(hung: RankState | None) -> str:
+def _hint(hung: RankState | None, *, all_ranks: bool) -> str:
+    if hung is None and all_ranks:
+        return "all ranks wait in the same collective: the network between them, or the backend, does not answer"
     if hung is None:
         return "the launcher of another node reports the rank that hangs"
     if hung.stopped:
