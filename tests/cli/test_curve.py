@@ -49,6 +49,10 @@ def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
             st.builds(start, st.integers(1, 4), st.none() | st.tuples(st.integers(1, 4), st.integers(0, 5))),
             st.builds(train, st.integers(1, 4), st.integers(0, 5), st.floats(0, 9)),
             st.sampled_from(["", "{", "[]", "null", '{"event": "train"}', '{"event": "start", "run": "x"}']),
+            st.sampled_from(
+                [json.dumps(start(4) | {"resumedFrom": origin}) for origin in ("run-000001", {"run": 1}, {})]
+            ),
+            st.sampled_from(['{"event": "start", "run": 3}', "[" * 100_000]),
         )
     )
 )
@@ -82,3 +86,8 @@ def test_sparkline_scales_from_lowest_to_highest() -> None:
     assert sparkline([3, 2, math.nan, 1]) == "█▅▁"
     assert sparkline([1, 1]) == "▁▁"
     assert sparkline([1]) == ""
+
+
+def test_a_step_that_is_too_large_is_not_drawn() -> None:
+    points = [Point(step, 1.0 / (step + 1)) for step in range(20)]
+    assert drawing([*points, Point(10**400, 0.5)], 60) == drawing(points, 60)

@@ -123,7 +123,7 @@ def test_every_restart_has_its_cause_after_restarts_and_later_launches_in_the_sa
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
-    slow = ("--checkpoint-every", 4, "--step-delay", 0.1)
+    slow = ("--checkpoint-every", 4, "--step-delay", 0.3)
     first = ddptrain.start(*command, *slow, "--max-restarts", 1, "--chaos", "crash:1:6")
     first.at_step(7)  # after the restart
     os.kill(first.ranks()[1], signal.SIGKILL)
@@ -245,16 +245,21 @@ def test_a_model_without_mistakes_has_no_gallery(tmp_path: Path) -> None:
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.text(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([10**400, "\ud800"])
+    | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["run", "step"]), inner),
     max_leaves=3,
 )
 FIELDS = st.sampled_from(
-    ["event", "run", "step", "resumedFrom", "time", "worldSize", "totalSteps", "attempt", "loss", "accuracy"]
+    ["event", "run", "step", "resumedFrom", "time", "worldSize", "totalSteps", "attempt", "loss", "accuracy", "message"]
 )
 
 
-@given(st.sampled_from(["start", "train", "eval"]), st.dictionaries(FIELDS, JUNK, min_size=1))
+@given(st.sampled_from(["start", "train", "eval", "stopped"]), st.dictionaries(FIELDS, JUNK, min_size=1))
 @settings(max_examples=150, deadline=None)
 def test_a_malformed_row_of_any_kind_still_gives_a_page(event: str, malformed: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,7 @@ from ddpjob.local.state import HostPaths
 _METRICS = ("metrics", "metrics.jsonl")
 """The trainer writes one of them into the checkpoint directory: a folder with a file for each run, or an older one the
 file of all runs."""
+_LARGEST_STEP = 10**12  # that a drawing shows
 _LOG_LINES = 15  # of the node that failed
 _LONGEST_ERROR = 400  # characters
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -227,8 +228,10 @@ def losses(directory: Path) -> list[Point]:
     for row in (row for path in (older, *sorted(folder.glob("run-*.jsonl"))) for row in _metrics_rows(path)):
         try:
             if row["event"] == "start":
-                origin = row["resumedFrom"]
-                origins[int(row["run"])] = (int(origin["run"]), int(origin["step"])) if origin else None
+                run, origin = int(row["run"]), row.get("resumedFrom")
+                origins[run] = None  # also if the row does not say from where it resumed
+                if origin is not None:
+                    origins[run] = int(origin["run"]), int(origin["step"])
             elif row["event"] == "train" and row["loss"] is not None:
                 found.append((int(row["run"]), Point(int(row["step"]), float(row["loss"]))))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -240,7 +243,7 @@ def losses(directory: Path) -> list[Point]:
 
 def drawing(points: Sequence[Point], width: int, height: int = 13) -> list[str]:
     """Return the loss curve as lines of at most ``width`` characters; none for fewer than three points."""
-    points = [point for point in points if math.isfinite(point.loss)]
+    points = [point for point in points if math.isfinite(point.loss) and abs(point.step) <= _LARGEST_STEP]
     if len(points) < 3:
         return []
     import plotext  # type: ignore[import-untyped]
@@ -272,7 +275,7 @@ def _metrics_rows(path: Path) -> list[Json]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)

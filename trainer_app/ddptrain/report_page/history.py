@@ -112,7 +112,8 @@ def read_history(root: Path) -> History:
     kept = {(row["run"], row["step"]) for row in counted if row["event"] == "train"}
     lost = [step for step in taken if (step.run, step.step) not in kept]
     newest = starts[max(starts)]
-    stops = {_whole(row.get("run")): str(row.get("message")) for row in rows if row.get("event") == "stopped"}
+    stopped = [row for row in rows if row.get("event") == "stopped"]
+    stops = {_whole(row.get("run")): str(row.get("message") or "stopped") for row in stopped}
     runs = [
         replace(_run(root, number, starts[number], taken, lost), cause=stops.get(number, ""))
         for number in sorted(starts)

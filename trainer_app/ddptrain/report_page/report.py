@@ -62,5 +62,5 @@ def _sentence(error: TrainerError) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    write_result(path, text.encode())
+    write_result(path, text.encode(errors="replace"))
     print(f"wrote {path}", file=sys.stderr)
