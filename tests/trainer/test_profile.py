@@ -92,14 +92,16 @@ def test_a_run_that_fails_leaves_the_trace_of_its_steps_so_far(ddptrain: ForkSer
 
 
 @pytest.mark.filterwarnings("ignore:Profiler")
-@pytest.mark.parametrize("fault", [None, "step", "volume"])
+@pytest.mark.parametrize("fault", [None, "step", "accum", "volume"])
 def test_a_trace_that_ends_in_a_forward_pass_is_written_or_else_only_reported(
     tmp_path: Path, fault: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, said, heartbeat, model = tmp_path / "trace.json", list[str](), Heartbeat(), nn.Linear(2, 2)
     profiler = StepProfiler(
-        path, steps=100, first=1, left=100, device=torch.device("cpu"), heartbeat=heartbeat, log=said.append
-    )
+        path,
+        steps=100, accum=20 if fault == "accum" else 1, first=1, left=100, device=torch.device("cpu"),
+        heartbeat=heartbeat, log=said.append,
+    )  # fmt: skip
     profiler.watch(model, optim.build(Config(optimizer="sgd"), model))
     for step in range(1, 50 if fault == "step" else 4):
         heartbeat.mark("batch", step)
@@ -111,7 +113,7 @@ def test_a_trace_that_ends_in_a_forward_pass_is_written_or_else_only_reported(
     assert path.is_file() is (fault is None)
     if fault is None:
         assert {"ProfilerStep#3", "aten::linear"} <= ranges(path).keys()
-    elif fault == "step":
+    elif fault != "volume":
         assert said == ["no profile: the run failed before the last step to trace"]
     else:
         assert "warning: no profile in" in capfd.readouterr().err
@@ -124,7 +126,7 @@ def test_every_rank_says_that_its_trace_cannot_be_written(tmp_path: Path, capfd:
     heartbeat = Heartbeat()
     profiler = StepProfiler(
         tmp_path / "file" / "profile-rank-1.json",
-        steps=1, first=1, left=1, device=torch.device("cpu"), heartbeat=heartbeat,
+        steps=1, accum=1, first=1, left=1, device=torch.device("cpu"), heartbeat=heartbeat,
         log=lambda text: None,  # as of every rank but 0
     )  # fmt: skip
     heartbeat.mark("batch", 1)

@@ -262,7 +262,7 @@ def _named(recorded: dict[str, Any]) -> bool:
     """Name the group where gloo's recorder has left the name out, without which ``torchfrtrace`` fails."""
     if "" not in recorded.get("pg_config", {}):
         return False
-    groups = {entry["process_group"] for entry in recorded["entries"]}
+    groups = {tuple(entry["process_group"]) for entry in recorded.get("entries", ())}
     if len(groups) != 1:
         return False
     [(name, description)] = groups

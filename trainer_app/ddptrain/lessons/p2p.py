@@ -22,6 +22,8 @@ import torch.distributed as dist
 
 from ddptrain.lessons.draw import draw
 
+TIMEOUT = 30  # seconds
+
 
 def main() -> None:
     # Before the group exists: a process with running threads must not fork.
@@ -121,8 +123,9 @@ def unmatched() -> str:
         else:
             dist.recv(torch.zeros(1), src=0)
 
+    began = time.monotonic()
     ends = _in_processes(4, for_two_ranks)
-    assert ends == [0, 0, 1, 1], ends
+    assert (ends, time.monotonic() - began < TIMEOUT) == ([0, 0, 1, 1], True), ends
     return "a program for two ranks, started with four: ranks 2 and 3 get no message, and fail when rank 0 has left"
 
 
@@ -157,7 +160,7 @@ def _in_processes(world: int, work: Callable[[int], None]) -> list[int | None]:
 
 def _be_rank(rank: int, world: int, store: str, work: Callable[[int], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the stack of the error is no part of the lesson
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     work(rank)
     dist.destroy_process_group()
 

@@ -22,7 +22,7 @@ from ddptrain.heartbeat import Heartbeat
 from ddptrain.training.optim import Optimizer
 
 WAIT, WARMUP = 5, 2  # steps: the first ones allocate memory, and the profiler's own first ones are slower
-_MOST_OF_FAILED = 20  # steps; ending the profiler took 10 to 30 ms for each, and no thread could interrupt it
+_MOST_OF_FAILED = 20  # micro-batches; ending the profiler took 10 to 30 ms for each, and no thread could interrupt it
 
 
 class StepProfiler:
@@ -31,6 +31,7 @@ class StepProfiler:
     Args:
         path: the file to write.
         steps: how many steps to trace; fewer if fewer than that are ``left`` in this run.
+        accum: micro-batches of a step.
         first: number of the first step of this run.
         log: told which steps were traced.
     """
@@ -40,6 +41,7 @@ class StepProfiler:
         path: Path,
         *,
         steps: int,
+        accum: int,
         first: int,
         left: int,
         device: torch.device,
@@ -49,7 +51,8 @@ class StepProfiler:
         active = min(steps, left)
         warmup = min(WARMUP, left - active)
         wait = min(WAIT, left - active - warmup)
-        self._path, self._heartbeat, self._log, self._device = path, heartbeat, log, device
+        self._path, self._heartbeat, self._log = path, heartbeat, log
+        self._device, self._accum = device, accum
         self._until_closed = wait + warmup + active
         self._first_traced, self._end = first + wait + warmup, first + self._until_closed
         self._phase = contextlib.ExitStack()  # holds the range of the current phase
@@ -115,7 +118,7 @@ class StepProfiler:
 
         On a GPU the profiler's end waits for the device, which may be what failed.
         """
-        if self._device.type == "cpu" and self._last - self._first_traced < _MOST_OF_FAILED:
+        if self._device.type == "cpu" and (self._last - self._first_traced + 1) * self._accum <= _MOST_OF_FAILED:
             self._has_failed = True
             self.close()
         else:

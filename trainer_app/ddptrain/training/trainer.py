@@ -229,7 +229,8 @@ class Trainer:
             return None
         profiler = StepProfiler(
             Path(target) / f"profile-rank-{self._group.rank}.json",
-            steps=self._config.profile, first=done + 1, left=self._schedule.total_steps - done,
+            steps=self._config.profile, accum=self._config.accum,
+            first=done + 1, left=self._schedule.total_steps - done,
             device=self._group.device, heartbeat=self._group.heartbeat, log=self._log,
         )  # fmt: skip
         profiler.watch(self._model, self._optimizer)
