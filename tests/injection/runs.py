@@ -182,7 +182,7 @@ class Run:
     def outcome(self) -> Outcome:
         """Check the invariants. Return how the job ended, and how often each object was created and deleted."""
         changes = self.changes()
-        check_history(changes)
+        check_history(changes, operators=len(self.operators))
         jobs = [change.obj for _, change in changes if change.resource is names.DDPJOBS]
         status = dict(jobs[-1].get("status") or {})
         made = Counter(

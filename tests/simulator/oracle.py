@@ -20,17 +20,24 @@ History = Sequence[tuple[float, Change]]
 
 def check(sim: Simulation) -> None:
     """Check the invariants of a simulated run. Raises ``AssertionError``."""
-    check_history(sim.changes, late_creates=sim.late_creates, unreachable=sim.kubelets.were_unreachable)
+    check_history(
+        sim.changes,
+        late_creates=sim.late_creates,
+        unreachable=sim.kubelets.were_unreachable,
+        operators=sim.operators,
+    )
 
 
-def check_history(changes: History, *, late_creates: Collection[str] = (), unreachable: Collection[str] = ()) -> None:
+def check_history(
+    changes: History, *, late_creates: Collection[str] = (), unreachable: Collection[str] = (), operators: int = 1
+) -> None:
     """Check the invariants of a run's whole history. Raises ``AssertionError``.
 
     late_creates: names of objects whose create was carried out later. unreachable: uids of pods whose node did not
-    respond.
+    respond. operators: how many worked at the same time.
     """
     _check_status(changes)
-    _check_pods(changes, late_creates)
+    _check_pods(changes, late_creates, operators)
     _check_overlap(changes, unreachable)
     _check_events(changes)
 
@@ -141,25 +148,42 @@ def _is_recorded(change: Change, before: Json, was: int, now: int) -> bool:
     return is_reset or now == was - refunded < was
 
 
-def _check_pods(changes: History, late_creates: Collection[str]) -> None:
-    """Check that each pod was created once, for the recorded attempt, and by the operator."""
+def _check_pods(changes: History, late_creates: Collection[str], operators: int) -> None:
+    """Check that each pod was created once, for the recorded attempt, and by the operator.
+
+    Of two operators, one may see the new job late, and create the pods of its first attempt, which needs no record
+    (``Reconciler._begin``), after the other has abandoned that attempt. It must delete them soon.
+    """
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
-    for _, change in changes:
+    again: dict[str, float] = {}
+    beyond_first: set[str] = set()
+    for time, change in changes:
         meta = change.obj["metadata"]
+        if change.type == "DELETED" and (since := again.pop(meta["uid"], None)) is not None:
+            assert time - since <= GRACE_SECONDS, (
+                f"{meta['name']} was created twice, and deleted {time - since:.0f} s later"
+            )
         if change.resource is names.DDPJOBS:
-            attempts[meta["uid"]] = int((change.obj.get("status") or {}).get("attempt") or 0)
+            status = change.obj.get("status") or {}
+            attempts[meta["uid"]] = int(status.get("attempt") or 0)
+            if attempts[meta["uid"]] > 1 or "verdict" in ((status.get("currentAttempt") or {}).get("ending") or {}):
+                beyond_first.add(meta["uid"])
         labels = meta.get("labels") or {}
         if change.resource is not names.PODS or change.type != "ADDED" or names.LABEL_JOB_UID not in labels:
             continue
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
         is_twice = node in made and meta["name"] not in late_creates
-        assert not is_twice, f"{meta['name']} was created twice"
+        if is_twice and operators > 1 and node[1] == "1" and node[0] in beyond_first:
+            again[meta["uid"]] = time
+        else:
+            assert not is_twice, f"{meta['name']} was created twice"
         made.add(node)
         recorded, attempt = attempts[node[0]], int(node[1])
         # The pods of the first attempt may be created beside its record. A late request may be of an older attempt.
         known = max(recorded, 1)
         assert attempt <= known, f"{meta['name']} was created while attempt {recorded} was recorded"
+    assert not again, f"{len(again)} pods were created twice, and not deleted"
 
 
 def _check_overlap(changes: History, unreachable: Collection[str]) -> None:

@@ -8,7 +8,6 @@ from tests.simulator.parallel import carry_out, pool
 from tests.simulator.runs import RANDOM, Run
 
 PROGRESS_SECONDS = 10.0
-SHOWN_FAILURES = 10
 
 
 def soak(number: int, first: int) -> int:
@@ -21,6 +20,8 @@ def soak(number: int, first: int) -> int:
         for batch in carry_out(processes, [Run(RANDOM, seed=seed) for seed in range(first, first + number)]):
             done += sum(each["runs"] for each in batch.counts.values()) + len(batch.failures)
             failures += batch.failures
+            for failure in batch.failures:
+                print(failure, flush=True)
             for watch, each in batch.counts.items():
                 counts.setdefault(watch, Counter()).update(each)
             if time.monotonic() - shown > PROGRESS_SECONDS:
@@ -29,8 +30,6 @@ def soak(number: int, first: int) -> int:
                 left = (number - done) / rate
                 print(f"{done} of {number} runs, {len(failures)} failed, {rate:.0f} runs/s, {left:.0f} s left")
                 sys.stdout.flush()
-    for failure in failures[:SHOWN_FAILURES]:
-        print(failure)
     print(f"{'watch events':<14}{'runs':>10}{'faults':>10}{'operator starts':>18}")
     total = sum(counts.values(), Counter[str]())
     for watch, each in [*sorted(counts.items()), ("all", total)]:
