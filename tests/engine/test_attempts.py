@@ -7,7 +7,7 @@ import pytest
 
 from ddpjob.engine.observe import owned_pods
 from ddpjob.engine.plan import plan
-from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle
+from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle, running
 
 
 def test_first_plan_records_the_attempt_and_creates_service_and_pods() -> None:
@@ -138,6 +138,25 @@ def test_missing_pod_of_a_complete_gang_ends_the_attempt() -> None:
         "next": "nothing; training continues from the checkpoint",
     }  # fmt: skip
     assert (world.status["restarts"], world.status["restartsCountedTowardsLimit"]) == (1, 0)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_pod_that_appears_in_place_of_one_that_ran_does_not_hide_its_loss(bound: bool) -> None:
+    world = a_running_world(a_job())
+    world.pod(1)["metadata"]["uid"] = "a create whose response was lost is carried out late"
+    world.pod(1)["status"] = {"phase": "Pending"} | ({"startTime": "2026-03-01T12:00:01Z"} if bound else {})
+    world.settle()
+    assert world.status["attempt"] == 2
+    assert [failure["reason"] for failure in world.status["failures"]] == ["PodLost"]
+    assert world.attempts() == ["2"]
+
+
+def test_pod_that_has_not_started_yet_is_not_lost() -> None:
+    world = World(a_job())
+    world.settle()
+    world.set_pod(0, running())
+    world.settle()
+    assert world.status["attempt"] == 1 and not world.status.get("failures")
 
 
 def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None:

@@ -75,7 +75,11 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
 
 def failure(status: Json, metadata: Json, **spec: Any) -> tuple[World, Json]:
     """Return the world and the failure after one pod of two got this status, and the other none."""
-    world = a_running_world(a_job(**spec))
+    world = World(a_job(**spec))
+    world.settle()
+    if status["phase"] != "Pending":  # a pod that ran does not become Pending again
+        world.run_all()
+        world.settle()
     pod = world.set_pod(1, status)
     pod["metadata"] |= metadata
     world.settle()

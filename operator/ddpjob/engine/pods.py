@@ -32,6 +32,7 @@ class PodView:
     report: the trainer's JSON report in the termination message, or None.
     waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
+    unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
     deleted: someone deleted the pod before its trainer ended.
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
@@ -50,6 +51,7 @@ class PodView:
     state: PodState
     deleting: bool
     stopped: bool
+    unstarted: bool = False
     deleted: bool = False
     evicted: bool = False
     disruption: str = ""
@@ -129,6 +131,7 @@ def _view(pod: Mapping[str, Any]) -> PodView:
         node_rank=_number(labels.get(names.LABEL_NODE_RANK)),
         state=state,
         deleting=deleting,
+        unstarted=status.get("phase") == "Pending",
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         deleted=deleting and drained,
         evicted=evicted,

@@ -69,8 +69,14 @@ class JobState:
 
     @cached_property
     def missing_nodes(self) -> list[int]:
-        """node_ranks that have no pod and have not succeeded."""
-        done = self.current.keys() | self.succeeded_nodes
+        """node_ranks that have no pod and have not succeeded.
+
+        After all pods ran, one that has not started is another: a create whose response was lost can be carried out
+        after the pod that its repetition created is gone. The other nodes have lost the first one.
+        """
+        all_ran = self.attempt.all_running_time is not None
+        present = {node_rank for node_rank, pod in self.current.items() if not (all_ran and pod.unstarted)}
+        done = present | self.succeeded_nodes
         return [node_rank for node_rank in self.job.node_ranks if node_rank not in done]
 
     @property
