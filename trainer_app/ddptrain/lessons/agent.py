@@ -3,8 +3,8 @@
 torchrun starts one agent per node. The agents find each other (the rendezvous), number the workers, start them and
 watch them. Two kinds of rendezvous matter here:
 
-- static: each node is told its number and the address of node 0. (``--node-rank``, ``--master-addr``)
-- c10d: all nodes are told one address and the job's name, and are numbered in the order in which they
+- static: flags give each node its number and the address of node 0. (``--node-rank``, ``--master-addr``)
+- c10d: all nodes get the same address and job name, and their numbers in the order in which they
   join. (``--rdzv-id``, ``--rdzv-backend=c10d``, ``--rdzv-endpoint``)
 """
 

@@ -115,7 +115,7 @@ def shorter(rank: int, world: int) -> None:
 
 
 def unmatched() -> str:
-    """A program for two ranks is started with four: nobody sends the messages for which ranks 2 and 3 wait."""
+    """A program for two ranks is started with four: ranks 2 and 3 wait for messages that no rank sends."""
 
     def for_two_ranks(rank: int) -> None:
         if rank == 0:
@@ -144,7 +144,7 @@ def wrong_size() -> str:
 
 
 def _in_processes(world: int, work: Callable[[int], None]) -> list[int | None]:
-    """Run ``work`` as each rank of a group of its own, and return the exit codes; -n stands for signal n."""
+    """Run ``work`` in ``world`` processes with a new process group; return the exit codes, -n after signal n."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
         store = f"file://{folder}/store"
