@@ -24,6 +24,21 @@ def test_all_nodes_running_causes_one_event_and_sets_every_field() -> None:
     assert is_idle(world.reconcile())
 
 
+def test_nodes_that_run_without_their_service_are_shown_as_starting() -> None:
+    """The operator was killed before it created the Service, without which no rank finds rank 0."""
+    world = World(a_job())
+    world.reconcile(crash_after=4)
+    world.run_all()
+    world.service = None
+    made = world.reconcile()
+    assert world.condition("Running")["status"] == "False" and not made.events
+    message = "2 of 2 nodes run, but not all objects of the attempt are created yet"
+    assert (world.condition("Running")["reason"], world.condition("Running")["message"]) == ("Starting", message)
+    assert world.status["state"] == "Pending"
+    made = world.reconcile()
+    assert world.status["state"] == "Running" and [note.reason for note in made.events] == ["Running"]
+
+
 def test_every_condition_is_set_by_the_first_reconcile() -> None:
     world = World(a_job())
     world.reconcile()
