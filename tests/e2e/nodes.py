@@ -19,6 +19,10 @@ for folder in /proc/[0-9]*; do
 done
 """
 
+_LOGIND = "/org/freedesktop/login1 org.freedesktop.login1.Manager"
+_SHUTDOWN = f"dbus-send --system {_LOGIND}.PrepareForShutdown boolean:"
+_INHIBITORS = f"dbus-send --system --print-reply --dest=org.freedesktop.login1 {_LOGIND}.ListInhibitors"
+
 
 def run_on(node: str, script: str) -> str:
     """Run a shell script on a node and return its output. Raises CommandError."""
@@ -43,6 +47,31 @@ def move_dns_away(kubectl: Kubectl, node: str) -> None:
         system("uncordon", node)
 
 
+def learns_of_shutdowns(node: str) -> bool:
+    """Return whether the node's kubelet delays a shutdown of its machine, which needs logind and a configuration."""
+    return '"kubelet"' in run_on(node, f"{_INHIBITORS} || true")
+
+
+def announce_shutdown(node: str) -> None:
+    """Send logind's signal that the machine shuts down. Kubelet then ends the pods, in the order of their priority.
+
+    The container itself runs on, so that the test can ask what became of its pods. Kubernetes' own tests of kubelet do
+    the same (test/e2e_node/node_shutdown_linux_test.go).
+    """
+    run_on(node, f"{_SHUTDOWN}true")
+
+
+def cancel_shutdown(cluster: Cluster, node: str) -> None:
+    """Send the signal that the machine stays up, and wait until the node and its network work again."""
+    run_on(node, f"{_SHUTDOWN}false")
+    _until_all_ready(cluster, node)
+    system = Kubectl(cluster.kubeconfig, "kube-system")
+    # The controller of DaemonSets replaces refused pods after ever longer delays, but deleted ones at once.
+    system("delete", "pods", f"--field-selector=spec.nodeName={node},status.phase=Failed")
+    for daemon in system.objects("daemonsets"):
+        system("rollout", "status", f"daemonset/{daemon['metadata']['name']}", "--timeout=120s", timeout=150)
+
+
 def stop(node: str) -> None:
     """Stop a node's container, as a machine that is switched off."""
     docker("stop", "--time=5", node, engine=ensure_engine(), timeout=120)
@@ -51,7 +80,10 @@ def stop(node: str) -> None:
 def start(cluster: Cluster, node: str) -> None:
     """Start a stopped node, and wait until all nodes are Ready."""
     docker("start", node, engine=ensure_engine(), timeout=60)
+    _until_all_ready(cluster, node)
 
+
+def _until_all_ready(cluster: Cluster, node: str) -> None:
     def all_ready() -> bool:
         return ready_nodes(json.loads(cluster.kubectl("get", "nodes", "-o=json").stdout)) == set(cluster.nodes)
 

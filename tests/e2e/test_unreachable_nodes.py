@@ -1,4 +1,4 @@
-"""A Kubernetes node is drained, and one stops without notice: the training continues and no restart counts."""
+"""A Kubernetes node is drained, shuts down, or stops without notice: the training continues, no restart counts."""
 
 from __future__ import annotations
 
@@ -62,6 +62,32 @@ def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Insta
     assert_no_step_was_lost(done, reference)
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers) - {drained}
     assert operator.refused_requests() == []
+
+
+def test_node_that_shuts_down_costs_no_step_and_no_restart(
+    trial: Trial, operator: Installation, reference: Outcome
+) -> None:
+    """Kubelet ends the pods of its node. It shows why before their containers have stopped."""
+    (leaving,) = set(trial.cluster.workers) - {operator.pods()[0]["spec"]["nodeName"]}
+    if not nodes.learns_of_shutdowns(leaving):
+        pytest.skip(f"kubelet on {leaving} does not learn of a shutdown: its node image has no logind")
+    nodes.move_dns_away(trial.kubectl, leaving)
+    trial.apply()
+    trial.until_trained()
+    assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers)
+    nodes.announce_shutdown(leaving)
+    try:
+        done = trial.until_finished()
+    finally:
+        nodes.cancel_shutdown(trial.cluster, leaving)
+    assert (done.status["state"], done.restarts[1]) == ("Succeeded", 0)
+    (row,) = (row for row in TABLE if row.reason == "NodeShutdown")
+    # A pod of the second attempt may reach the node before the scheduler knows of its state; kubelet refuses it.
+    assert done.restarts[0] == done.status["attempt"] - 1 == len(done.status["failures"]) <= 2
+    for failure in done.status["failures"]:
+        assert (failure["reason"], failure["nodeName"], failure["counted"]) == ("NodeShutdown", leaving, False)
+        assert (failure["hint"], failure["next"]) == (row.hint, row.next)
+    assert_no_step_was_lost(done, reference)
 
 
 def test_stopped_node_is_found_lost_and_the_restart_does_not_count(

@@ -34,6 +34,14 @@ scheduler:
     - {name: leader-elect, value: "false"}
 """
 
+# On a node with systemd-logind, kubelet ends the pods in time when the machine shuts down.
+_KUBELET_PATCH = """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+shutdownGracePeriod: 40s
+shutdownGracePeriodCriticalPods: 10s
+"""
+
 
 def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of MNIST's four files to mount: ``$DDPJOB_MNIST_DIR``, else ../shared/mnist, else None."""
@@ -57,7 +65,7 @@ def kind_config(shared_dir: Path, data_dir: Path | None) -> str:
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "networking": {"podSubnet": POD_SUBNET, "serviceSubnet": SERVICE_SUBNET, "apiServerAddress": "127.0.0.1"},
-        "kubeadmConfigPatches": [_KUBEADM_PATCH],
+        "kubeadmConfigPatches": [_KUBEADM_PATCH, _KUBELET_PATCH],
         "nodes": [{"role": role, "extraMounts": mounts} for role in ("control-plane", "worker", "worker")],
     }
     return json.dumps(config, indent=1)

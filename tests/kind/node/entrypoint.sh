@@ -1,6 +1,6 @@
 #!/bin/bash
 # PID 1 of a node. It does the part of systemd's work in kind's node image that kind and kubeadm need.
-# containerd and kubelet run in restart loops; their logs are in /var/log.
+# containerd, logind and kubelet run in restart loops; their logs are in /var/log.
 set -o errexit -o nounset -o pipefail
 
 trap 'exit 0' TERM INT
@@ -38,6 +38,24 @@ choose_runc() {
   fi
 }
 
+run_logind() {
+  mkdir -p /run/dbus /run/systemd
+  dbus-daemon --system --fork
+  while true; do
+    /lib/systemd/systemd-logind >> /var/log/logind.log 2>&1 || true
+    sleep 1
+  done
+}
+
+wait_for_logind() { # kubelet asks for it only when it starts
+  local login=org.freedesktop.login1
+  for _ in $(seq 50); do
+    dbus-send --system --print-reply --dest=org.freedesktop.DBus / org.freedesktop.DBus.NameHasOwner "string:$login" \
+      2>> /var/log/logind.log | grep -q true && return
+    sleep 0.2
+  done
+}
+
 run_containerd() {
   while true; do
     containerd >> /var/log/containerd.log 2>&1 || true
@@ -56,6 +74,7 @@ import_images() {
 }
 
 run_kubelet() {
+  wait_for_logind
   # kubeadm writes both files before it starts kubelet; without an init system, their existence is the signal.
   while true; do
     if [[ -f /var/lib/kubelet/config.yaml && -f /var/lib/kubelet/kubeadm-flags.env ]]; then
@@ -75,6 +94,7 @@ run_kubelet() {
 prepare_machine
 prepare_cgroups
 choose_runc
+run_logind &
 run_containerd &
 import_images &
 run_kubelet &
