@@ -44,9 +44,8 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _keyed_lists_have_unique_keys(self) -> Self:
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if not isinstance(value, list) or not value or not isinstance(value[0], ApiModel):
+        for name, value in self.__dict__.items():  # all declared fields; much faster than getattr for each
+            if type(value) is not list or not value or not isinstance(value[0], ApiModel):
                 continue
             keys = [tuple(getattr(item, key) for key in type(item).list_keys) for item in value]
             if value[0].list_keys and len(set(keys)) < len(keys):
