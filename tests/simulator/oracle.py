@@ -4,7 +4,7 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
@@ -156,14 +156,10 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
     """
     made: set[tuple[str, ...]] = set()
     attempts: dict[str, int] = defaultdict(int)
-    again: dict[str, float] = {}
     beyond_first: set[str] = set()
+    again: dict[str, float] = {}
     for time, change in changes:
         meta = change.obj["metadata"]
-        if change.type == "DELETED" and (since := again.pop(meta["uid"], None)) is not None:
-            assert time - since <= GRACE_SECONDS, (
-                f"{meta['name']} was created twice, and deleted {time - since:.0f} s later"
-            )
         if change.resource is names.DDPJOBS:
             status = change.obj.get("status") or {}
             attempts[meta["uid"]] = int(status.get("attempt") or 0)
@@ -173,17 +169,26 @@ def _check_pods(changes: History, late_creates: Collection[str], operators: int)
         if change.resource is not names.PODS or change.type != "ADDED" or names.LABEL_JOB_UID not in labels:
             continue
         node = (labels[names.LABEL_JOB_UID], labels[names.LABEL_ATTEMPT], labels[names.LABEL_NODE_RANK])
-        is_twice = node in made and meta["name"] not in late_creates
-        if is_twice and operators > 1 and node[1] == "1" and node[0] in beyond_first:
+        if node in made and meta["name"] not in late_creates:
+            may_be_twice = operators > 1 and node[1] == "1" and node[0] in beyond_first
+            assert may_be_twice, f"{meta['name']} was created twice"
             again[meta["uid"]] = time
-        else:
-            assert not is_twice, f"{meta['name']} was created twice"
         made.add(node)
         recorded, attempt = attempts[node[0]], int(node[1])
         # The pods of the first attempt may be created beside its record. A late request may be of an older attempt.
         known = max(recorded, 1)
         assert attempt <= known, f"{meta['name']} was created while attempt {recorded} was recorded"
-    assert not again, f"{len(again)} pods were created twice, and not deleted"
+    _check_deleted_soon(changes, again)
+
+
+def _check_deleted_soon(changes: History, created: Mapping[str, float]) -> None:
+    """Check that the pods with these uids are gone within the grace period after their creation."""
+    deleted = {change.obj["metadata"]["uid"]: (time, change) for time, change in changes if change.type == "DELETED"}
+    for uid, since in created.items():
+        assert uid in deleted, f"the pod {uid} was created twice, and not deleted"
+        time, change = deleted[uid]
+        lasted, name = time - since, change.obj["metadata"]["name"]
+        assert lasted <= GRACE_SECONDS, f"{name} was created twice, and deleted {lasted:.0f} s later"
 
 
 def _check_overlap(changes: History, unreachable: Collection[str]) -> None:
