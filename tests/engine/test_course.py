@@ -117,6 +117,24 @@ def test_a_changed_template_holds_restarts_until_it_is_undone() -> None:
     assert world.status["attempt"] == 2 and world.status["restarts"] == 1
 
 
+def test_an_attempt_whose_template_is_changed_still_gets_its_service() -> None:
+    """The operator was killed before it created the Service. A single node trains without it."""
+    claim = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+    checkpoint = {"mountPath": "/ckpt", "claimTemplate": claim}
+    world = World(a_job(numNodes=1, startupDeadlineSeconds=60, checkpoint=checkpoint))
+    world.reconcile(crash_after=3)
+    assert world.pods and world.service is None
+    world.run_all()
+    world.claim = None
+    world.job["spec"]["template"] = {"spec": {"dnsPolicy": "None"}}
+    world.settle()
+    assert world.service is not None and world.claim is None, "the claim is not made from a changed claimTemplate"
+    assert world.status["state"] == "Running" and world.condition("Stalled")["reason"] == "SpecChanged"
+    world.forward(61)
+    world.settle()
+    assert world.status["state"] == "Running", "no deadline of the start runs"
+
+
 def test_sidecar_does_not_keep_a_finished_job_running() -> None:
     world = a_running_world(a_job(numNodes=1))
     status = ended(0) | {"phase": "Running"}

@@ -105,23 +105,25 @@ def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Cr
 
     A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
     resolves a name, so it follows the first pod. After a refusal it is sent alone before the pods, because a Service
-    whose name is taken would cost a pod at each try.
+    whose name is taken would cost a pod at each try. While a changed template is held, the running attempt gets only
+    its Service, which does not depend on the template.
     """
-    begins = decision.begins_attempt
-    if not (begins or (decision.kind == "continue" and not s.attempt.is_closed)):
+    begins, held = decision.begins_attempt, decision.kind == "hold"
+    if not (begins or ((held or decision.kind == "continue") and not s.attempt.is_closed)):
         return ()
     number = next_number(s, decision)
     node_ranks: Sequence[int] = ()
     if begins:
         existing = {pod.node_rank for pod in s.pods if pod.attempt == number}  # adopted, see ``number_of_next``
         node_ranks = [rank for rank in s.job.node_ranks if rank not in existing] if existing else s.job.node_ranks
-    elif s.attempt.is_creating:
+    elif s.attempt.is_creating and not held:
         node_ranks = s.missing_nodes
     beside = bool(node_ranks) and not _is_cautious(s, decision)
     service = (desired_service(s.job, after_first=beside),) if s.observed.service is None else ()
     # Claims are not watched, so a cached one may have been deleted since: with an earlier job of this name, during a
     # suspension or a delay. An attempt that follows none, or not at once, therefore requests the claim again.
-    claim = desired_claim(s.job) if s.observed.claim is None or decision.kind == "start" else None
+    needs_claim = (s.observed.claim is None and not held) or decision.kind == "start"
+    claim = desired_claim(s.job) if needs_claim else None
     avoid = [entry["nodeName"] for entry in status.get("avoidNodes") or ()]
     together = service if beside else ()
     pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid) if node_ranks else ()
