@@ -32,7 +32,7 @@ def test_nodes_that_run_without_their_service_are_shown_as_starting() -> None:
     world.service = None
     made = world.reconcile()
     assert world.condition("Running")["status"] == "False" and not made.events
-    message = "2 of 2 nodes run, but not all objects of the attempt are created yet"
+    message = "2 of 2 nodes run, but the Service mnist-0a1b2 is not created yet"
     assert (world.condition("Running")["reason"], world.condition("Running")["message"]) == ("Starting", message)
     assert world.status["state"] == "Pending"
     made = world.reconcile()

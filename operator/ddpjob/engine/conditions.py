@@ -91,8 +91,9 @@ def all_run(nodes: Mapping[str, int]) -> bool:
 def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: Json | None) -> dict[str, Aspect]:
     ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
     runs = all_run(nodes)
-    if runs and s.attempt.is_creating and decision.kind != "created":  # a loss is not yet a failure of the attempt
-        runs, ready = False, f"{ready}, but not all objects of the attempt are created yet"
+    if runs and s.attempt.is_creating and decision.kind != "created":
+        # The loss of a pod would still abandon the attempt, without a failure in the status.
+        runs, ready = False, f"{ready}, but the Service {s.job.service} is not created yet"
     reason, message = _why_not_running(s, decision, ready)
     aspects: dict[str, Aspect] = {
         "Running": _running(s, ready) if runs else (False, reason, message),
