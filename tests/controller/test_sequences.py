@@ -454,3 +454,23 @@ def test_large_job_is_rendered_while_it_is_sent(monkeypatch: pytest.MonkeyPatch)
         assert len(bench.pods(1)) == 500 + 2
 
     on_bench(test)
+
+
+def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_operator() -> None:
+    """No LIST returns it, so it is created again and adopted. Only then does the phase Creating end."""
+
+    async def test(bench: Bench) -> None:
+        bench.submit(numNodes=1)
+        await asyncio.sleep(5)
+        await bench.run_all()
+        await bench.end()
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        labels = dict.fromkeys(service["metadata"]["labels"])
+        bench.server.patch(names.SERVICES, "default", service["metadata"]["name"], {"metadata": {"labels": labels}})
+        creating = bench.status()["currentAttempt"] | {"phase": "Creating", "allRunningTime": None}
+        bench.server.patch_status(names.DDPJOBS, "default", "mnist", {"status": {"currentAttempt": creating}})
+        await bench.begin()
+        await asyncio.sleep(5)
+        assert (bench.status()["state"], bench.status()["currentAttempt"]["phase"]) == ("Running", "Running")
+
+    on_bench(test)

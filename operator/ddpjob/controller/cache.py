@@ -192,12 +192,17 @@ class Listing:
 
 
 def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key | None:
-    """Return the key of an object's job, from its label; a job's key is its own."""
+    """Return the key of an object's job: from its label, or from its owner if a user removed the label."""
     meta = obj["metadata"]
     if resource is names.DDPJOBS:
         return Key(meta["namespace"], meta["name"])
-    name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME)
+    name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME) or _owner_of(meta)
     return Key(meta["namespace"], name) if name else None
+
+
+def _owner_of(meta: Mapping[str, Any]) -> str | None:
+    owners = meta.get("ownerReferences") or ()
+    return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
 
 
 def is_labelled(resource: Resource, obj: Mapping[str, Any]) -> bool:
