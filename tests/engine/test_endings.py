@@ -22,6 +22,9 @@ EVICTED = {
     "message": "The node was low on resource: memory.",
     "conditions": [DISRUPTED],
 }
+# One pod gets SIGTERM, and the trainers of all pods stop after the same step; they report it in any order.
+STOPPED = failed(75, kind="Stopped", outcome="stopped", saved=True, message="saved step 9")
+SHUT_DOWN = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
 # Per fault: what the culprit's pod reports, what the other pods report, and the reason to record.
 FAULTS: dict[str, tuple[Status, Status, str]] = {
     "exception": (failed(1, kind="ValueError", rank=5, message="bad"), PEER, "ValueError"),
@@ -31,6 +34,8 @@ FAULTS: dict[str, tuple[Status, Status, str]] = {
     "killed": (ended(137), PEER, "SIGKILL"),
     "crashed": (ended(139), PEER, "SIGSEGV"),
     "evicted": (EVICTED, PEER, "Evicted"),
+    "evicted after SIGTERM": (STOPPED | EVICTED, STOPPED, "Evicted"),
+    "node shut down": (STOPPED | SHUT_DOWN | {"conditions": [DISRUPTED]}, STOPPED, "NodeShutdown"),
     "torchrun": (ended(1, at=NOW), ended(1, at=LATER), "Error"),
     "aborted peers": (ended(1, at=LATER), ended(134, at=LATER + timedelta(seconds=1)), "Error"),
 }  # fmt: skip

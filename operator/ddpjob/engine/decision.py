@@ -200,13 +200,16 @@ def _failure(s: JobState) -> Decision | None:
     cause = root_cause(failed) if failed else None
     if cause is None and not lost:
         return _unconfirmed(s)
-    is_own = cause is not None and whose_failure(cause) == "own" and not obeyed_sigterm(cause)
+    is_follower = cause is not None and obeyed_sigterm(cause)
+    is_own = cause is not None and whose_failure(cause) == "own" and not is_follower
     if cause is not None and (is_own or not lost):
         found = evidence_named_by(cause, s.current) or evidence_of(cause)
     else:  # a lost pod precedes one that only perhaps failed by itself
         found = evidence_of_missing(lost[0])
     judgement = _judged(s, found)
-    if judgement.planned or is_own or lost or creating or s.all_stopped:
+    # The pod that got SIGTERM first perhaps reports last, for example from a node that shuts down.
+    is_planned = judgement.planned and not is_follower
+    if is_planned or is_own or lost or creating or s.all_stopped:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:
         return Decision("settle", "Failing", _settling_text(s, cause))

@@ -141,8 +141,11 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
 
 
 def obeyed_sigterm(pod: PodView) -> bool:
-    """Return whether the trainer reports that it ended because it was asked to, and its pod was not deleted."""
-    return not pod.deleted and (pod.report or {}).get("outcome") == "stopped"
+    """Return whether the trainer reports that it was asked to end, and its pod does not show why.
+
+    One pod gets SIGTERM, and the trainers of all pods stop after the same step.
+    """
+    return not (pod.deleted or pod.evicted) and (pod.report or {}).get("outcome") == "stopped"
 
 
 def evidence_of(pod: PodView) -> Evidence:
