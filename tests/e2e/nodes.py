@@ -47,9 +47,9 @@ def move_dns_away(kubectl: Kubectl, node: str) -> None:
         system("uncordon", node)
 
 
-def learns_of_shutdowns(node: str) -> bool:
-    """Return whether the node's kubelet delays a shutdown of its machine, which needs logind and a configuration."""
-    return '"kubelet"' in run_on(node, f"{_INHIBITORS} || true")
+def has_logind(node: str) -> bool:
+    """Return whether logind runs on the node, from which kubelet learns that its machine shuts down."""
+    return "method return" in run_on(node, f"{_INHIBITORS} 2>&1 || true")
 
 
 def announce_shutdown(node: str) -> None:
