@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.api.wire import timestamp
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem
-from ddpjob.engine.observe import Observed, owned_pods
+from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob.engine.trim import trim_pod
 

@@ -21,7 +21,7 @@ from typing import Self, cast
 import yaml
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.prepared import program
 from tests.processes import end, eventually, free_port, spawn, tail
 

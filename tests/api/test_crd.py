@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.api.crd import as_yaml, openapi
-from ddpjob.api.names import MAX_JOB_NAME, MAX_NODES, pod_name
+from ddpjob.api.limits import MAX_JOB_NAME, MAX_NODES
+from ddpjob.api.names import pod_name
 from ddpjob.api.spec import IMMUTABLE, OPEN_PARTS
 
 ROOT = Path(__file__).parents[2]

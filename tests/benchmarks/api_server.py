@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_pods
 from tests.controlplane import ControlPlane

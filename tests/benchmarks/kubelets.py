@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 
 NODES = 100
 REQUESTS = 16

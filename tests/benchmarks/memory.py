@@ -25,7 +25,8 @@ from typing import Any
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.desired import Job, desired_pods, desired_service

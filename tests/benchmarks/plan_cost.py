@@ -16,7 +16,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.controller.cache import Cache
 from ddpjob.engine.actions import EngineSettings, Plan
-from ddpjob.engine.observe import Observed, owned_pods
+from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"

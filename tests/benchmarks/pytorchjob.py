@@ -21,7 +21,7 @@ from types import TracebackType
 import yaml
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import JobKind, job_of
 from tests.controlplane import ApiError, ControlPlane
 from tests.kind.toolchain import Module, build_from, source_of

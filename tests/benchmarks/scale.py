@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.benchmarks.api_server import job_of
 from tests.benchmarks.kubelets import Kubelets
 from tests.benchmarks.operator_process import OperatorProcess

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.benchmarks.recovery_parts import Recovery, Seen, recovery
 
 KILLED = 100.0

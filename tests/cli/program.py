@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.processes import die_with_parent, eventually
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.prepare import assign
 from ddpjob.local import LocalError
 from tests.cli.program import shell_job

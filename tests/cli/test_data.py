@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli import prepare
 from ddpjob.cli.prepare import digits_if_offline, runs_ddptrain, use_directory
 from ddpjob.local import LocalError

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.live import LiveDisplay
 from ddpjob.cli.output import INTERVAL, JsonDisplay, PlainDisplay
 from ddpjob.cli.snapshot import Snapshot, take_snapshot

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.cli.program import ROOT, Program, shell_job, with_volume
 
 UID = "00000000-0000-4000-8000-000000000000"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.api import names
+from ddpjob.api import limits
 from ddpjob.api.spec import parse_spec
 from ddpjob.cli import jobfile
 from ddpjob.local import LocalError
@@ -102,7 +102,7 @@ def test_a_script_becomes_a_job_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stem", ["3d", "_", "a" * 80, "Ünïcode", "a.b.c", "-x-", "9" * 80, "x" * 44 + "--y"])
 def test_any_file_name_becomes_a_valid_job_name(stem: str) -> None:
     name = jobfile.job_name(stem)
-    assert name[0].isalpha() and name[-1].isalnum() and len(name) <= names.MAX_JOB_NAME
+    assert name[0].isalpha() and name[-1].isalnum() and len(name) <= limits.MAX_JOB_NAME
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 

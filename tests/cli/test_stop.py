@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.cli.program import Program, shell_job, with_volume
 from tests.processes import eventually
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, ObjectList, Page, Unavailable
 from ddpjob.cluster.memory import MemoryCluster
 

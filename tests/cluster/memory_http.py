@@ -17,7 +17,7 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import AlreadyExists, ClusterError
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.cluster.memory.watch import WatchEvent

@@ -12,7 +12,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError
 from ddpjob.cluster.memory import MemoryCluster
 

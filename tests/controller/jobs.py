@@ -3,8 +3,8 @@
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
-from ddpjob.engine.observe import owner_uid
+from ddpjob.api.objects import Json
+from ddpjob.engine.observed import owner_uid
 from tests.builders import ended, running
 from tests.controlplane import ApiError, ControlPlane
 from tests.processes import eventually

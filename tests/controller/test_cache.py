@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.cluster.base import Page
 from ddpjob.controller.cache import Cache, Key, Listing, is_labelled
-from ddpjob.engine.pods import pod_view
+from ddpjob.engine.pod_view import pod_view
 from tests.builders import ended, running
 
 JOB = "11111111-job"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, condition
+from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Cluster, NotFound
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob.controller import cache as cache_module
 from ddpjob.controller.cache import Cache

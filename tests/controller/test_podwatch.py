@@ -9,12 +9,12 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.podwatch import PodWatch
-from ddpjob.engine.observe import owned_pods
+from ddpjob.engine.observed import owned_pods
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
 Stream = Callable[[web.StreamResponse, int], Awaitable[None]]

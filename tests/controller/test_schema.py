@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Invalid
 from ddpjob.controller.cache import Key
 from ddpjob.controller.schema import SchemaMonitor, refused_fields

@@ -10,7 +10,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json, condition
+from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.cluster.memory.api_errors import modified
 from ddpjob.controller.metrics import Metrics

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.slots import Slots
 from tests.controller.controllers import a_controller

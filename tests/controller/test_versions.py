@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.controller.conftest import NEVER
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess

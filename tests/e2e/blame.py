@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e.demo import say, set_up
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.namespace import claim_of, job_namespace, until_all_are_gone

@@ -15,7 +15,7 @@ import time
 
 import yaml
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddptrain.data import download as fetch
 from ddptrain.errors import TrainerError
 from tests.e2e import storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of
 from tests.kind.command import CommandError

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e.kubectl import Kubectl, until
 from tests.kind.command import run
 from tests.kind.toolchain import binary

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e.installation import ROOT
 from tests.e2e.storage import has_mnist
 

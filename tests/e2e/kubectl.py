@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.kind.command import CommandError, run
 from tests.kind.toolchain import binary
 from tests.processes import eventually

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e import storage
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import JOB_KIND

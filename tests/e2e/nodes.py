@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.e2e.kubectl import Kubectl, until
 from tests.kind.cluster import Cluster
 from tests.kind.cluster_config import ready_nodes

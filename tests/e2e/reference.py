@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Kubectl, condition_of, until

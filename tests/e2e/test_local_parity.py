@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local.admission import admit
 from ddpjob.local.session import Options, Session
 from ddpjob.local.state import StateFolder

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import mnist_job

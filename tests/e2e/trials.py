@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of

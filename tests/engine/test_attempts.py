@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from ddpjob.engine.observe import owned_pods
+from ddpjob.engine.observed import owned_pods
 from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle, running
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api.spec import Backoff
-from ddpjob.api.wire import timestamp
+from ddpjob.api.times import timestamp
 from ddpjob.engine.budget import restart_delay
 from tests.builders import World, a_job, a_running_world, ended, failed, is_idle, running
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.engine.claims import adoption, claim_conflict, is_claim_of
 from ddpjob.engine.desired import Job, desired_claim
 from tests.builders import a_job

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.api.wire import clean, shorten
+from ddpjob.api.text import clean, shorten
 from tests.builders import NOW, World, a_job, a_running_world, ended
 
 junk = st.recursive(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddpjob.api import names
+from ddpjob.api import limits, names
 from ddpjob.engine.actions import Problem
 from tests.builders import World, a_job, a_running_world, ended, failed, is_idle
 
@@ -126,7 +126,7 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     world.settle()
     world.run_all()
     made = world.reconcile()
-    assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", names.PROGRESS_PORT) and made.poll
+    assert world.reconcile().poll == ("mnist-0a1b2-1-0", "127.0.0.1", limits.PROGRESS_PORT) and made.poll
     report = {"schema": 1, "seq": 4, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 30, "totalSteps": 120,
               "loss": 0.25, "samplesPerSecond": 1234.5, "checkpoint": {"run": 1, "step": 20}}  # fmt: skip
     world.progress = (report, "mnist-0a1b2-1-0")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ddpjob.api import names
 from ddpjob.engine.desired import Job, desired_pods
-from ddpjob.engine.observe import owner_uid
-from ddpjob.engine.pods import pod_view
+from ddpjob.engine.observed import owner_uid
+from ddpjob.engine.pod_view import pod_view
 from ddpjob.engine.trim import trim_pod
 from tests.builders import SETTINGS, a_job
 

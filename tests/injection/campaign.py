@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.injection.cluster import Cluster, path_of
 from tests.injection.faults import At
 from tests.injection.operators import ForkedOperator

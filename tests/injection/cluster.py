@@ -13,7 +13,7 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.store import Change
 from tests.builders import ended, running
 from tests.controlplane import ControlPlane

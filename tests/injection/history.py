@@ -11,7 +11,7 @@ import aiohttp
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.store import Change
 
 T = TypeVar("T")

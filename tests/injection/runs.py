@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.store import Change
 from tests.faults import Fault
 from tests.injection.cluster import WRITES, Cluster, path_of

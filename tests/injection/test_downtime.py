@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from tests.controlplane import ControlPlane
 from tests.injection.campaign import Campaign
 from tests.injection.cluster import open_cluster, path_of

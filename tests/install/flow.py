@@ -107,7 +107,7 @@ def _operator(drawing: Drawing) -> None:
     drawing.text(498, 416, "controller/reconcile.py", "file", "start")
     drawing.modules.append("controller/reconcile.py")
     steps = (
-        ("observe", "job, pods,", "progress", "engine/observe.py", "pure"),
+        ("observe", "job, pods,", "progress", "engine/observed.py", "pure"),
         ("desired", "render pods,", "Service, claim", "engine/desired.py", "pure"),
         ("plan", "status, deletes,", "creates, events", "engine/plan.py", "pure"),
         ("record", "ONE patch with", "all decisions", "", "box"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.local.kubelet import Kubelet, Machine
 from ddpjob.local.references import References

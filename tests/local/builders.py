@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 
 POD = "mnist-0a1b2-1-0"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local import LocalError, environment
 from ddpjob.local.references import ConfigError, References, expand
 from ddpjob.local.translate import Translator

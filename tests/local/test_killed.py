@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local.state import JobFolder, StateFolder
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job

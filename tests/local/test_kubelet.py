@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.local.bench import MARKER, Bench, marked, running_kubelet
 from tests.local.builders import a_container, a_pod
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local.state import StateFolder
 from ddptrain.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder
 from tests.local.bench import MARKER, marked

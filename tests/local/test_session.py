@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.objects import Json
 from ddpjob.api.spec import DDPJobSpec
-from ddpjob.api.wire import Json
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import prepare
 from ddpjob.cluster.memory.server import ApiServer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local import volumes
 from tests.local.bench import Bench, running_kubelet
 from tests.local.builders import POD, a_config_map, a_container, a_pod, a_secret

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Conflict, NotFound
 from ddpjob.cluster.memory.server import ApiServer
 from ddpjob.cluster.memory.store import Change

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.store import Change
 from tests.simulator.kubelets import GRACE_SECONDS
 from tests.simulator.simulation import KEY, Simulation

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, parse_time, seconds_between
+from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.cluster.memory.store import Change
 from tests.builders import ended, failed
 from tests.cluster.faulty_cluster import Call

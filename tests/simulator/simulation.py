@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
 from ddpjob.cluster.memory.store import Change
 from ddpjob.controller.cache import Key

@@ -1,4 +1,4 @@
-"""Names, labels, ports, paths, limits and environment keys that the operator, the chart and the trainer share."""
+"""Names, labels and environment keys that the operator, the chart and the trainer share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,14 +30,6 @@ SERVICES: Final = Resource("v1", "Service", "services")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
 
-# A pod's name is also its hostname, so it must be one DNS label of at most 63 characters:
-# <job>-<uid5>-<attempt>-<node_rank> leaves 45 for the job: the other three parts take up to 1 + 5 each.
-MAX_JOB_NAME: Final = 45
-MAX_DIGITS: Final = 5
-"""Of the numbers of an attempt and of a node in a name."""
-MAX_NODES: Final = 4096
-MAX_NPROC_PER_NODE: Final = 64
-
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddpjob-operator"
@@ -56,8 +48,6 @@ SELECTORS: Final[Mapping[Resource, str]] = {
 }
 
 TRAINER_CONTAINER: Final = "trainer"
-
-PROGRESS_PORT: Final = 29501  # the default of rendezvous.progressPort
 
 # Variables that torchrun and the trainer read.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"

@@ -17,9 +17,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ddpjob.api import names
+from ddpjob.api import limits, names
 from ddpjob.api.devices import count_devices
+from ddpjob.api.limits import MAX_REASON
 from ddpjob.api.model import ApiModel, Rule
+from ddpjob.api.objects import depth_exceeds
 from ddpjob.api.pods import (
     EnvFromSource,
     EnvVar,
@@ -33,22 +35,21 @@ from ddpjob.api.pods import (
     Quantity,
     Resources,
 )
-from ddpjob.api.status import MAX_REASON, Time
+from ddpjob.api.status import Time
 from ddpjob.api.volumes import Checkpoint, Data
-from ddpjob.api.wire import depth_exceeds
 
 HOUR = 3_600
 DAY = 86_400
 YEAR = 365 * DAY
 MAX_DEPTH = 100  # a pod has about 15 levels; Python's and pydantic's recursion end at a few hundred
 
-_NPROC_MESSAGE = f"must be auto or a number from 1 to {names.MAX_NPROC_PER_NODE}"
+_NPROC_MESSAGE = f"must be auto or a number from 1 to {limits.MAX_NPROC_PER_NODE}"
 
 
 def _nproc(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise PydanticCustomError("nproc_type", _NPROC_MESSAGE)
-    if not (1 <= value <= names.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"):
+    if not (1 <= value <= limits.MAX_NPROC_PER_NODE if isinstance(value, int) else value == "auto"):
         raise ValueError(_NPROC_MESSAGE)
     return value
 
@@ -61,7 +62,7 @@ NprocPerNode = Annotated[
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
                 {
-                    "rule": f"type(self) == int ? self >= 1 && self <= {names.MAX_NPROC_PER_NODE} : self == 'auto'",
+                    "rule": f"type(self) == int ? self >= 1 && self <= {limits.MAX_NPROC_PER_NODE} : self == 'auto'",
                     "message": _NPROC_MESSAGE,
                 }
             ],
@@ -85,12 +86,12 @@ class Rendezvous(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            f"self.port != (has(self.progressPort) ? self.progressPort : {names.PROGRESS_PORT})",
+            f"self.port != (has(self.progressPort) ? self.progressPort : {limits.PROGRESS_PORT})",
             "port and progressPort must differ: rank 0 listens on both",
         ),
     )
 
-    port: Annotated[int, Field(ge=1024, le=65535)] = 29500
+    port: Annotated[int, Field(ge=1024, le=65535)] = limits.MASTER_PORT
     """Port of the rendezvous on rank 0 (MASTER_PORT)."""
     # No default in the schema: the API server would add it to every job, and the release before refuses the field.
     given_progress_port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, alias="progressPort")
@@ -101,7 +102,7 @@ class Rendezvous(ApiModel):
     @property
     def progress_port(self) -> int:
         """Port on which rank 0 serves its progress."""
-        return names.PROGRESS_PORT if self.given_progress_port is None else self.given_progress_port
+        return limits.PROGRESS_PORT if self.given_progress_port is None else self.given_progress_port
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
@@ -339,7 +340,7 @@ class DDPJobSpec(ApiModel):
     """Secrets with credentials for pulling the image."""
     template: PodTemplate | None = None
     """Pod template, for settings without a field of their own here. Its container `trainer` runs the training."""
-    num_nodes: Annotated[int, Field(ge=1, le=names.MAX_NODES)] = 1
+    num_nodes: Annotated[int, Field(ge=1, le=limits.MAX_NODES)] = 1
     """Number of nodes, with one pod each."""
     nproc_per_node: NprocPerNode = "auto"
     """Processes per node. `auto` means one per GPU (`*/gpu`) and MIG device of the trainer, or 1 without them."""
@@ -405,9 +406,9 @@ class DDPJobSpec(ApiModel):
 
     @model_validator(mode="after")
     def _devices_are_countable(self) -> Self:
-        if self.nproc_per_node == "auto" and (count := self.devices_per_node) > names.MAX_NPROC_PER_NODE:
+        if self.nproc_per_node == "auto" and (count := self.devices_per_node) > limits.MAX_NPROC_PER_NODE:
             raise ValueError(
-                f"nprocPerNode: auto counts {count} devices, at most {names.MAX_NPROC_PER_NODE} can be used"
+                f"nprocPerNode: auto counts {count} devices, at most {limits.MAX_NPROC_PER_NODE} can be used"
             )
         return self
 
@@ -440,15 +441,15 @@ class DDPJobSpec(ApiModel):
 
 _NAME = "[a-z]([-a-z0-9]*[a-z0-9])?"
 NAME_RULE = Rule(
-    f"self.metadata.name.matches('^{_NAME}$') && size(self.metadata.name) <= {names.MAX_JOB_NAME}",
-    f"metadata.name must be at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter "
+    f"self.metadata.name.matches('^{_NAME}$') && size(self.metadata.name) <= {limits.MAX_JOB_NAME}",
+    f"metadata.name must be at most {limits.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter "
     "and ending with a letter or digit: pod and host names are made from it",
 )
 
 
 def is_job_name(name: str) -> bool:
     """Return whether a DDPJob may have this name: ``NAME_RULE`` in Python."""
-    return len(name) <= names.MAX_JOB_NAME and re.fullmatch(_NAME, name) is not None
+    return len(name) <= limits.MAX_JOB_NAME and re.fullmatch(_NAME, name) is not None
 
 
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ddpjob.api import names
+from ddpjob.api import limits
+from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_REASON
 from ddpjob.api.model import ApiModel
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -33,12 +34,6 @@ def _time(value: str) -> str:
         raise PydanticCustomError("time_type", "must be a time of RFC 3339, for example 2026-03-01T12:00:00Z")
     return value
 
-
-MAX_REASON = 128
-MAX_MESSAGE = 2048
-MAX_ADVICE = 1024
-MAX_LOG_TAIL = 2048
-MAX_AVOIDED = 16
 
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
 CONDITIONS = (
@@ -269,7 +264,7 @@ class DDPJobStatus(ApiModel):
     """When the job finished."""
     active_seconds: int | None = None
     """Seconds that earlier attempts were active. With the current attempt: compared with activeDeadlineSeconds."""
-    succeeded_nodes: Annotated[list[int], Field(max_length=names.MAX_NODES)] | None = None
+    succeeded_nodes: Annotated[list[int], Field(max_length=limits.MAX_NODES)] | None = None
     """node_ranks of the current attempt that exited with 0. Deleting their pods later is not a failure."""
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = None
     """Conditions of the job."""

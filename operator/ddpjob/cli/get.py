@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from ddpjob.api.exit_codes import USAGE
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.options import Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.local import LocalError

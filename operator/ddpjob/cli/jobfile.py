@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from ddpjob.api import names
+from ddpjob.api import limits, names
 from ddpjob.api.crd import Dumper, openapi
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.text import did_you_mean
 from ddpjob.local import LocalError
 
@@ -179,7 +179,7 @@ def job_name(stem: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"job-{name}" if name else "job"
-    return name[: names.MAX_JOB_NAME].rstrip("-")
+    return name[: limits.MAX_JOB_NAME].rstrip("-")
 
 
 class Loader(yaml.SafeLoader):

@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import sanitize_line
 from ddpjob.local import LocalError

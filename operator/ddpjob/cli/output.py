@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Self, TextIO, cast
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.snapshot import NodeState, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import accuracy_text, duration, one_line, ranks_text, sanitize_line, speed_text

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli import jobfile
 from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
 from ddpjob.cli.options import Request, state_folder

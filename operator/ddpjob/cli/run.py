@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cli.jobfile import dump_yaml
 from ddpjob.cli.logs import LogFile
 from ddpjob.cli.options import Request

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, condition, element, is_true
+from ddpjob.api.objects import Json, condition, element, is_true
 from ddpjob.cli.text import one_line
 
 

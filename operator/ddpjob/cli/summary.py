@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api import exit_codes
-from ddpjob.api.wire import Json, condition
+from ddpjob.api.objects import Json, condition
 from ddpjob.cli.logs import last_lines
 from ddpjob.cli.text import accuracy_text, duration, error_lines, one_line, ranks_text, sanitize_line
 from ddpjob.local import LocalError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 
 
 class ClusterError(Exception):

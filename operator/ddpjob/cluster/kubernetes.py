@@ -18,7 +18,7 @@ import yarl
 from kubernetes.aio.config import ConfigException
 
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import (
     AlreadyExists,
     ClusterError,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Page
-from ddpjob.engine.pods import CachedPod
+from ddpjob.engine.pod_view import CachedPod
 from ddpjob.engine.trim import trim_pod
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older

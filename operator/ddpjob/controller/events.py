@@ -6,7 +6,8 @@ import logging
 from datetime import UTC, datetime
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import AlreadyExists, Cluster, ClusterError, NamespaceTerminating
 from ddpjob.engine.actions import Note
 

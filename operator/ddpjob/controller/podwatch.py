@@ -15,7 +15,7 @@ import aiohttp
 import yarl
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import CONNECT_SECONDS, decode, error_of

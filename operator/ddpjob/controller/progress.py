@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.controller.cache import Key
-from ddpjob.engine.observe import ProgressProblem
+from ddpjob.engine.observed import ProgressProblem
 from ddpjob.engine.progress import UNKNOWN_SECONDS, known_part
 
 logger = logging.getLogger(__name__)

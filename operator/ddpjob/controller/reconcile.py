@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
@@ -25,7 +25,7 @@ from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import DELETE_REFUSED, EngineSettings, Plan, Problem, status_patch
 from ddpjob.engine.attempt import retry_seconds
 from ddpjob.engine.claims import is_claim_of
-from ddpjob.engine.observe import Observed, owned_pods
+from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.api.wire import Json, parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 SUSPENDED = "Suspended"

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpjob.api.objects import Json
 from ddpjob.api.spec import Backoff
-from ddpjob.api.wire import Json, seconds_since
+from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
-from ddpjob.engine.pods import PodView
+from ddpjob.engine.pod_view import PodView
 from ddpjob.engine.state import JobState
 
 # Fields of a failure about the process that reported it, which only lost a peer on the lost node.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpjob.api import names
+from ddpjob.api.objects import Json
 from ddpjob.api.quantities import amount
-from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Note
 
 ADOPTED = "ClaimAdopted"

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ddpjob.api.status import CONDITIONS, MAX_MESSAGE
-from ddpjob.api.wire import Json, shorten, timestamp
+from ddpjob.api.limits import MAX_MESSAGE
+from ddpjob.api.objects import Json
+from ddpjob.api.status import CONDITIONS
+from ddpjob.api.text import shorten
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import DELETE_REFUSED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, parse_time, seconds_since, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
@@ -19,6 +20,7 @@ from ddpjob.engine.attempt import (
     whole_second_after,
 )
 from ddpjob.engine.budget import Spending, spend
+from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
     Evidence,
     evidence_named_by,
@@ -38,10 +40,9 @@ from ddpjob.engine.failures import (
     failure_text,
     judge,
 )
-from ddpjob.engine.pods import PodView
+from ddpjob.engine.pod_view import PodView
 from ddpjob.engine.rules import overrule
 from ddpjob.engine.state import JobState
-from ddpjob.engine.timers import deadlines
 
 Kind = Literal["continue", "start", "created", "settle", "restart", "close", "suspend", "succeed", "fail", "hold"]
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, overload
 
 from ddpjob.api import names
+from ddpjob.api.objects import Json
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec
-from ddpjob.api.wire import Json
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpjob.api.wire import shorten
+from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.conditions import PROGRESS_UNKNOWN
 from ddpjob.engine.decision import Decision

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ddpjob.api import names
+from ddpjob.api import limits
 from ddpjob.api.exit_codes import SIGNAL_BASE
-from ddpjob.api.status import MAX_REASON
-from ddpjob.api.wire import Json, clean, parse_time, seconds_between
-from ddpjob.engine.pods import PodView
+from ddpjob.api.limits import MAX_REASON
+from ddpjob.api.objects import Json
+from ddpjob.api.text import clean
+from ddpjob.api.times import parse_time, seconds_between
+from ddpjob.engine.pod_view import PodView
 
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
@@ -230,7 +232,7 @@ def _signal(pod: PodView) -> int | None:
 def _rank(report: Mapping[str, Any]) -> int | None:
     """Return the global rank in a report, if it is one."""
     rank = report.get("rank")
-    return rank if type(rank) is int and 0 <= rank < names.MAX_NODES * names.MAX_NPROC_PER_NODE else None
+    return rank if type(rank) is int and 0 <= rank < limits.MAX_NODES * limits.MAX_NPROC_PER_NODE else None
 
 
 def _step(report: Mapping[str, Any]) -> int | None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddpjob.api.status import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
-from ddpjob.api.wire import Json, clean, shorten
+from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
+from ddpjob.api.objects import Json
+from ddpjob.api.text import clean, shorten
 from ddpjob.engine.evidence import OOM_KILLED, START_SECONDS, SUPERSEDED, Evidence, signal_name, text_of
 
 _MAX_MESSAGE = 2000

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from ddpjob.api import names
-from ddpjob.api.wire import shorten
+from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job
 
 LAUNCHERS = frozenset(

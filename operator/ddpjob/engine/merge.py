@@ -7,7 +7,7 @@ Merge keys follow the ``patchMergeKey`` tags of Kubernetes' own types (``kubectl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 
 # Lists that are merged by element, and the field that identifies an element.
 MERGE_KEYS: Mapping[str, str] = {

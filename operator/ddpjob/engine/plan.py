@@ -9,19 +9,20 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from ddpjob.api import names
+from ddpjob.api.objects import Json
 from ddpjob.api.spec import explain
 from ddpjob.api.status import readable_status
-from ddpjob.api.wire import Json, seconds_between, seconds_since
+from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, Attempt
+from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from ddpjob.engine.events import notes
 from ddpjob.engine.merge import template_faults
-from ddpjob.engine.observe import Observed
+from ddpjob.engine.observed import Observed
 from ddpjob.engine.state import JobState
 from ddpjob.engine.status import invalid_status, next_number, next_status
-from ddpjob.engine.timers import deadlines
 
 MIN_REQUEUE_SECONDS = 1.0
 """No job is planned again earlier without an event, so that no spec can keep the operator busy."""

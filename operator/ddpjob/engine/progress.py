@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddpjob.api.wire import Json, clean, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.text import clean
+from ddpjob.api.times import timestamp
 
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""

@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, seconds_between
+from ddpjob.api.objects import Json
+from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import RUNNING, SUSPENDED, Attempt
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node
-from ddpjob.engine.observe import Observed
-from ddpjob.engine.pods import PodView, pod_view
+from ddpjob.engine.observed import Observed
+from ddpjob.engine.pod_view import PodView, pod_view
 from ddpjob.engine.progress import UNKNOWN_SECONDS
 
 CONTAINER_CREATING = "ContainerCreating"

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from ddpjob.api.status import MAX_MESSAGE
-from ddpjob.api.wire import Json, parse_time, seconds_between, seconds_since, shorten, timestamp
+from ddpjob.api.limits import MAX_MESSAGE
+from ddpjob.api.objects import Json
+from ddpjob.api.text import shorten
+from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, SUSPENDED, Attempt, whole_second_after
 from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
-from ddpjob.engine.pods import PodState
+from ddpjob.engine.pod_view import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ddpjob.api.status import MAX_AVOIDED
-from ddpjob.api.wire import Json, seconds_since
+from ddpjob.api.limits import MAX_AVOIDED
+from ddpjob.api.objects import Json
+from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import whole_second_after
 
 AVOID_SECONDS = 3600

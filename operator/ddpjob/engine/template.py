@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 
 _MARK = "\ue000"  # a private-use character, which no template contains
 _PLACEHOLDER = re.compile(f"{_MARK}([0-9]+){_MARK}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, is_true
+from ddpjob.api.objects import Json, is_true
 
 _METADATA = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds")
 _OWNER = ("kind", "uid", "controller")

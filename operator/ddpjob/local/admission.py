@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddpjob.api import names
+from ddpjob.api.objects import Json, element
 from ddpjob.api.spec import explain
-from ddpjob.api.wire import Json, element
 from ddpjob.cluster.base import ClusterError
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import Create, EngineSettings

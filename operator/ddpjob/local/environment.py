@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local.references import ConfigError, References, expand, field_value, resource_value
 from ddpjob.local.resources import CUDA_VISIBLE_DEVICES
 from ddpjob.local.translate import Translator, marked_port

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.memory import ApiServer, MemoryCluster
 from ddpjob.local import environment, pod_status

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from ddpjob.local.translate import LOOPBACK
 
 _UNREADY = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}  # phase to the reason of the condition Ready

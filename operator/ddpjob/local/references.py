@@ -12,8 +12,8 @@ from decimal import Decimal
 from functools import cache
 from math import ceil
 
+from ddpjob.api.objects import Json
 from ddpjob.api.quantities import amount
-from ddpjob.api.wire import Json
 from ddpjob.local import LocalError
 
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")

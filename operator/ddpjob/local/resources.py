@@ -9,8 +9,8 @@ from math import ceil
 from pathlib import Path
 
 from ddpjob.api.devices import count_devices
+from ddpjob.api.objects import Json
 from ddpjob.api.quantities import amount
-from ddpjob.api.wire import Json
 from ddpjob.local import LocalError
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddpjob.api import names
+from ddpjob.api.objects import Json, is_true
 from ddpjob.api.spec import forbidden_changes
-from ddpjob.api.wire import Json, is_true
 from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.actions import status_patch
 from ddpjob.local.admission import AdmittedJob

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json, is_true
+from ddpjob.api.objects import Json, is_true
 from ddpjob.cluster.base import NotFound
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.cluster.memory import MemoryCluster

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job
 from ddpjob.local import LocalError
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.local.references import ConfigError, References, expand, field_value, resource_value
 
 SHARED_MEMORY = Path("/dev/shm")

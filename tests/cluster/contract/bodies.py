@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS
 from tests.builders import SETTINGS, UID, a_job, ended, running

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UNUSED_UID
 from tests.cluster.contract.targets import KINDS
 

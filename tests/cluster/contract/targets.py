@@ -10,7 +10,7 @@ import aiohttp
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.cluster.memory import MemoryCluster

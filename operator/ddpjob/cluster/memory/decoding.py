@@ -17,7 +17,7 @@ from ddpjob.api.model import ApiModel
 from ddpjob.api.quantities import canonical
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
-from ddpjob.api.wire import timestamp
+from ddpjob.api.times import timestamp
 from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
 
 _INT64 = 2**63

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.kinds import CLAIM_PROTECTION
 from ddpjob.cluster.memory.store import Store
 

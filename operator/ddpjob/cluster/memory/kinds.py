@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel
 from ddpjob.api.names import Resource
+from ddpjob.api.objects import Json
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.api.wire import Json
 from ddpjob.cluster.memory import validation
 from ddpjob.cluster.memory.api_errors import (
     Cause,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.api_errors import bad_request
 from ddpjob.cluster.memory.validation import is_label_value, is_qualified_name
 

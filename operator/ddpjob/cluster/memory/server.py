@@ -13,7 +13,8 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json, timestamp
+from ddpjob.api.objects import Json
+from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import ObjectList, Page
 from ddpjob.cluster.memory import api_errors
 from ddpjob.cluster.memory.garbage import Collector

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 
 HISTORY_LIMIT = 10_000
 """Number of changes kept for watches. A watch from an older version gets 410."""

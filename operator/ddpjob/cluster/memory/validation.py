@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ddpjob.api.objects import Json
 from ddpjob.api.quantities import amount
-from ddpjob.api.wire import Json
 from ddpjob.cluster.memory.api_errors import Cause, duplicate, forbidden, invalid_value, required, unsupported
 
 MAX_LABEL = 63

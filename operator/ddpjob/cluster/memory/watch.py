@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
 
 from ddpjob.api.names import Resource
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.selectors import Matcher
 from ddpjob.cluster.memory.store import Change, clone
 

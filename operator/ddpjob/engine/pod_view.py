@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from ddpjob.api import names
-from ddpjob.api.wire import Json, clean, condition, element, is_true, parse_time
+from ddpjob.api import limits, names
+from ddpjob.api.objects import Json, condition, element, is_true
+from ddpjob.api.text import clean
+from ddpjob.api.times import parse_time
 from ddpjob.engine.actions import Delete
 
 PodState = Literal["pending", "running", "succeeded", "failed"]
@@ -269,4 +271,4 @@ def _report(message: str) -> Json | None:
 
 
 def _number(label: str | None) -> int:
-    return int(label) if label and label.isdecimal() and len(label) <= names.MAX_DIGITS else 0
+    return int(label) if label and label.isdecimal() and len(label) <= limits.MAX_DIGITS else 0

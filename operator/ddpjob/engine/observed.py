@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddpjob.api.wire import Json
+from ddpjob.api.objects import Json
 from ddpjob.engine.actions import Problem
 
 ProgressProblem = Literal["unreachable", "unusable"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ddpjob.api.wire import seconds_between, timestamp
+from ddpjob.api.times import seconds_between, timestamp
 from ddpjob.engine.attempt import RUNNING
 from ddpjob.engine.failures import CONFIG_ERROR
 from ddpjob.engine.state import JobState

@@ -1,0 +1,33 @@
+"""API objects as JSON: elements of their lists by key, and their conditions."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+
+def element(items: Iterable[Json] | None, key: str, value: str) -> Json:
+    """Return the element of a list in which ``key`` has this value, for example a container by name; {} if none."""
+    return next((item for item in items or () if item.get(key) == value), {})
+
+
+def condition(status: Mapping[str, Any] | None, kind: str) -> Json:
+    """Return a condition of a status, {} if it is not set."""
+    return element((status or {}).get("conditions"), "type", kind)
+
+
+def is_true(status: Mapping[str, Any] | None, kind: str) -> bool:
+    """Return whether a condition of a status is True."""
+    return condition(status, kind).get("status") == "True"
+
+
+def depth_exceeds(value: object, limit: int) -> bool:
+    """Return whether a JSON value has more than ``limit`` levels of objects and lists; it does not recurse."""
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [child for children in nested for child in children]
+    return bool(level)
