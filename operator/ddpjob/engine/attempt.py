@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from ddpjob.api.backoff import doubling
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 
@@ -149,7 +150,7 @@ def _is_ahead(time: str | None, now: datetime, longest: float) -> bool:
 
 def retry_seconds(refusals: int) -> float:
     """Return the delay after this many refusals in a row: 1, 2, 4, … 600 s."""
-    return min(FIRST_RETRY_SECONDS * 2.0 ** min(refusals - 1, 20), MAX_RETRY_SECONDS)
+    return doubling(FIRST_RETRY_SECONDS, refusals, MAX_RETRY_SECONDS)
 
 
 def retry_time(refusals: int, now: datetime) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpjob.api.backoff import doubling
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import Backoff
 from ddpjob.api.times import seconds_since
@@ -64,7 +65,7 @@ def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
     """
     if in_row <= 1:
         return 0.0
-    longest = min(backoff.initial_seconds * 2.0 ** min(in_row - 2, 20), float(backoff.max_seconds))
+    longest = doubling(backoff.initial_seconds, in_row - 1, backoff.max_seconds)
     drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
     return longest * (1 - drawn / 4)
 
