@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ddpjob.api import names
+from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem
@@ -102,7 +103,7 @@ class World:
             claim=self.claim,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
-            progress=report,
+            progress=training_report(report) if report is not None else None,
             progress_pod=pod,
             stalled_seconds=self.stalled_seconds,
             progress_problem=self.progress_problem,

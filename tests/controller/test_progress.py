@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
+from ddpjob.api.report import TrainingReport
 from ddpjob.controller.cache import Key
 from ddpjob.controller.progress import MAX_BYTES, ProgressPoller, UnusableAnswerError, parse
 from tests.processes import eventually_async
@@ -81,7 +82,7 @@ async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polli
     await polling.until(lambda: polling.news)
     answer = polling.poller.answer(KEY)
     assert answer is not None
-    assert (answer.pod, answer.progress) == ("pod-0", {"step": 3})
+    assert (answer.pod, answer.progress) == ("pod-0", TrainingReport(step=3))
 
 
 async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling: Polling) -> None:

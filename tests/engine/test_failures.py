@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.status import Failure
 from ddpjob.api.times import timestamp as iso
 from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
 from ddpjob.engine.failures import TABLE, judge
@@ -99,16 +100,22 @@ def test_failed_pod_leads_to_the_reaction_of_its_row(case: str) -> None:
     assert (world.status["state"] == "Failed") == (action == "Fail")
 
 
+REPEATED = Failure(
+    attempt=1, exception="ValueError", step=7, reason="ValueError", message="m", action="Restart", counted=True,
+    time="2026-03-01T12:00:00Z",
+)  # fmt: skip
+
+
 def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     seen = set()
-    earlier: list[Json] = []
+    earlier: list[Failure] = []
     repeated = failed(1, exception="ValueError", step=7, message="m")
     for status, metadata, *_ in [*CASES.values(), (repeated, {}, "", FAIL)]:
         pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
         view = pod_view(pod)
         facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
         seen.add(next(i for i, row in enumerate(TABLE) if row.matches(facts, earlier)))
-        earlier = [{"exception": "ValueError", "step": 7}]
+        earlier = [REPEATED]
     seen.add(next(i for i, row in enumerate(TABLE) if row.matches(evidence_of_missing(0), [])))
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 

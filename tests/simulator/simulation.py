@@ -14,6 +14,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.report import TrainingReport
 from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
 from ddpjob.cluster.memory.store import Change
 from ddpjob.controller.cache import Key
@@ -369,7 +370,8 @@ class Simulation:
 
     def make_step(self, pod: Json, step: int) -> None:
         """Let rank 0, in this pod, report a step."""
-        self._progress = Answer(pod["metadata"]["name"], {"step": step, "totalSteps": 100, "phase": "train"})
+        report = TrainingReport(step=step, total_steps=100, phase="train")
+        self._progress = Answer(pod["metadata"]["name"], report)
         for reports in self._reports:
             reports.poll()
 

@@ -1,14 +1,18 @@
 """The status of a DDPJob: the operator's decisions and observations, written by one patch per reconcile.
 
+``recorded_status`` reads the status of a job. The models keep fields of other releases and are never changed:
+``changed`` returns a copy, and ``wire`` the JSON to write.
+
 Metrics of the training (loss, accuracy) are strings, because JSON has no NaN and floats change in a round trip.
 """
 
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from ddpjob.api import limits
@@ -36,6 +40,8 @@ def _time(value: str) -> str:
 
 
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
+CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
+"""Phases of an attempt."""
 CONDITIONS = (
     "Scheduled",
     "Running",
@@ -49,7 +55,37 @@ CONDITIONS = (
 )
 
 
-class Condition(ApiModel):
+class StatusPart(ApiModel):
+    """Base of the models of the status: fields that another release declares are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other values of these fields; None removes a field. The values are not validated."""
+        if unknown := fields.keys() - _aliases(type(self)).keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        return self.model_copy(update=fields)
+
+    def wire(self) -> dict[str, Any]:
+        """Return the part as JSON. Unknown fields are not copied: they may be nested deeper than pydantic can read."""
+        aliases = _aliases(type(self))
+        known = {aliases[name]: _wire(value) for name, value in self.__dict__.items() if value is not None}
+        return known | (self.model_extra or {})
+
+
+@cache
+def _aliases(model: type[StatusPart]) -> Mapping[str, str]:
+    """Return the name in JSON of each of a model's fields."""
+    return {name: str(field.alias) for name, field in model.model_fields.items()}
+
+
+def _wire(value: Any) -> Any:
+    if isinstance(value, StatusPart):
+        return value.wire()
+    return [_wire(item) for item in value] if isinstance(value, list) else value
+
+
+class Condition(StatusPart):
     """One aspect of the job's state, as the Kubernetes API conventions define conditions."""
 
     list_keys: ClassVar[tuple[str, ...]] = ("type",)
@@ -66,7 +102,7 @@ class Condition(ApiModel):
     """When `status` last changed."""
 
 
-class World(ApiModel):
+class World(StatusPart):
     """The distributed world that the current attempt forms."""
 
     num_nodes: int
@@ -79,7 +115,7 @@ class World(ApiModel):
     """Host and port of the rendezvous (MASTER_ADDR and MASTER_PORT)."""
 
 
-class Nodes(ApiModel):
+class Nodes(StatusPart):
     """Pods of the current attempt by state."""
 
     desired: int
@@ -94,7 +130,7 @@ class Nodes(ApiModel):
     """Pods whose trainer failed."""
 
 
-class Progress(ApiModel):
+class Progress(StatusPart):
     """Rank 0's last report."""
 
     display: str
@@ -123,7 +159,7 @@ class Progress(ApiModel):
     """When the trainer finished the work in this report."""
 
 
-class CheckpointStatus(ApiModel):
+class CheckpointStatus(StatusPart):
     """The last checkpoint that the trainer reported."""
 
     path: str
@@ -136,7 +172,7 @@ class CheckpointStatus(ApiModel):
     """Step of the checkpoint that the current attempt resumed from; absent if it started from zero."""
 
 
-class Failure(ApiModel):
+class Failure(StatusPart):
     """Why an attempt ended."""
 
     attempt: int
@@ -179,7 +215,7 @@ class Failure(ApiModel):
     """When the operator decided."""
 
 
-class Ending(ApiModel):
+class Ending(StatusPart):
     """How an attempt ends."""
 
     verdict: Annotated[str, Field(max_length=MAX_REASON)] | None = None
@@ -194,7 +230,7 @@ class Ending(ApiModel):
     """After a planned loss: when the next attempt starts at the latest. It starts when all pods have stopped."""
 
 
-class AvoidedNode(ApiModel):
+class AvoidedNode(StatusPart):
     """A Kubernetes node on which new attempts do not run."""
 
     node_name: str
@@ -205,7 +241,7 @@ class AvoidedNode(ApiModel):
     """When the node is used again. Attempts that started before keep avoiding it."""
 
 
-class Timings(ApiModel):
+class Timings(StatusPart):
     """How long the parts of the job took, in whole seconds."""
 
     schedule_seconds: int | None = None
@@ -216,7 +252,7 @@ class Timings(ApiModel):
     """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
 
 
-class CurrentAttempt(ApiModel):
+class CurrentAttempt(StatusPart):
     """The current attempt: one start of all pods together."""
 
     number: int
@@ -240,8 +276,32 @@ class CurrentAttempt(ApiModel):
     ending: Ending | None = None
     """How it ends; absent before."""
 
+    @property
+    def verdict(self) -> str | None:
+        """Why the attempt ended; None as long as it has not ended, or the cause is not known."""
+        return self.ending.verdict if self.ending else None
 
-class DDPJobStatus(ApiModel):
+    @property
+    def message(self) -> str:
+        """Why the attempt ended, for a person; empty before."""
+        return (self.ending.message if self.ending else None) or ""
+
+    @property
+    def is_creating(self) -> bool:
+        return self.number > 0 and self.phase == CREATING
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the attempt ends, and its cause is not known yet."""
+        return self.number > 0 and self.phase == ENDING and self.verdict is None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the attempt ended with a verdict, or none has started yet."""
+        return self.number == 0 or self.verdict is not None
+
+
+class DDPJobStatus(StatusPart):
     """The observed state of the job and the operator's decisions."""
 
     observed_generation: int | None = None
@@ -288,12 +348,11 @@ class DDPJobStatus(ApiModel):
     """The last spec.restartedAt that was carried out."""
 
 
-def readable_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded status without the top-level fields of a wrong form; unknown fields are kept."""
+def recorded_status(status: Mapping[str, Any]) -> DDPJobStatus:
+    """Return the status of a job, without top-level fields of a wrong form, which a user or a program spoiled."""
     try:
-        DDPJobStatus.model_validate(status)
+        return DDPJobStatus.model_validate(status, by_alias=True, by_name=False)
     except ValidationError as error:
-        wrong = [item["loc"] for item in error.errors() if item["type"] != "extra_forbidden"]
-        spoiled = {place[0] if place else "conditions" for place in wrong}  # only conditions have rules of a whole list
-        return {key: value for key, value in status.items() if key not in spoiled}
-    return dict(status)
+        wrong = [item["loc"] for item in error.errors()]
+    spoiled = {place[0] if place else "conditions" for place in wrong}  # only conditions have rules of a whole list
+    return recorded_status({key: value for key, value in status.items() if key not in spoiled})

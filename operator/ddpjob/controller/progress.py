@@ -8,14 +8,15 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
 from ddpjob.api.objects import Json
+from ddpjob.api.report import TrainingReport, training_report
 from ddpjob.controller.cache import Key
 from ddpjob.engine.observed import ProgressProblem
-from ddpjob.engine.progress import UNKNOWN_SECONDS, known_part
+from ddpjob.engine.progress import UNKNOWN_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,10 @@ Target = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """The last response of a pod; only its fields that the engine reads, because the rest can be 1.5 MB of objects."""
+    """The last response of a pod; only the fields of a report, because the rest can be 1.5 MB of objects."""
 
     pod: str
-    progress: Json
+    progress: TrainingReport
 
 
 @dataclass
@@ -142,7 +143,7 @@ class ProgressPoller:
         while True:
             try:
                 # No local variable for the response: the task would keep it until the next one.
-                answer = Answer(target[0], known_part(await self._ask(target)))
+                answer = Answer(target[0], training_report(await self._ask(target)))
                 self._on_poll("ok")
                 self._take(key, answer)
             except UnusableAnswerError as error:
@@ -169,13 +170,12 @@ class ProgressPoller:
         self._observe_step(key, answer)
         known = self._answers.get(key)
         self._answers[key] = answer
-        # ageSeconds always changes.
         if is_back or known is None or known.pod != answer.pod or _content(known) != _content(answer):
             self._on_news(key)
 
     def _observe_step(self, key: Key, answer: Answer) -> None:
         now, stall = self._clock(), self._stalls.get(key)
-        mark = tuple(answer.progress.get(name) for name in ("step", "epoch", "phase"))
+        mark = (answer.progress.step, answer.progress.epoch, answer.progress.phase)
         if stall is not None and (stall.pod, stall.mark) == (answer.pod, mark):
             stall.seen = now
         else:
@@ -207,5 +207,6 @@ def parse(body: bytes) -> Json:
     return value
 
 
-def _content(answer: Answer) -> Json:
-    return {key: value for key, value in answer.progress.items() if key != "ageSeconds"}
+def _content(answer: Answer) -> TrainingReport:
+    """Return the response without its age, which always changes."""
+    return replace(answer.progress, age_seconds=None)

@@ -4,35 +4,32 @@ The numbers are in the status and are never derived from pods.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from ddpjob.api.backoff import doubling
-from ddpjob.api.objects import Json
 from ddpjob.api.spec import Backoff
+from ddpjob.api.status import DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
-from ddpjob.engine.attempt import PROVISIONAL_SECONDS
+from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
 from ddpjob.engine.pod_view import PodView
 from ddpjob.engine.state import JobState
-
-# Fields of a failure about the process that reported it, which only lost a peer on the lost node.
-_OF_THE_REPORTER = frozenset({"rank", "exitCode", "signal", "exception", "logTail"})
 
 
 @dataclass(frozen=True)
 class Spending:
     """What one more restart costs.
 
-    exceeded: the limit that does not allow it, "maxRestarts" or "maxTotalRestarts", or None.
+    exceeded: the limit that does not allow it, restartPolicy.maxRestarts or .maxTotalRestarts, or None.
     restarts, counted: numbers with this restart: of all restarts, and of those that count.
     in_row: failures in a row with this one.
     delay: seconds before the next attempt.
     """
 
-    exceeded: str | None
+    exceeded: Literal["counted", "total"] | None
     restarts: int
     counted: int
     in_row: int
@@ -42,17 +39,18 @@ class Spending:
 def spend(s: JobState, *, counted: bool) -> Spending:
     """Return what a restart after the current attempt costs."""
     policy = s.job.spec.restart_policy
-    restarts = int(s.before.get("restarts") or 0)
-    used = int((dict(s.before) | refund(s)).get("restartsCountedTowardsLimit") or 0)
-    ran = s.attempt.seconds_running(s.now)
+    restarts = s.before.restarts or 0
+    used = refund(s).restarts_counted_towards_limit or 0
+    ran = seconds_running(s.attempt, s.now)
     if policy.reset_after_seconds is not None and ran >= policy.reset_after_seconds:
         used = 0
-    exceeded = None
+    exceeded: Literal["counted", "total"] | None = None
     if counted and used >= policy.max_restarts:
-        exceeded = "maxRestarts"
+        exceeded = "counted"
     elif restarts >= policy.max_total_restarts:
-        exceeded = "maxTotalRestarts"
-    in_row = 1 if s.attempt.all_running_time and ran > policy.backoff.max_seconds else s.attempt.failures_in_row + 1
+        exceeded = "total"
+    ran_long = s.attempt.all_running_time is not None and ran > policy.backoff.max_seconds
+    in_row = 1 if ran_long else (s.attempt.failures_in_row or 0) + 1
     delay = restart_delay(policy.backoff, in_row, f"{s.job.uid}/{s.attempt.number}")
     return Spending(exceeded, restarts + 1, used + counted, in_row, delay)
 
@@ -70,14 +68,14 @@ def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:
     return longest * (1 - drawn / 4)
 
 
-def refund(s: JobState) -> Json:
-    """Return the changed status fields if restarts no longer count, because their Kubernetes nodes proved lost.
+def refund(s: JobState) -> DDPJobStatus:
+    """Return the recorded status, without the cost of restarts whose Kubernetes nodes proved lost.
 
     When a node fails, its peers report first: they lost a connection. The control plane notices the loss 50 s later,
     and the next attempt may have lost another node by then: each failure of the last 120 s may be refunded.
     """
-    failures = list(s.before.get("failures") or ())
-    used = int(s.before.get("restartsCountedTowardsLimit") or 0)
+    failures = list(s.before.failures or ())
+    used = s.before.restarts_counted_towards_limit or 0
     refunded = 0
     for index in range(_first_in_counter(failures, used), len(failures)):
         failure = failures[index]
@@ -85,38 +83,47 @@ def refund(s: JobState) -> Json:
             failures[index] = _refunded(s, failure, lost)
             refunded += 1
     if not refunded:
-        return {}
-    return {"failures": failures, "restartsCountedTowardsLimit": max(used - refunded, 0)}
+        return s.before
+    return s.before.changed(failures=failures, restarts_counted_towards_limit=max(used - refunded, 0))
 
 
-def _first_in_counter(failures: Sequence[Mapping[str, Any]], used: int) -> int:
+def _first_in_counter(failures: Sequence[Failure], used: int) -> int:
     """Return the index of the first failure whose restart the counter contains: a reset removes earlier ones."""
-    counted = [index for index, failure in enumerate(failures) if failure.get("counted")]
+    counted = [index for index, failure in enumerate(failures) if failure.counted]
     return counted[max(len(counted) - used, 0)] if counted and used else len(failures)
 
 
-def _lost_pod(s: JobState, failure: Mapping[str, Any]) -> PodView | None:
+def _lost_pod(s: JobState, failure: Failure) -> PodView | None:
     """Return a pod whose lost Kubernetes node explains the failure."""
     return next((pod for pod in s.pods if is_on_lost_node(pod) and _explains(pod, failure)), None)
 
 
-def _refunded(s: JobState, failure: Mapping[str, Any], lost: PodView) -> Json:
+def _refunded(s: JobState, failure: Failure, lost: PodView) -> Failure:
     """Return the failure as one that does not count; it names the lost pod instead of the peer that reported first."""
-    text = f"{failure['message']}; Kubernetes node {lost.node_name} proved lost, so the restart does not count"
-    entry = {k: v for k, v in failure.items() if k != "provisional"}
-    if lost.attempt == failure["attempt"] and lost.name != failure.get("pod"):
-        entry = {k: v for k, v in entry.items() if k not in _OF_THE_REPORTER}
-        entry |= {"nodeRank": lost.node_rank, "pod": lost.name, "nodeName": str(lost.node_name)}
-    verdict = judge(evidence_of(lost), (), s.job.name)
-    entry |= {"reason": verdict.reason, "message": text, "hint": verdict.hint, "next": verdict.next, "counted": False}
-    return entry
+    if lost.attempt == failure.attempt and lost.name != failure.pod:
+        failure = failure.changed(
+            # What only the peer reported about itself goes.
+            **dict.fromkeys(("rank", "exit_code", "signal", "exception", "log_tail")),
+            node_rank=lost.node_rank,
+            pod=lost.name,
+            node_name=lost.node_name,
+        )
+    verdict = judge(evidence_of(lost), (), s.logs_command(lost.node_rank, lost.attempt))
+    return failure.changed(
+        reason=verdict.reason,
+        message=f"{failure.message}; Kubernetes node {lost.node_name} proved lost, so the restart does not count",
+        hint=verdict.hint,
+        next=verdict.next,
+        counted=False,
+        provisional=None,
+    )
 
 
-def _is_refundable(failure: Mapping[str, Any], s: JobState) -> bool:
-    recent = 0 <= seconds_since(failure["time"], s.now) <= PROVISIONAL_SECONDS
-    return recent and bool(failure.get("provisional")) and bool(failure.get("counted"))
+def _is_refundable(failure: Failure, s: JobState) -> bool:
+    recent = 0 <= seconds_since(failure.time, s.now) <= PROVISIONAL_SECONDS
+    return recent and bool(failure.provisional) and failure.counted
 
 
-def _explains(lost: PodView, failure: Mapping[str, Any]) -> bool:
-    is_same_node = lost.node_name is not None and lost.node_name == failure.get("nodeName")
-    return lost.attempt == failure["attempt"] or is_same_node
+def _explains(lost: PodView, failure: Failure) -> bool:
+    is_same_node = lost.node_name is not None and lost.node_name == failure.node_name
+    return lost.attempt == failure.attempt or is_same_node

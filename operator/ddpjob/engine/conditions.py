@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from ddpjob.api.limits import MAX_MESSAGE
-from ddpjob.api.objects import Json
-from ddpjob.api.status import CONDITIONS
+from ddpjob.api.status import CONDITIONS, Condition, Failure, Nodes
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import DELETE_REFUSED
@@ -21,7 +19,7 @@ Aspect = tuple[bool, str, str]
 """Whether the condition is true, its reason and its message."""
 
 
-def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int], failures: Sequence[Json]) -> list[Json]:
+def conditions(s: JobState, decision: Decision, nodes: Nodes, failures: Sequence[Failure]) -> list[Condition]:
     """Return all conditions after ``decision``; a transition time changes only with its condition's status.
 
     failures: ``status.failures`` after the decision.
@@ -38,28 +36,23 @@ def conditions(s: JobState, decision: Decision, nodes: Mapping[str, int], failur
             aspects = _suspended("suspended; it cannot be resumed yet") | {"Stalled": stalled}
         case _:
             aspects = _active(s, decision, nodes, failures[-1] if failures else None)
-    return build(s.before.get("conditions") or (), aspects, s.now)
+    return build(s.before.conditions or (), aspects, s.now)
 
 
-def build(before: Any, aspects: Mapping[str, Aspect], now: datetime) -> list[Json]:
+def build(before: Sequence[Condition], aspects: Mapping[str, Aspect], now: datetime) -> list[Condition]:
     """Return the conditions in their fixed order; one that ``aspects`` does not have is False."""
-    old = {condition["type"]: condition for condition in before}
-    built = []
-    for name in CONDITIONS:
-        holds, reason, message = aspects.get(name, (False, f"Not{name}", ""))
-        status = "True" if holds else "False"
-        known = old.get(name)
-        since = known["lastTransitionTime"] if known and known["status"] == status else timestamp(now)
-        built.append(
-            {
-                "type": name,
-                "status": status,
-                "reason": reason,
-                "message": shorten(message, MAX_MESSAGE),
-                "lastTransitionTime": since,
-            }
-        )
-    return built
+    old = {condition.type: condition for condition in before}
+    return [_condition(name, old.get(name), aspects.get(name, (False, f"Not{name}", "")), now) for name in CONDITIONS]
+
+
+def _condition(name: str, old: Condition | None, aspect: Aspect, now: datetime) -> Condition:
+    holds, reason, text = aspect
+    status, message = "True" if holds else "False", shorten(text, MAX_MESSAGE)
+    if old is None or old.status != status:
+        time = timestamp(now)
+        return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
+    is_same = (old.reason, old.message) == (reason, message)
+    return old if is_same else old.changed(reason=reason, message=message)
 
 
 def invalid(message: str) -> dict[str, Aspect]:
@@ -86,13 +79,13 @@ def _suspended(message: str) -> dict[str, Aspect]:
     return {"Suspended": (True, *why), "Running": (False, *why), "Scheduled": (False, *why)}
 
 
-def all_run(nodes: Mapping[str, int]) -> bool:
+def all_run(nodes: Nodes) -> bool:
     """Return whether every node runs or has succeeded, and at least one runs."""
-    return nodes["running"] > 0 and nodes["running"] + nodes["succeeded"] == nodes["desired"]
+    return nodes.running > 0 and nodes.running + nodes.succeeded == nodes.desired
 
 
-def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: Json | None) -> dict[str, Aspect]:
-    ready = f"{nodes['running'] + nodes['succeeded']} of {nodes['desired']} nodes run"
+def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | None) -> dict[str, Aspect]:
+    ready = f"{nodes.running + nodes.succeeded} of {nodes.desired} nodes run"
     runs = all_run(nodes)
     if runs and s.attempt.is_creating and decision.kind != "created":
         # The loss of a pod would still abandon the attempt, without a failure in the status.
@@ -105,7 +98,7 @@ def _active(s: JobState, decision: Decision, nodes: Mapping[str, int], failure: 
     }
     if failure and not runs and (decision.failure or _recovers_from(s, decision, failure)):
         text = decision.message if decision.failure else failure_text(failure)
-        aspects["Restarting"] = (True, failure["reason"], text)
+        aspects["Restarting"] = (True, failure.reason, text)
     elif RESTART_REQUESTED in (s.attempt.verdict, decision.reason) and not runs:
         aspects["Restarting"] = (True, RESTART_REQUESTED, decision.message or s.attempt.message)
     if decision.kind == "hold":
@@ -141,16 +134,16 @@ def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, 
     return next(s.obstacles(), ("Starting", ready))
 
 
-def _recovers_from(s: JobState, decision: Decision, failure: Mapping[str, Any]) -> bool:
+def _recovers_from(s: JobState, decision: Decision, failure: Failure) -> bool:
     """Whether the last failure is why the current attempt does not run yet, perhaps after abandoned attempts."""
-    attempt = s.attempt
+    attempt, refusals = s.attempt, s.attempt.refusals or 0
     if attempt.is_closed and not decision.begins_attempt:
-        return not s.suspended and int(failure["attempt"]) >= attempt.number - attempt.refusals
+        return not s.suspended and failure.attempt >= attempt.number - refusals
     if attempt.all_running_time is not None and not decision.begins_attempt:
         return False
-    refusals = decision.refusals if decision.kind in ("start", "close") else attempt.refusals
+    refusals = decision.refusals if decision.kind in ("start", "close") else refusals
     number = attempt.number + (decision.kind == "start")
-    return not s.suspended and int(failure["attempt"]) >= number - 1 - refusals
+    return not s.suspended and failure.attempt >= number - 1 - refusals
 
 
 def _scheduled(s: JobState, decision: Decision) -> Aspect:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, timestamp
-from ddpjob.engine.attempt import RUNNING
 from ddpjob.engine.failures import CONFIG_ERROR
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
@@ -75,7 +75,7 @@ def _progress(s: JobState) -> Deadline | None:
     limit = s.job.spec.progress_deadline_seconds
     if limit is None or s.attempt.phase != RUNNING or s.stalled_seconds is None:
         return None
-    step = (s.observed.progress or {}).get("step")
+    step = s.answer.step if s.answer else None
     text = f"step {step} of attempt {s.attempt.number} has been the last for {limit} s (progressDeadlineSeconds)"
     hint = "a rank, the data loader or the network stopped without an error"
     return Deadline(
@@ -117,12 +117,12 @@ def _completion(s: JobState) -> Deadline | None:
 def _avoided_nodes(s: JobState) -> Deadline | None:
     """No Kubernetes node is left for the pods: a suspected node is better than none."""
     # Also entries whose time has passed since the attempt started: its pods still avoid these nodes.
-    entries = s.before.get("avoidNodes") or ()
-    if not entries or s.attempt.is_closed or s.attempt.all_running_time is not None:
+    avoided = s.before.avoid_nodes or ()
+    if not avoided or s.attempt.is_closed or s.attempt.all_running_time is not None:
         return None
     if not any(pod.unschedulable is not None for pod in s.current.values()):
         return None
-    names = ", ".join(entry["nodeName"] for entry in entries)
+    names = ", ".join(node.node_name for node in avoided)
     text = f"no Kubernetes node is left without {names}: these nodes are used again"
     left = UNSCHEDULABLE_SECONDS - seconds_between(s.attempt.start_time, s.now)
     return Deadline(left, "abandons", "AvoidedNodesNeeded", text)

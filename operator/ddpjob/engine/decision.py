@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.status import RUNNING, Failure
 from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
     PROVISIONAL_SECONDS,
-    RUNNING,
     SUSPENDED,
+    drains,
     retry_time,
+    waits,
     whole_second_after,
 )
 from ddpjob.engine.budget import Spending, spend
@@ -64,7 +65,7 @@ class Decision:
     kind: Kind
     reason: str = ""
     message: str = ""
-    failure: Json | None = None
+    failure: Failure | None = None
     refusals: int = 0
     until: str | None = None
     drain_until: str | None = None
@@ -126,7 +127,7 @@ def _job_deadline(s: JobState) -> Decision | None:
 def _restart_request(s: JobState) -> Decision | None:
     """Restart for a new spec.restartedAt, like ``kubectl rollout restart``, after a checkpoint."""
     asked = s.job.spec.restarted_at
-    if asked is None or asked == s.before.get("restartedAt") or s.attempt.is_closed:
+    if asked is None or asked == s.before.restarted_at or s.attempt.is_closed:
         return None
     if s.spec_changed:  # no attempt could follow
         return None
@@ -171,14 +172,14 @@ def _next_attempt(s: JobState) -> Decision | None:
         return None
     if s.spec_changed:
         return _held(s)
-    if s.attempt.waits(s.now) and not s.spec_edited:
+    if waits(s.attempt, s.now) and not s.spec_edited:
         return CONTINUE
-    if s.attempt.drains(s.now) and not s.nothing_runs:
+    if drains(s.attempt, s.now) and not s.nothing_runs:
         return CONTINUE
     number = number_of_next(s)
     if s.suspended:
         return Decision("start", "Resumed", f"resumed after suspension: attempt {number} starts")
-    refusals = 0 if s.spec_edited else s.attempt.refusals
+    refusals = 0 if s.spec_edited else s.attempt.refusals or 0
     return Decision("start", "Retried", f"attempt {number} starts", refusals=refusals)
 
 
@@ -214,7 +215,7 @@ def _failure(s: JobState) -> Decision | None:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:
         return Decision("settle", "Failing", _settling_text(s, cause))
-    return CONTINUE if s.attempt.waits(s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
+    return CONTINUE if waits(s.attempt, s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
@@ -224,21 +225,25 @@ def _judged(s: JobState, evidence: Evidence) -> Judgement:
 
 
 def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
-    """Wait, before the job fails, whether a Kubernetes node proves lost: then the restart does not count.
+    """Wait before the job fails: if a Kubernetes node proves lost in this time, the restart does not count.
 
-    Only as long as some pod has not ended. The others end by themselves, because they have lost a peer.
+    The wait ends when all pods have ended. The pods of the other nodes end by themselves, because they lost a peer.
     """
     if not judgement.provisional or judgement.action == "Fail" or s.all_stopped:
         return None
     if spend(s, counted=judgement.counted).exceeded is None:
         return None
-    since = s.attempt.since or timestamp(s.now)
+    ending = s.attempt.ending
+    since = ending.since if ending else timestamp(s.now)
     if abs(seconds_since(since, s.now)) >= PROVISIONAL_SECONDS:  # negative after the clock was set back
         return None
     until = whole_second_after(parse_time(since), PROVISIONAL_SECONDS)
-    if s.attempt.is_settling and s.attempt.until == until:
+    if ending is not None and s.attempt.is_settling and ending.until == until:
         return CONTINUE
-    text = f"attempt {s.attempt.number} failed and no restart is left: waiting whether a Kubernetes node proves lost"
+    text = (
+        f"attempt {s.attempt.number} failed and no restart is left: waiting up to {PROVISIONAL_SECONDS} s to learn "
+        "whether a Kubernetes node is lost"
+    )
     return Decision("settle", "Failing", text, until=until)
 
 
@@ -246,7 +251,7 @@ def _unconfirmed(s: JobState) -> Decision | None:
     """No pod shows the failure that an earlier observation showed: the attempt runs on."""
     if not s.attempt.is_settling:
         return None
-    return CONTINUE if s.attempt.waits(s.now) else Decision("created", RUNNING, "all pods exist")
+    return CONTINUE if waits(s.attempt, s.now) else Decision("created", RUNNING, "all pods exist")
 
 
 def _settling_text(s: JobState, seen: PodView | None) -> str:
@@ -269,7 +274,7 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
         with_log=s.job.spec.log_tail == "Include",
     )
     if judgement.action == "Fail":
-        return Decision("fail", record["reason"], f"attempt {number} failed: {failure_text(record)}", record)
+        return Decision("fail", record.reason, f"attempt {number} failed: {failure_text(record)}", record)
     if spending.exceeded is not None:
         return _exhausted(s, spending.exceeded, record)
     follows = f"restart {spending.counted} of {policy.max_restarts} follows"
@@ -277,19 +282,19 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = _drain_until(s) if judgement.planned else None
     if not (s.spec_changed or spending.delay or drain_until):
-        return Decision("restart", record["reason"], message, record, spending=spending)
+        return Decision("restart", record.reason, message, record, spending=spending)
     until = whole_second_after(s.now, spending.delay) if spending.delay else None
-    return Decision("close", record["reason"], message, record, until=until, drain_until=drain_until, spending=spending)
+    return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, spending=spending)
 
 
-def _exhausted(s: JobState, limit: str, record: Json) -> Decision:
+def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure) -> Decision:
     policy = s.job.spec.restart_policy
     text = f"attempt {s.attempt.number} failed and"
-    if limit == "maxTotalRestarts":
+    if limit == "total":
         message = f"{text} all {policy.max_total_restarts} restarts (maxTotalRestarts) are used: {failure_text(record)}"
         return Decision("fail", "MaxTotalRestartsExceeded", message, record)
     message = f"{text} all {policy.max_restarts} restarts are used: {failure_text(record)}"
-    return Decision("fail", "MaxRestartsExceeded" if policy.max_restarts else record["reason"], message, record)
+    return Decision("fail", "MaxRestartsExceeded" if policy.max_restarts else record.reason, message, record)
 
 
 def _drain_until(s: JobState) -> str | None:
@@ -306,7 +311,7 @@ def _creation(s: JobState) -> Decision | None:
     created = [problem for problem in s.observed.problems if problem.reason != DELETE_REFUSED]
     # The next attempt needs the names of Service and claim again: as after a refusal, it waits.
     if refusal := next((p for p in created if p.reason != NAME_TERMINATING or p.resource is not names.PODS), None):
-        refusals = s.attempt.refusals + 1
+        refusals = (s.attempt.refusals or 0) + 1
         until = retry_time(refusals, s.now)
         return Decision("close", refusal.reason, refusal.message, refusals=refusals, until=until)
     if created:
@@ -325,7 +330,7 @@ def _creation(s: JobState) -> Decision | None:
 
 def _abandon(s: JobState, reason: str, message: str) -> Decision:
     """End the attempt without a restart that counts; the next one starts at once, after the first time with backoff."""
-    refusals = s.attempt.refusals + 1
+    refusals = (s.attempt.refusals or 0) + 1
     until = retry_time(refusals - 1, s.now) if refusals > 1 else timestamp(s.now)
     text = f"attempt {s.attempt.number} is abandoned: {message}"
     return Decision("close", reason, text, refusals=refusals, until=until)

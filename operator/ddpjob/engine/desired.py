@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -129,7 +129,7 @@ def _without_empty(part: Any) -> Any:
     return {key: value for key, value in part.items() if value != {}} or None if isinstance(part, dict) else part
 
 
-def is_comparable(recorded: str | None) -> bool:
+def is_comparable(recorded: str | None) -> TypeGuard[str]:
     """Return whether ``spec_hash`` of this release made the recorded digest; another release may hash other parts."""
     return recorded is not None and recorded.startswith(_HASH_FORM)
 

@@ -6,13 +6,10 @@
 import signal as signals
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from ddpjob.api import limits
-from ddpjob.api.exit_codes import SIGNAL_BASE
-from ddpjob.api.limits import MAX_REASON
-from ddpjob.api.objects import Json
-from ddpjob.api.text import clean
+from ddpjob.api.exit_codes import SIGNAL_BASE, SUPERSEDED
+from ddpjob.api.report import EndReport
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.pod_view import PodView
 
@@ -25,15 +22,13 @@ START_SECONDS = 60
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of the kubelet for a container that the runtime could not start; its exit code is 128."""
 
-SUPERSEDED = 80
-"""Exit code of a trainer that saw a newer run in its checkpoint directory (docs/trainer.md)."""
-
 Whose = Literal["own", "unknown", "peer"]
 """Whose failure a pod shows: its own, perhaps its own, or that of a peer which it lost."""
 
 # NCCL's watchdog aborts the ranks that wait for a failed one.
 _MAY_FOLLOW_A_PEER = frozenset({signals.SIGABRT})
 _LOST_NODE = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+_NO_REPORT = EndReport()
 # Reasons of a pod that the kubelet ended at the shutdown of its node.
 _SHUTDOWN = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
 
@@ -43,38 +38,33 @@ class Evidence:
     """What is known about the failure of one node.
 
     pod: None if it no longer exists.
-    oom, evicted, deleted, gone: what ended the pod from outside the trainer; ``disruption``: see ``PodView``.
+    report: what its trainer reported, or another pod reports about it; without a report, all fields are None.
+    evicted, deleted: what ended the pod from outside the trainer; ``disruption``: see ``PodView``.
     node_lost, node_shutdown: what happened to its Kubernetes node.
     exit_code, signal: of the trainer, from its report or else from its container.
     not_started: the command could not be started (``_could_not_start``).
-    code, kind, exception, step, rank: of the trainer's report; None without one.
-    reason: of the container or pod, as the kubelet gives it.
+    reason, message: of the container or pod, as the kubelet gives them.
     """
 
     node_rank: int
     whose: Whose
     pod: PodView | None = None
-    oom: bool = False
+    report: EndReport = _NO_REPORT
     evicted: bool = False
     deleted: bool = False
-    gone: bool = False
     disruption: str = ""
     node_lost: bool = False
     node_shutdown: bool = False
     exit_code: int | None = None
     signal: int | None = None
     not_started: bool = False
-    code: int | None = None
-    kind: str | None = None
-    exception: str | None = None
-    step: int | None = None
-    rank: int | None = None
     reason: str = ""
+    message: str = ""
 
     @property
-    def from_outside(self) -> bool:
-        """Whether the pod was taken away, whatever its trainer did."""
-        return self.deleted or self.gone or self.evicted
+    def oom(self) -> bool:
+        """Whether a container or a rank exceeded the memory limit."""
+        return OOM_KILLED in (self.reason, self.report.kind)
 
     @property
     def where(self) -> str:
@@ -93,20 +83,23 @@ def whose_failure(pod: PodView) -> Whose:
     1 for a failed rank and for one that lost its peers. A kill, a refusal to start, an eviction and a deletion come
     from outside the training, so they are the pod's own.
     """
-    cause = (pod.report or {}).get("cause")
+    return _whose(pod, pod.report or _NO_REPORT, pod.exit_code)
+
+
+def _whose(pod: PodView, report: EndReport, exit_code: int | None) -> Whose:
     if pod.deleted or pod.evicted or pod.reason == OOM_KILLED:
         return "own"
-    if (pod.report or {}).get("code") == SUPERSEDED:
+    if report.code == SUPERSEDED:
         return "peer"
-    if cause in ("own", "peer"):
-        return "own" if cause == "own" else "peer"
-    number = _signal(pod)
+    if report.cause in ("own", "peer"):
+        return "own" if report.cause == "own" else "peer"
+    number = _signal(pod, report, exit_code)
     if number is not None:
         return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
-    return "own" if pod.exit_code is None or _could_not_start(pod) else "unknown"
+    return "own" if exit_code is None or _could_not_start(pod, exit_code) else "unknown"
 
 
-def _could_not_start(pod: PodView) -> bool:
+def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
     """Return whether the runtime or a shell could not start the command.
 
     The runtime gives a reason. A shell ends with 126 or 127, but so does a script that trained for an hour and whose
@@ -114,7 +107,7 @@ def _could_not_start(pod: PodView) -> bool:
     """
     if pod.reason in START_ERRORS:
         return True
-    if pod.exit_code not in NOT_EXECUTABLE:
+    if exit_code not in NOT_EXECUTABLE:
         return False
     if not pod.started_at or not pod.finished_at:
         return True
@@ -147,33 +140,13 @@ def obeyed_sigterm(pod: PodView) -> bool:
 
     One pod gets SIGTERM, and the trainers of all pods stop after the same step.
     """
-    return not (pod.deleted or pod.evicted) and (pod.report or {}).get("outcome") == "stopped"
+    is_told = pod.report is not None and pod.report.outcome == "stopped"
+    return is_told and not (pod.deleted or pod.evicted)
 
 
 def evidence_of(pod: PodView) -> Evidence:
     """Return the facts of a failed pod."""
-    report = pod.report if pod.ended and pod.report else {}
-    code = report.get("code")
-    return Evidence(
-        node_rank=pod.node_rank,
-        whose=whose_failure(pod),
-        pod=pod,
-        oom=pod.reason == OOM_KILLED or _text(report, "kind") == OOM_KILLED,
-        evicted=pod.evicted,
-        deleted=pod.deleted,
-        disruption=pod.disruption,
-        node_lost=is_on_lost_node(pod),
-        node_shutdown=pod.evicted and pod.reason in _SHUTDOWN,
-        exit_code=pod.exit_code,
-        signal=_signal(pod),
-        not_started=_could_not_start(pod),
-        code=code if type(code) is int else None,
-        kind=_name(report, "kind"),
-        exception=_name(report, "exception"),
-        step=_step(report),
-        rank=_rank(report),
-        reason=pod.reason,
-    )
+    return _evidence(pod, pod.report or _NO_REPORT, pod.exit_code)
 
 
 def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | None:
@@ -181,27 +154,43 @@ def evidence_named_by(peer: PodView, pods: Mapping[int, PodView]) -> Evidence | 
 
     pods: those of the attempt by node_rank. What a pod that has ended shows itself is not replaced.
     """
-    root = (peer.report or {}).get("root")
-    if whose_failure(peer) != "peer" or not isinstance(root, dict):
+    root = peer.report.root if peer.report else None
+    if whose_failure(peer) != "peer" or root is None or root.code is None or root.node in (None, peer.node_rank):
         return None
-    node, code = root.get("node"), root.get("code")
-    if type(node) is not int or type(code) is not int or node == peer.node_rank:  # a bool is an int too
-        return None
-    named = pods.get(node)
+    named = pods.get(root.node)
     if named is None or named.ended:
         return None
-    return evidence_of(replace(named, state="failed", exit_code=code, report={**root, "cause": "own"}))
+    return _evidence(named, replace(root, cause="own"), root.code)
+
+
+def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidence:
+    return Evidence(
+        node_rank=pod.node_rank,
+        whose=_whose(pod, report, exit_code),
+        pod=pod,
+        report=report,
+        evicted=pod.evicted,
+        deleted=pod.deleted,
+        disruption=pod.disruption,
+        node_lost=is_on_lost_node(pod),
+        node_shutdown=pod.evicted and pod.reason in _SHUTDOWN,
+        exit_code=exit_code,
+        signal=_signal(pod, report, exit_code),
+        not_started=_could_not_start(pod, exit_code),
+        reason=pod.reason,
+        message=pod.message,
+    )
 
 
 def evidence_of_waiting(pod: PodView) -> Evidence:
     """Return the facts of a pod whose container cannot start."""
     reason, message = pod.waiting or ("", "")
-    return Evidence(pod.node_rank, "own", pod=replace(pod, message=message), reason=reason)
+    return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=message)
 
 
 def evidence_of_missing(node_rank: int) -> Evidence:
     """Return the facts of a node whose pod no longer exists."""
-    return Evidence(node_rank, "own", gone=True)
+    return Evidence(node_rank, "own")
 
 
 def is_on_lost_node(pod: PodView) -> bool:
@@ -217,39 +206,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _signal(pod: PodView) -> int | None:
+def _signal(pod: PodView, report: EndReport, exit_code: int | None) -> int | None:
     """Return the signal that ended the trainer: the report's, the container's, or n of exit code 128 + n."""
-    reported = (pod.report or {}).get("signal")
-    if type(reported) is int and 0 < reported < signals.NSIG:  # a bool is an int too
-        return reported
-    if pod.signal:
-        return pod.signal
-    if pod.exit_code is not None and SIGNAL_BASE < pod.exit_code < SIGNAL_BASE + signals.NSIG:
-        return pod.exit_code - SIGNAL_BASE
+    if number := report.signal or pod.signal:
+        return number
+    if exit_code is not None and SIGNAL_BASE < exit_code < SIGNAL_BASE + signals.NSIG:
+        return exit_code - SIGNAL_BASE
     return None
-
-
-def _rank(report: Mapping[str, Any]) -> int | None:
-    """Return the global rank in a report, if it is one."""
-    rank = report.get("rank")
-    return rank if type(rank) is int and 0 <= rank < limits.MAX_NODES * limits.MAX_NPROC_PER_NODE else None
-
-
-def _step(report: Mapping[str, Any]) -> int | None:
-    step = report.get("step")
-    return step if type(step) is int and 0 <= step < 2**53 else None
-
-
-def text_of(report: Json, key: str) -> str | None:
-    """Return a field of a report if it is text with more than blanks in it."""
-    return _text(report, key)
-
-
-def _text(report: Mapping[str, Any], key: str) -> str | None:
-    value = report.get(key)
-    return clean(value).strip() or None if isinstance(value, str) else None
-
-
-def _name(report: Mapping[str, Any], key: str) -> str | None:
-    text = _text(report, key)
-    return text[:MAX_REASON] if text else None

@@ -3,14 +3,15 @@
 The first row that matches applies. ``make generate`` prints the table as docs/failures.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from ddpjob.api.limits import MAX_ADVICE, MAX_LOG_TAIL, MAX_REASON
-from ddpjob.api.objects import Json
-from ddpjob.api.text import clean, shorten
-from ddpjob.engine.evidence import OOM_KILLED, START_SECONDS, SUPERSEDED, Evidence, signal_name, text_of
+from ddpjob.api import exit_codes
+from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
+from ddpjob.api.status import Failure
+from ddpjob.api.text import shorten
+from ddpjob.engine.evidence import OOM_KILLED, START_SECONDS, Evidence, signal_name
 
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
@@ -18,8 +19,6 @@ _MAX_LAST_LINE = 300
 Action = Literal["Restart", "RestartOnce", "Fail"]
 """RestartOnce: a restart, but the job fails if an earlier failure had the same reason."""
 
-# Exit codes that the trainer reports (docs/trainer.md). They count only in a report: other programs use them otherwise.
-_USAGE, _DATA, _RENDEZVOUS, _RANKS, _VOLUME, _STOPPED, _HANG, _MISMATCH, _NOT_FINITE = 2, 66, 69, 71, 73, 75, 76, 78, 79
 # Errors of the operating system and of communication, and of GPUs: the same one can have another cause the next time.
 _ENVIRONMENT_ERRORS = frozenset(
     {
@@ -51,7 +50,7 @@ class Row:
 
     reason: str | None
     when: str
-    matches: Callable[[Evidence, Sequence[Mapping[str, Any]]], bool]
+    matches: Callable[[Evidence, Sequence[Failure]], bool]
     action: Action = "Restart"
     counted: bool = True
     planned: bool = False
@@ -61,19 +60,21 @@ class Row:
     next: str = ""
 
 
-def _code(*codes: int) -> Callable[[Evidence, Sequence[Mapping[str, Any]]], bool]:
-    return lambda e, _: e.code in codes
+def _reports(code: int) -> Callable[[Evidence, Sequence[Failure]], bool]:
+    """Match an exit code in a report. In a container's status it means nothing: other programs use it otherwise."""
+    return lambda e, _: e.report.code == code
 
 
-def _waits_with(reason: str) -> Callable[[Evidence, Sequence[Mapping[str, Any]]], bool]:
+def _waits_with(reason: str) -> Callable[[Evidence, Sequence[Failure]], bool]:
     return lambda e, _: e.exit_code is None and e.reason == reason
 
 
-def _repeats(e: Evidence, earlier: Sequence[Mapping[str, Any]]) -> bool:
+def _repeats(e: Evidence, earlier: Sequence[Failure]) -> bool:
     """Whether the attempt before failed with the same exception of the user's code at the same step."""
-    if e.code != 1 or None in (e.exception, e.step) or e.exception in _ENVIRONMENT_ERRORS or not earlier:
+    code, exception, step = e.report.code, e.report.exception, e.report.step
+    if code != 1 or None in (exception, step) or exception in _ENVIRONMENT_ERRORS or not earlier:
         return False
-    return (earlier[-1].get("exception"), earlier[-1].get("step")) == (e.exception, e.step)
+    return (earlier[-1].exception, earlier[-1].step) == (exception, step)
 
 
 TABLE: tuple[Row, ...] = (
@@ -150,7 +151,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "PodLost",
         "the pod no longer exists",
-        lambda e, _: e.gone,
+        lambda e, _: e.pod is None,
         counted=False,
         hint="the pod was deleted with --force, or together with its Kubernetes node",
         next="nothing; training continues from the checkpoint",
@@ -183,7 +184,7 @@ TABLE: tuple[Row, ...] = (
         "StartError",
         f"the runtime cannot start the command, or exit code 126 or 127 in the first {START_SECONDS} s and without a "
         "report: the command does not exist or cannot be executed",
-        lambda e, _: e.code is None and e.not_started,
+        lambda e, _: e.report.code is None and e.not_started,
         action="Fail",
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
@@ -191,7 +192,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports wrong settings (exit code 2)",
-        _code(_USAGE),
+        _reports(exit_codes.USAGE),
         action="Fail",
         hint="an argument, a DDPTRAIN_* variable or the configuration file is not valid",
         next="correct args or env and create the job again",
@@ -199,7 +200,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports that this machine cannot run the ranks or the backend (exit code 71)",
-        _code(_RANKS),
+        _reports(exit_codes.RANKS),
         action="Fail",
         hint="the pod has fewer devices than processes, or the image lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
@@ -207,7 +208,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports a checkpoint or data that do not match this run (exit code 78)",
-        _code(_MISMATCH),
+        _reports(exit_codes.MISMATCH),
         action="Fail",
         hint="the checkpoints were written with other settings or other data",
         next="use another checkpoint.subPath, or the settings of the run that wrote the checkpoints",
@@ -215,7 +216,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports a loss that is not finite (exit code 79)",
-        _code(_NOT_FINITE),
+        _reports(exit_codes.NOT_FINITE),
         action="Fail",
         hint="the training diverged: the same steps would diverge again",
         next="use a lower learning rate, and create the job again",
@@ -223,7 +224,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports that it obeyed SIGTERM (exit code 75)",
-        _code(_STOPPED),
+        _reports(exit_codes.STOPPED),
         counted=False,
         planned=True,
         hint="something sent SIGTERM to the trainer, for example a node that shuts down",
@@ -232,7 +233,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports that a newer run writes to its checkpoint directory (exit code 80)",
-        _code(SUPERSEDED),
+        _reports(exit_codes.SUPERSEDED),
         counted=False,
         hint="two jobs use the same claim and subPath for their checkpoints",
         next="give each job its own checkpoint.subPath",
@@ -248,7 +249,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports a hang (exit code 76)",
-        _code(_HANG),
+        _reports(exit_codes.HANG),
         node_suspected=True,
         hint="a rank or the network stopped; the report names the collective and the ranks that are missing",
         next="{logs}",
@@ -256,21 +257,21 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         "the trainer reports data that are absent or damaged (exit code 66)",
-        _code(_DATA),
+        _reports(exit_codes.DATA),
         hint="the data volume is not mounted, or a download failed",
         next="look at spec.data and at --data-dir",
     ),
     Row(
         None,
         "the trainer reports that ranks are missing at the rendezvous (exit code 69)",
-        _code(_RENDEZVOUS),
+        _reports(exit_codes.RENDEZVOUS),
         hint="a pod started late, or the network does not connect the pods",
         next="look at NetworkPolicies and DNS, or increase rendezvous.timeoutSeconds",
     ),
     Row(
         None,
         "the trainer reports a volume that it cannot write (exit code 73)",
-        _code(_VOLUME),
+        _reports(exit_codes.VOLUME),
         hint="the volume is full, read-only, or belongs to another user",
         next="increase the claim's size, or set podSecurity.fsGroup to the group that owns the volume",
     ),
@@ -327,7 +328,7 @@ class Judgement:
     evidence: Evidence | None = None
 
 
-def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], logs: str) -> Judgement:
+def judge(evidence: Evidence, earlier: Sequence[Failure], logs: str) -> Judgement:
     """Return what follows from these facts.
 
     Args:
@@ -336,8 +337,7 @@ def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], logs: str) -
     """
     row = next(row for row in TABLE if row.matches(evidence, earlier))
     reason, message = _reason_and_message(evidence, row)
-    again = row.action == "RestartOnce" and any(failure.get("reason") == reason for failure in earlier)
-    report = _report(evidence)
+    again = row.action == "RestartOnce" and any(failure.reason == reason for failure in earlier)
     return Judgement(
         reason=reason,
         message=message,
@@ -346,49 +346,47 @@ def judge(evidence: Evidence, earlier: Sequence[Mapping[str, Any]], logs: str) -
         planned=row.planned,
         provisional=row.provisional,
         node_suspected=row.node_suspected,
-        hint=_advice(report, "hint") or row.hint,
-        next=_advice(report, "next") or _command(row.next, logs, evidence),
+        hint=evidence.report.hint or row.hint,
+        next=evidence.report.next or _command(row.next, logs, evidence),
         evidence=evidence,
     )
 
 
 def failure_record(
     attempt: int, judgement: Judgement, *, time: str, action: str, counted: bool, with_log: bool
-) -> Json:
+) -> Failure:
     """Return one entry of ``status.failures``.
 
     action: the reaction, Restart or Fail. counted: whether it is a restart that counts. with_log: see ``spec.logTail``.
     """
     evidence = judgement.evidence
-    pod = evidence.pod if evidence else None
-    entry: Json = {
-        "attempt": attempt,
-        "nodeRank": evidence.node_rank if evidence else None,
-        "rank": evidence.rank if evidence else None,
-        "pod": pod.name if pod else None,
-        "nodeName": pod.node_name if pod else None,
-        "exitCode": evidence.exit_code if evidence else None,
-        "signal": evidence.signal if evidence else None,
-        "step": evidence.step if evidence else None,
-        "exception": evidence.exception if evidence else None,
-        "reason": judgement.reason,
-        "message": shorten(_with_last_line(judgement, with_log=with_log), _MAX_MESSAGE),
-        "hint": judgement.hint or None,
-        "next": judgement.next or None,
-        "logTail": shorten(pod.log.strip(), MAX_LOG_TAIL) or None if pod and with_log else None,
-        "action": action,
-        "counted": counted,
-        "provisional": (judgement.provisional and counted) or None,
-        "nodeSuspected": (judgement.node_suspected and bool(pod and pod.node_name)) or None,
-        "time": time,
-    }
-    return {key: value for key, value in entry.items() if value is not None}
+    pod, report = (evidence.pod, evidence.report) if evidence else (None, None)
+    return Failure(
+        attempt=attempt,
+        node_rank=evidence.node_rank if evidence else None,
+        rank=report.rank if report else None,
+        pod=pod.name if pod else None,
+        node_name=pod.node_name if pod else None,
+        exit_code=evidence.exit_code if evidence else None,
+        signal=evidence.signal if evidence else None,
+        step=report.step if report else None,
+        exception=report.exception if report else None,
+        reason=judgement.reason,
+        message=shorten(_with_last_line(judgement, with_log=with_log), _MAX_MESSAGE),
+        hint=judgement.hint or None,
+        next=judgement.next or None,
+        log_tail=shorten(pod.log.strip(), MAX_LOG_TAIL) or None if pod and with_log else None,
+        action=action,
+        counted=counted,
+        provisional=(judgement.provisional and counted) or None,
+        node_suspected=(judgement.node_suspected and bool(pod and pod.node_name)) or None,
+        time=time,
+    )
 
 
-def failure_text(record: Mapping[str, Any]) -> str:
-    """Return the message of an entry of ``status.failures`` followed by what to do next."""
-    message = str(record["message"])
-    return f"{message}; next: {record['next']}" if "next" in record else message
+def failure_text(failure: Failure) -> str:
+    """Return the message of a failure followed by what to do next."""
+    return f"{failure.message}; next: {failure.next}" if failure.next is not None else failure.message
 
 
 def _with_last_line(judgement: Judgement, *, with_log: bool) -> str:
@@ -397,10 +395,6 @@ def _with_last_line(judgement: Judgement, *, with_log: bool) -> str:
     lines = pod.log.split("\n") if pod and with_log else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{judgement.message}: {shorten(last, _MAX_LAST_LINE)}" if last else judgement.message
-
-
-def _report(e: Evidence) -> Json:
-    return e.pod.report if e.pod and e.pod.ended and e.pod.report else {}
 
 
 def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
@@ -413,8 +407,8 @@ def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
             "Drained": "was evicted through the eviction API",
         }
         return row.reason or "PodDeleted", f"{e.where} {how.get(row.reason or '', 'was deleted while it trained')}"
-    if text := text_of(_report(e), "message"):
-        return _reported(e, row, text)
+    if e.report.message:
+        return _reported(e, row)
     if e.oom:
         return OOM_KILLED, f"{e.where} was killed because it exceeded its memory limit{_kubelet_message(e)}"
     if e.signal is not None and row.reason is None:
@@ -427,28 +421,22 @@ def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
 
 
-def _reported(e: Evidence, row: Row, text: str) -> tuple[str, str]:
-    report = _report(e)
-    exception = clean(report.get("exception") or e.kind or "Error")
-    details = {key: clean(report[key]) for key in ("rank", "step", "where") if report.get(key) is not None}
-    place = "".join(f", {key} {value}" for key, value in details.items())
-    reason = row.reason or e.kind or exception  # kind is absent in schema 1
+def _reported(e: Evidence, row: Row) -> tuple[str, str]:
+    exception = e.report.exception or e.report.kind or "Error"
+    details = {"rank": e.report.rank, "step": e.report.step, "where": e.report.where}
+    place = "".join(f", {key} {value}" for key, value in details.items() if value is not None)
+    reason = row.reason or e.report.kind or exception  # kind is absent in schema 1
     repeated = "; the attempt before failed in the same way" if row.reason == "DeterministicError" else ""
-    return camel_case(reason), f"{e.where}{place}: {exception}: {clean(text)}{repeated}"
+    return camel_case(reason), f"{e.where}{place}: {exception}: {e.report.message}{repeated}"
 
 
 def _kubelet_message(e: Evidence) -> str:
-    return f": {e.pod.message.strip()}" if e.pod and e.pod.message.strip() else ""
+    return f": {e.message.strip()}" if e.message.strip() else ""
 
 
 def _command(text: str, logs: str, e: Evidence) -> str:
     pod, node = (e.pod.name, e.pod.node_name) if e.pod else (None, None)
     return text.format(logs=logs, pod=pod or "POD", node=node or "NODE")
-
-
-def _advice(report: Json, key: str) -> str | None:
-    text = text_of(report, key)
-    return shorten(text, MAX_ADVICE) if text else None
 
 
 def camel_case(reason: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpjob.api.objects import Json
+from ddpjob.api.report import TrainingReport
 from ddpjob.engine.actions import Problem
 
 ProgressProblem = Literal["unreachable", "unusable"]
@@ -31,7 +32,7 @@ class Observed:
     claim: Json | None = None
     problems: Sequence[Problem] = ()
     round: Literal["unknown", "begun", "complete"] = "unknown"
-    progress: Json | None = None
+    progress: TrainingReport | None = None
     progress_pod: str | None = None
     stalled_seconds: float | None = None
     progress_problem: ProgressProblem | None = None

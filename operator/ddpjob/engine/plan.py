@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import explain
-from ddpjob.api.status import readable_status
+from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
-from ddpjob.engine.attempt import SUSPENDED, Attempt
+from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
@@ -40,7 +40,7 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     if body["metadata"].get("deletionTimestamp"):
         return Plan()  # the API server deletes the objects that the job owns
     # The CRD accepts any status, so that releases can be mixed. A part that a user or a program spoiled is dropped.
-    before = readable_status(body.get("status") or {})
+    before = recorded_status(body.get("status") or {})
     try:
         job = Job.of(body)
     except ValidationError as error:
@@ -68,7 +68,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
     creates = _creates(s, decision, status)
     return Plan(
-        status=status if status != s.before else None,
+        status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
         deletes=tuple(_deletes(s, decision)),
         creates=creates,
@@ -89,9 +89,9 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
     retention = s.job.spec.pod_retention
     nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
     finishes = decision.kind in ("succeed", "fail")
-    # Logs of the attempt before are kept until the next one starts: an end must not race with a user who reads them.
-    failure = (decision.failure if decision.begins_attempt else None) or s.last_failure or {}
-    kept = {number, failure.get("attempt")} if retention == "LastAttempt" else {number}
+    # The pods of an ended attempt stay until the next attempt starts, so that users can read their logs.
+    failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
+    kept = {number, failure.attempt} if failure and retention == "LastAttempt" else {number}
     for pod in s.pods:
         if pod.deleting:
             continue
@@ -101,7 +101,7 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
             yield pod.deletion()
 
 
-def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Create], ...]:
+def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
     """Return the phases of creation: the claim, then the pods and the Service.
 
     A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
@@ -125,7 +125,7 @@ def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Cr
     # suspension or a delay. An attempt that follows none, or not at once, therefore requests the claim again.
     needs_claim = (s.observed.claim is None and not held) or decision.kind == "start"
     claim = desired_claim(s.job) if needs_claim else None
-    avoid = [entry["nodeName"] for entry in status.get("avoidNodes") or ()]
+    avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
     pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid) if node_ranks else ()
     phases = ((claim,) if claim is not None else (), () if beside else service, pods)
@@ -134,37 +134,42 @@ def _creates(s: JobState, decision: Decision, status: Json) -> tuple[Sequence[Cr
 
 def _is_cautious(s: JobState, decision: Decision) -> bool:
     """Whether the last creates of the job were refused."""
-    return decision.refusals > 0 or s.attempt.refusals > 0
+    return decision.refusals > 0 or bool(s.attempt.refusals)
 
 
 def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
     stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources or not (keeps or pod.deleting))
-    generation = {"observedGeneration": s.job.generation}
-    status = dict(s.before) | generation if s.before.get("observedGeneration") != s.job.generation else None
+    status = _changed(s.before, s.before.changed(observed_generation=s.job.generation))
     ttl = s.job.spec.ttl_seconds_after_finished
-    if ttl is None or not s.settings.delete_finished:
+    completed = s.before.completion_time
+    if ttl is None or completed is None or not s.settings.delete_finished:
         return Plan(status=status, deletes=stops)
-    left = ttl - seconds_between(s.before["completionTime"], s.now)
+    left = ttl - seconds_between(completed, s.now)
     if left > 0:
         return Plan(status=status, deletes=stops, requeue_after=max(left, MIN_REQUEUE_SECONDS))
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 
-def _refuse(body: Json, before: Json, lines: list[str], now: datetime) -> Plan:
-    if "completionTime" in before:
+def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -> Plan:
+    if before.completion_time is not None:
         return Plan()  # a finished job stays finished, even if another version of the operator refuses its spec
     generation = int(body["metadata"].get("generation", 1))
-    status = invalid_status(before, generation, lines, now)
-    if status == before:
+    status = _changed(before, invalid_status(before, generation, lines, now))
+    if status is None:
         return Plan()
     return Plan(status=status, urgent=True, events=(Note("Warning", "InvalidSpec", "; ".join(lines)),))
 
 
-def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | None:
+def _changed(before: DDPJobStatus, status: DDPJobStatus) -> Json | None:
+    """Return the status to write; None if it is as recorded."""
+    return status.wire() if status != before else None
+
+
+def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> float | None:
     """Return the seconds until a deadline or the end of a wait can change the plan, at least 1; None if none can."""
-    attempt = Attempt.recorded(status, s.now)
+    attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
     if decision.kind in ("succeed", "fail") or is_suspended or not attempt.number:
         return None
@@ -174,7 +179,8 @@ def _requeue_after(s: JobState, decision: Decision, status: Json) -> float | Non
         left += [wait for pod in s.current.values() if (wait := s.seconds_to_prepare(pod)) is not None and wait > 0]
         left += [wait] if (wait := s.seconds_to_unknown) is not None and wait > 0 else []
     if decision.kind != "hold":
-        left += [-seconds_since(time, s.now) for time in (attempt.until, attempt.drain_until) if time is not None]
+        times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
+        left += [-seconds_since(time, s.now) for time in times if time is not None]
         left = [seconds for seconds in left if seconds > 0] or left
     return max(min(left), MIN_REQUEUE_SECONDS) if left else None
 

@@ -3,14 +3,14 @@
 The state is that of the trainer container, not the pod's phase: a sidecar must not keep a finished job running.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ddpjob.api import limits, names
-from ddpjob.api.objects import Json, condition, element, is_true
+from ddpjob.api.objects import condition, element, is_true
+from ddpjob.api.report import EndReport, end_report
 from ddpjob.api.text import clean
 from ddpjob.api.times import parse_time
 from ddpjob.engine.actions import Delete
@@ -31,7 +31,7 @@ class PodView:
 
     message: the kubelet's, about the pod or about an init container that failed.
     log: the termination message if it is no report: what the program wrote there, or the end of its log.
-    report: the trainer's JSON report in the termination message, or None.
+    report: the trainer's report in the termination message, or None.
     waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
@@ -67,7 +67,7 @@ class PodView:
     reason: str = ""
     message: str = ""
     log: str = ""
-    report: Json | None = None
+    report: EndReport | None = None
     started_at: str | None = None
     finished_at: str | None = None
     waiting: tuple[str, str] | None = None
@@ -119,7 +119,7 @@ def _view(pod: Mapping[str, Any]) -> PodView:
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
-    report = _report(text)
+    report = end_report(text)
     message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
     disruption = _disruption(meta, status, ended)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
@@ -257,17 +257,6 @@ def _unschedulable(status: Mapping[str, Any]) -> str | None:
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return None
     return str(scheduled.get("message") or scheduled.get("reason") or "")
-
-
-def _report(message: str) -> Json | None:
-    """Return the report in a termination message; None for truncated JSON and for other trainers' text."""
-    if not message.lstrip().startswith("{"):
-        return None
-    try:
-        report = json.loads(message)
-    except (ValueError, RecursionError):  # 2 KB of "[" exceed Python's recursion limit
-        return None
-    return report if isinstance(report, dict) else None
 
 
 def _number(label: str | None) -> int:

@@ -1,16 +1,16 @@
 """The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.report import TrainingReport
+from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import RUNNING, SUSPENDED, Attempt
+from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_running
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Observed
@@ -27,7 +27,7 @@ class JobState:
     """All inputs of a plan. ``before`` is the recorded status; its conditions are never read, they are only output."""
 
     job: Job
-    before: Mapping[str, Any]
+    before: DDPJobStatus
     observed: Observed
     now: datetime
     settings: EngineSettings
@@ -37,9 +37,9 @@ class JobState:
         return tuple(pod_view(pod) for pod in self.observed.pods)
 
     @cached_property
-    def attempt(self) -> Attempt:
-        """The recorded attempt."""
-        return Attempt.recorded(self.before, self.now)
+    def attempt(self) -> CurrentAttempt:
+        """The recorded attempt; its number is 0 before the first attempt."""
+        return recorded_attempt(self.before, self.now)
 
     @cached_property
     def current(self) -> dict[int, PodView]:
@@ -50,7 +50,7 @@ class JobState:
     @cached_property
     def succeeded_nodes(self) -> frozenset[int]:
         """node_ranks of this attempt that exited with 0, including those whose pods no longer exist."""
-        recorded = frozenset(self.before.get("succeededNodes") or ())
+        recorded = frozenset(self.before.succeeded_nodes or ())
         if self.attempt.is_closed:
             return recorded  # exit code 0 after the end of the attempt answers the operator's own SIGTERM
         return recorded | {node_rank for node_rank, pod in self.current.items() if pod.state == "succeeded"}
@@ -120,19 +120,30 @@ class JobState:
         return _PREPARATION_SECONDS - seconds_between(pod.start_time, self.now)
 
     @property
-    def answer(self) -> Json | None:
-        """The last response of rank 0's pod; one of a pod of an earlier attempt may arrive late and is ignored."""
+    def answer(self) -> TrainingReport | None:
+        """The last response of rank 0's pod; a response of a pod of an earlier attempt may arrive late: ignored."""
         pod = self.current.get(0)
         return self.observed.progress if pod is not None and self.observed.progress_pod == pod.name else None
+
+    @cached_property
+    def report(self) -> TrainingReport | None:
+        """What rank 0 of the current attempt reported last; None if it does not report, or its attempt has ended."""
+        pod = self.current.get(0)
+        if pod is None or self.attempt.is_closed:
+            return None
+        if pod.ended:
+            return pod.report.progress if pod.report else None
+        return self.answer
 
     @property
     def has_stepped(self) -> bool:
         """Whether rank 0 reported a step that this attempt trained."""
         if self.attempt.first_step_time is not None:
             return True
-        answer = self.answer or {}
-        step, resumed = answer.get("step"), (answer.get("resumedFrom") or {}).get("step") or 0
-        return step is not None and step > resumed
+        if self.answer is None or self.answer.step is None:
+            return False
+        resumed = self.answer.resumed_from
+        return self.answer.step > ((resumed.step if resumed else None) or 0)
 
     @property
     def stalled_seconds(self) -> float | None:
@@ -151,11 +162,11 @@ class JobState:
         is_asked = attempt.phase == RUNNING and pod is not None and pod.state == "running"
         if self.observed.progress_problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
             return None
-        return UNKNOWN_SECONDS - attempt.seconds_running(self.now)
+        return UNKNOWN_SECONDS - seconds_running(attempt, self.now)
 
-    def logs_command(self, node_rank: int = 0) -> str:
-        """Return the command that shows the log of a node of the current attempt."""
-        job, number = self.job, self.attempt.number
+    def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
+        """Return the command that shows the log of a node, by default of the current attempt."""
+        job, number = self.job, self.attempt.number if attempt is None else attempt
         pod = names.pod_name(job.name, job.uid, number, node_rank)
         return self.settings.logs_command.format(
             namespace=job.namespace, job=job.name, attempt=number, node_rank=node_rank, pod=pod
@@ -169,7 +180,7 @@ class JobState:
 
     @property
     def finished(self) -> bool:
-        return "completionTime" in self.before
+        return self.before.completion_time is not None
 
     @property
     def suspended(self) -> bool:
@@ -181,7 +192,7 @@ class JobState:
     @property
     def spec_edited(self) -> bool:
         """Whether the spec changed since the last status."""
-        return self.before.get("observedGeneration") != self.job.generation
+        return self.before.observed_generation != self.job.generation
 
     @cached_property
     def spec_hash(self) -> str:
@@ -191,10 +202,10 @@ class JobState:
     @property
     def spec_changed(self) -> bool:
         """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
-        recorded = self.before.get("specHash")
+        recorded = self.before.spec_hash
         if not is_comparable(recorded) or recorded == self.spec_hash:
             return False
-        return not (self.may_be_rescheduled and has_same_fixed_part(str(recorded), self.spec_hash))
+        return not (self.may_be_rescheduled and has_same_fixed_part(recorded, self.spec_hash))
 
     @property
     def may_be_rescheduled(self) -> bool:
@@ -202,19 +213,18 @@ class JobState:
         return self.suspended or self.attempt.number == 0
 
     @property
-    def earlier_failures(self) -> Sequence[Json]:
+    def earlier_failures(self) -> Sequence[Failure]:
         """``status.failures``, newest last."""
-        return tuple(self.before.get("failures") or ())
+        return self.before.failures or ()
 
     @property
-    def last_failure(self) -> Json | None:
-        failures = self.before.get("failures") or ()
-        return dict(failures[-1]) if failures else None
+    def last_failure(self) -> Failure | None:
+        return self.earlier_failures[-1] if self.earlier_failures else None
 
     @property
     def active_seconds(self) -> float:
         """Seconds that the job was active: all attempts, without suspensions."""
-        earlier = float(self.before.get("activeSeconds") or 0)
+        earlier = float(self.before.active_seconds or 0)
         if self.suspended or not self.attempt.number:
             return earlier
         return earlier + seconds_between(self.attempt.start_time, self.now)

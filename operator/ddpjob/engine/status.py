@@ -1,15 +1,29 @@
 """Compute the status after a decision. One patch records all of it."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Sequence
+from datetime import datetime
+from typing import get_args
 
 from ddpjob.api.limits import MAX_MESSAGE
-from ddpjob.api.objects import Json
+from ddpjob.api.status import (
+    CREATING,
+    ENDING,
+    RUNNING,
+    AvoidedNode,
+    CheckpointStatus,
+    Condition,
+    CurrentAttempt,
+    DDPJobStatus,
+    Ending,
+    Nodes,
+    Progress,
+    Timings,
+    World,
+)
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.engine.attempt import CREATING, ENDING, RUNNING, SETTLE_SECONDS, SUSPENDED, Attempt, whole_second_after
+from ddpjob.engine.attempt import SETTLE_SECONDS, SUSPENDED, whole_second_after
 from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
@@ -22,45 +36,48 @@ from ddpjob.engine.suspects import avoided, avoided_after
 _KEPT_FAILURES = 5
 
 
-def next_status(s: JobState, decision: Decision) -> Json:
+def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     """Return the complete status after ``decision``; it equals the recorded one if nothing changed."""
-    begins = decision.begins_attempt
-    status: Json = dict(s.before)
-    status["observedGeneration"] = s.job.generation
-    if not is_comparable(status.get("specHash")) or (s.may_be_rescheduled and not s.spec_changed):
-        status["specHash"] = s.spec_hash
-    status.setdefault("restarts", 0)
-    status.setdefault("restartsCountedTowardsLimit", 0)
-    status["attempt"] = next_number(s, decision)
-    status["succeededNodes"] = [] if begins else sorted(s.succeeded_nodes)
-    nodes = _count_nodes(s, decision)
-    status["nodes"] = nodes
-    status["nodesReady"] = f"{nodes['running'] + nodes['succeeded']}/{nodes['desired']}"
-    if status["attempt"]:
+    before = refund(s)
+    number, nodes = next_number(s, decision), _count_nodes(s, decision)
+    status = before.changed(
+        observed_generation=s.job.generation,
+        spec_hash=_spec_hash(s),
+        attempt=number,
+        succeeded_nodes=[] if decision.begins_attempt else sorted(s.succeeded_nodes),
+        nodes=nodes,
+        nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}",
+        restarts=before.restarts or 0,
+        restarts_counted_towards_limit=before.restarts_counted_towards_limit or 0,
+        avoid_nodes=_avoided_nodes(s, decision),
+        restarted_at=_restarted_at(s, decision),
+        progress=_progress(s, decision),
+        checkpoint=_checkpoint(s, decision),
+    )
+    if number:
         attempt = _next_attempt(s, decision, nodes)
-        status["currentAttempt"] = attempt.wire()
-        status["world"] = _world(s, status["attempt"])
-        status |= _timings(s, attempt, decision)
-    status |= _times(s, decision)
-    status |= refund(s)
-    status |= _failures(s, status, decision)
-    status |= _avoided_nodes(s, decision)
-    if decision.restarted_at or (begins and s.job.spec.restarted_at):
-        status["restartedAt"] = decision.restarted_at or s.job.spec.restarted_at
-    status |= _training(s)
-    if begins or decision.ends_attempt:
-        status |= _without_speed(status, ended=decision.kind)
-    status["conditions"] = conditions(s, decision, nodes, status.get("failures") or ())
-    status["state"] = _state(status["conditions"], is_settling=_settles(s, decision))
-    return status
+        timings = _timings(s, attempt, decision)
+        status = status.changed(current_attempt=attempt, world=_world(s, number), timings=timings)
+    if s.attempt.number and (decision.begins_attempt or decision.kind in ("suspend", "succeed", "fail")):
+        status = status.changed(active_seconds=int(s.active_seconds))
+    if decision.kind == "start" and before.start_time is None:
+        status = status.changed(start_time=timestamp(s.now))
+    if decision.kind in ("succeed", "fail"):
+        status = status.changed(completion_time=timestamp(s.now))
+    if decision.failure is not None:
+        status = status.changed(failures=[*(before.failures or ()), decision.failure][-_KEPT_FAILURES:])
+    if decision.spending is not None:
+        spending = decision.spending
+        status = status.changed(restarts=spending.restarts, restarts_counted_towards_limit=spending.counted)
+    built = conditions(s, decision, nodes, status.failures or ())
+    return status.changed(conditions=built, state=_state(built, is_settling=_settles(s, decision)))
 
 
-def invalid_status(before: Mapping[str, Any], generation: int, lines: list[str], now: Any) -> Json:
+def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now: datetime) -> DDPJobStatus:
     """Return the status of a job whose spec is invalid; ``lines`` are the errors."""
     message = "; ".join(lines) + ": fix the spec, or update the CustomResourceDefinition, which accepted it"
-    status = dict(before) | {"observedGeneration": generation, "state": "Invalid"}
-    status["conditions"] = build(before.get("conditions") or (), invalid(message), now)
-    return status
+    built = build(before.conditions or (), invalid(message), now)
+    return before.changed(observed_generation=generation, state="Invalid", conditions=built)
 
 
 def next_number(s: JobState, decision: Decision) -> int:
@@ -73,171 +90,154 @@ def next_number(s: JobState, decision: Decision) -> int:
     return max(s.attempt.number, s.newest_attempt) if deletes_newer else s.attempt.number
 
 
-def _next_attempt(s: JobState, decision: Decision, nodes: Mapping[str, int]) -> Attempt:
+def _spec_hash(s: JobState) -> str:
+    recorded = s.before.spec_hash
+    is_kept = s.spec_changed or not s.may_be_rescheduled
+    return recorded if is_comparable(recorded) and is_kept else s.spec_hash
+
+
+def _restarted_at(s: JobState, decision: Decision) -> str | None:
+    asked = s.job.spec.restarted_at if decision.begins_attempt else None
+    return decision.restarted_at or asked or s.before.restarted_at
+
+
+def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt after the decision: the only place where its phase changes."""
     now, attempt = timestamp(s.now), s.attempt
     row = decision.spending.in_row if decision.spending else attempt.failures_in_row
     if decision.begins_attempt:
-        row = 0 if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row
-        since = attempt.creating_since if decision.refusals else None
-        refusals = decision.refusals
-        return Attempt(number_of_next(s), CREATING, now, refusals=refusals, creating_since=since, failures_in_row=row)
+        return CurrentAttempt(
+            number=number_of_next(s),
+            phase=CREATING,
+            start_time=now,
+            refusals=decision.refusals or None,
+            creating_since=attempt.creating_since if decision.refusals else None,
+            failures_in_row=None if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row or None,
+        )
+    since = attempt.ending.since if attempt.ending else now
     match decision.kind:
         case "created":
-            return replace(attempt, phase=RUNNING, refusals=0, creating_since=None, message="", since="", until=None)
+            return attempt.changed(phase=RUNNING, refusals=None, creating_since=None, ending=None)
         case "settle":
             until = decision.until or whole_second_after(s.now, SETTLE_SECONDS)
-            since = attempt.since or now
-            return replace(attempt, phase=ENDING, message=decision.message, since=since, until=until)
+            return attempt.changed(phase=ENDING, ending=Ending(message=decision.message, since=since, until=until))
         case "close" | "suspend" | "succeed" | "fail":
-            return replace(
-                attempt,
-                number=next_number(s, decision),
-                phase=ENDING,
+            ending = Ending(
                 verdict=decision.reason,
                 message=shorten(decision.message, MAX_MESSAGE),
-                since=attempt.since or now,
+                since=since,
                 until=decision.until,
                 drain_until=decision.drain_until,
-                refusals=decision.refusals,
+            )
+            return attempt.changed(
+                number=next_number(s, decision),
+                phase=ENDING,
+                ending=ending,
+                refusals=decision.refusals or None,
                 creating_since=_creating_since(attempt, decision),
-                failures_in_row=row,
+                failures_in_row=row or None,
             )
     if not attempt.is_closed:
         return _with_first_times(s, attempt, nodes)
     if (number := next_number(s, decision)) == attempt.number:
         return attempt
-    verdict, since = attempt.verdict or SUSPENDED, attempt.since or now
-    return replace(attempt, number=number, phase=ENDING, verdict=verdict, since=since)
+    ended = attempt.ending or Ending(since=now, verdict=SUSPENDED)
+    return attempt.changed(number=number, phase=ENDING, ending=ended)
 
 
-def _creating_since(attempt: Attempt, decision: Decision) -> str | None:
+def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
     """Return when the first of the attempts started that were abandoned before they ran, up to the one that ends."""
     if not decision.refusals or attempt.all_running_time is not None:
         return None
     return attempt.creating_since or attempt.start_time
 
 
-def _with_first_times(s: JobState, attempt: Attempt, nodes: Mapping[str, int]) -> Attempt:
+def _with_first_times(s: JobState, attempt: CurrentAttempt, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt with the times of what was seen for the first time."""
     now = timestamp(s.now)
     if attempt.phase == RUNNING and attempt.all_running_time is None and all_run(nodes):
-        attempt = replace(attempt, all_running_time=now)
+        attempt = attempt.changed(all_running_time=now)
     if attempt.first_step_time is None and s.has_stepped:
-        attempt = replace(attempt, first_step_time=now)
+        attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:
-        attempt = replace(attempt, first_success_time=now)
+        attempt = attempt.changed(first_success_time=now)
     return attempt
 
 
-def _timings(s: JobState, attempt: Attempt, decision: Decision) -> Json:
+def _timings(s: JobState, attempt: CurrentAttempt, decision: Decision) -> Timings | None:
     """Return how long the start of the attempt took, and the recovery from the failure before it."""
-    started = {"scheduleSeconds": attempt.all_running_time, "firstStepSeconds": attempt.first_step_time}
-    timings = {key: _seconds(attempt.start_time, time) for key, time in started.items() if time}
+    schedule, step = (
+        _seconds(attempt.start_time, time) if time else None
+        for time in (attempt.all_running_time, attempt.first_step_time)
+    )
     failure, recovered = s.last_failure, attempt.first_step_time or attempt.all_running_time
-    known = (s.before.get("timings") or {}).get("lastRecoverySeconds")  # of this failure, see below
-    is_over = failure and known is not None and known < seconds_since(failure["time"], parse_time(attempt.start_time))
-    if failure and failure["attempt"] < attempt.number and recovered and not is_over:
-        timings["lastRecoverySeconds"] = _seconds(failure["time"], recovered)
-    elif known is not None and decision.failure is None:
-        timings["lastRecoverySeconds"] = known
-    return {"timings": timings} if timings or "timings" in s.before else {}
+    recovery = s.before.timings.last_recovery_seconds if s.before.timings else None  # of this failure, see below
+    is_over = (
+        failure and recovery is not None and recovery < seconds_since(failure.time, parse_time(attempt.start_time))
+    )
+    if failure and failure.attempt < attempt.number and recovered and not is_over:
+        recovery = _seconds(failure.time, recovered)
+    elif decision.failure is not None:
+        recovery = None
+    timings = Timings(schedule_seconds=schedule, first_step_seconds=step, last_recovery_seconds=recovery)
+    return timings if timings != Timings() or s.before.timings else None
 
 
 def _seconds(start: str, end: str) -> int:
     return int(seconds_between(start, parse_time(end)))
 
 
-def _count_nodes(s: JobState, decision: Decision) -> dict[str, int]:
+def _count_nodes(s: JobState, decision: Decision) -> Nodes:
     counts: Counter[str] = Counter()
     if not decision.begins_attempt:
         counts.update(pod.state for pod in s.current.values() if pod.node_rank not in s.succeeded_nodes)
         counts["succeeded"] = len(s.succeeded_nodes)
     if decision.ends_attempt or s.attempt.is_closed:
         counts["running"] = counts["pending"] = 0  # they are deleted after this status is written
-    return {"desired": len(s.job.node_ranks)} | {state: counts[state] for state in get_args(PodState)}
+    return Nodes(desired=len(s.job.node_ranks), **{state: counts[state] for state in get_args(PodState)})
 
 
-def _times(s: JobState, decision: Decision) -> Json:
-    changes: Json = {}
-    if decision.kind == "start" and "startTime" not in s.before:
-        changes["startTime"] = timestamp(s.now)
-    if s.attempt.number and (decision.begins_attempt or decision.kind in ("suspend", "succeed", "fail")):
-        changes["activeSeconds"] = int(s.active_seconds)
-    if decision.kind in ("succeed", "fail"):
-        changes["completionTime"] = timestamp(s.now)
-    return changes
-
-
-def _failures(s: JobState, status: Json, decision: Decision) -> Json:
-    if decision.failure is None:
-        return {}
-    changes: Json = {"failures": [*(status.get("failures") or ()), decision.failure][-_KEPT_FAILURES:]}
-    if decision.spending is not None:
-        changes["restarts"] = decision.spending.restarts
-        changes["restartsCountedTowardsLimit"] = decision.spending.counted
-    return changes
-
-
-def _avoided_nodes(s: JobState, decision: Decision) -> Json:
-    """Return the changed list of avoided nodes. It stays as it is while an attempt runs, whose pods it describes."""
+def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
+    """Return the avoided nodes. The list stays as it is while an attempt runs, whose pods it describes."""
     if decision.failure is not None and decision.spending is not None:
-        entries = avoided_after(s.before, decision.failure, s.now)
+        nodes = avoided_after(s.before, decision.failure, s.now)
     elif decision.forgets_nodes:
-        entries = []
+        nodes = []
     elif decision.begins_attempt:
-        entries = avoided(s.before, s.now)
+        nodes = avoided(s.before, s.now)
     else:
-        return {}
-    return {"avoidNodes": entries} if entries or "avoidNodes" in s.before else {}
+        return s.before.avoid_nodes
+    return nodes if nodes or s.before.avoid_nodes is not None else None
 
 
-def _training(s: JobState) -> Json:
-    """Return progress and checkpoint from rank 0's last report, or from its termination message."""
-    report = None if s.attempt.is_closed else _report_of_rank_zero(s)
-    if report is None:
-        return {}
-    changes: Json = {"progress": progress_status(report, s.before.get("progress") or {}, s.now)}
-    if checkpoint := checkpoint_status(report, s.before.get("checkpoint"), s.now):
-        changes["checkpoint"] = checkpoint
-    return changes
+def _progress(s: JobState, decision: Decision) -> Progress | None:
+    """Return rank 0's last progress. After the end of its attempt it is shown until the next attempt reports."""
+    progress = progress_status(s.report, s.before.progress, s.now) if s.report else s.before.progress
+    if progress is not None and (decision.begins_attempt or decision.ends_attempt):
+        speed = progress.samples_per_second if decision.kind == "succeed" else None
+        progress = progress.changed(eta_seconds=None, samples_per_second=speed)
+    return progress
 
 
-def _without_speed(status: Json, *, ended: str) -> Json:
-    """Remove what no longer holds when an attempt ends; its progress is shown until the next one reports."""
-    changes: Json = {}
-    if progress := status.get("progress"):
-        gone = {"etaSeconds"} if ended == "succeed" else {"samplesPerSecond", "etaSeconds"}
-        changes["progress"] = {k: v for k, v in progress.items() if k not in gone}
-    if (checkpoint := status.get("checkpoint")) and ended in ("start", "restart"):
-        changes["checkpoint"] = {k: v for k, v in checkpoint.items() if k != "resumedFromStep"}
-    return changes
+def _checkpoint(s: JobState, decision: Decision) -> CheckpointStatus | None:
+    checkpoint = checkpoint_status(s.report, s.before.checkpoint, s.now) if s.report else s.before.checkpoint
+    if checkpoint is not None and decision.begins_attempt:
+        checkpoint = checkpoint.changed(resumed_from_step=None)
+    return checkpoint
 
 
-def _report_of_rank_zero(s: JobState) -> Json | None:
-    pod = s.current.get(0)
-    if pod is None:
-        return None
-    if pod.ended:
-        last = (pod.report or {}).get("progress")
-        if not isinstance(last, dict) or pod.report is None:
-            return None
-        return last | {k: pod.report[k] for k in ("accuracy", "checkpoint", "resumedFrom") if pod.report.get(k)}
-    return s.answer
-
-
-def _world(s: JobState, attempt: int) -> Json:
+def _world(s: JobState, attempt: int) -> World:
     nodes, nproc = len(s.job.node_ranks), s.job.nproc_per_node
     address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
-    return {"numNodes": nodes, "nprocPerNode": nproc, "worldSize": nodes * nproc, "masterAddress": address}
+    return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
 
 
 def _settles(s: JobState, decision: Decision) -> bool:
     return decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
 
 
-def _state(conditions_: list[Json], *, is_settling: bool) -> str:
-    holds = {condition["type"] for condition in conditions_ if condition["status"] == "True"}
+def _state(built: Sequence[Condition], *, is_settling: bool) -> str:
+    holds = {condition.type for condition in built if condition.status == "True"}
     for state in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
         if state in holds:
             return state

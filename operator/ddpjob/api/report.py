@@ -1,0 +1,137 @@
+"""What a trainer reports: its progress (``GET /progress``), and in its termination message how it ended.
+
+docs/trainer.md describes both. Any program may send a report, so a field that is absent or has a wrong type or value is
+None here, and a text has a limit.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from signal import NSIG
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError, WrapValidator
+from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass
+
+from ddpjob.api import limits
+from ddpjob.api.text import clean, shorten
+
+_MAX_INT = 2**53  # every JSON reader represents it exactly
+_MAX_PHASE = 64
+_MAX_TEXT = 4096  # bytes of a termination message
+_CONFIG = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+def _integer(low: int, high: int) -> PlainValidator:
+    """Return the reader of an integer from ``low`` to ``high``; a bool is none."""
+    return PlainValidator(lambda value: value if type(value) is int and low <= value <= high else None)
+
+
+def _number(value: object) -> float | None:
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int and abs(value) <= _MAX_INT else None
+
+
+def _text(limit: Callable[[str], str]) -> PlainValidator:
+    """Return the reader of a text with more than blanks in it."""
+    return PlainValidator(lambda value: limit(clean(value).strip()) or None if isinstance(value, str) else None)
+
+
+def _or_none(value: object, read: Callable[[object], Any]) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
+
+
+_OrNone = WrapValidator(_or_none)
+_Count = Annotated[int | None, _integer(0, _MAX_INT)]
+_Number = Annotated[float | None, PlainValidator(_number)]
+_Phase = Annotated[str | None, PlainValidator(lambda v: clean(v[:_MAX_PHASE]) if isinstance(v, str) else None)]
+_Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
+_Advice = Annotated[str | None, _text(lambda text: shorten(text, limits.MAX_ADVICE))]
+_Text = Annotated[str | None, _text(lambda text: text[:_MAX_TEXT])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class Place:
+    """A checkpoint: ``run`` and ``step`` are in the name of its file."""
+
+    run: _Count = None
+    step: _Count = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class TrainingReport:
+    """How far the training is: the response to ``GET /progress``.
+
+    age_seconds: since the trainer finished the work in this report.
+    checkpoint: the last one saved. resumed_from: the one that the attempt continues.
+    """
+
+    phase: _Phase = None
+    epoch: _Count = None
+    total_epochs: _Count = None
+    step: _Count = None
+    total_steps: _Count = None
+    loss: _Number = None
+    accuracy: _Number = None
+    samples_per_second: _Number = None
+    eta_seconds: _Count = None
+    age_seconds: _Number = None
+    checkpoint: Annotated[Place | None, _OrNone] = None
+    resumed_from: Annotated[Place | None, _OrNone] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class EndReport:
+    """How a trainer ended: its termination message.
+
+    cause: "own" failure or that of a "peer". outcome: "stopped" after SIGTERM. code: the exit code.
+    rank, step, where: the process that failed first, and the place.
+    progress: the last report of the training.
+    root: what the launcher of ``node`` reported, if that node failed first.
+    """
+
+    cause: _Name = None
+    outcome: _Name = None
+    code: Annotated[int | None, _integer(-_MAX_INT, _MAX_INT)] = None
+    kind: _Name = None
+    exception: _Name = None
+    message: _Text = None
+    hint: _Advice = None
+    next: _Advice = None
+    signal: Annotated[int | None, _integer(1, NSIG - 1)] = None
+    rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
+    step: _Count = None
+    where: _Text = None
+    node: _Count = None
+    progress: Annotated[TrainingReport | None, _OrNone] = None
+    root: Annotated["EndReport | None", _OrNone] = None
+
+
+_END_REPORT = TypeAdapter(EndReport)
+_TRAINING_REPORT = TypeAdapter(TrainingReport)
+
+
+def training_report(document: Mapping[str, Any]) -> TrainingReport:
+    """Return the report in a response to ``GET /progress``."""
+    return _TRAINING_REPORT.validate_python(document, by_alias=True, by_name=False)
+
+
+def end_report(message: str) -> EndReport | None:
+    """Return the report in a termination message; None for truncated JSON, for other text, and for {}."""
+    if not message.lstrip().startswith("{"):
+        return None
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError):  # 2 KB of "[" exceed Python's recursion limit
+        return None
+    if not isinstance(document, dict) or not document:
+        return None
+    if isinstance(progress := document.get("progress"), dict):
+        # The end of the training adds to its last report.
+        later = {key: document[key] for key in ("accuracy", "checkpoint", "resumedFrom") if document.get(key)}
+        document |= {"progress": progress | later}
+    return _END_REPORT.validate_python(document, by_alias=True, by_name=False)
