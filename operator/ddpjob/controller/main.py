@@ -13,6 +13,8 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import uvloop
+
 from ddpjob import __version__
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
@@ -194,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()
     try:
-        asyncio.run(serve(settings))
+        uvloop.run(serve(settings))
     except (ConfigurationError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
