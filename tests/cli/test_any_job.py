@@ -47,7 +47,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
     path = folder / "job.yaml"
     path.write_text(text)
     try:
-        found = prepare(Request(str(path), state_dir=folder / "state", volumes=[f"shared={folder}"], **options))
+        found = prepare(Request(str(path), state_dir=str(folder / "state"), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
         found.admitted.manifests()
         return found

@@ -5,15 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpjob.cli.live import sparkline
-from ddpjob.cli.summary import Point, drawing, losses
+from ddpjob.cli.curve import drawing, losses, metrics_of
 from ddptrain.reporting.metrics import effective_rows
 
 
-def write(path: Path, *rows: dict[str, Any] | str) -> Path:
+def write(path: Path, *rows: Any) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
@@ -27,7 +26,7 @@ def train(run: int, step: int, loss: float | None) -> dict[str, Any]:
 
 
 def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
-    write(
+    metrics = write(
         tmp_path / "metrics.jsonl",  # as an older trainer wrote it
         start(1),
         train(1, 1, 9.0),
@@ -40,38 +39,38 @@ def test_steps_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
         {"event": "eval", "run": 2, "step": 3, "loss": 0.5},
         train(2, 4, None),
     )
-    assert losses(tmp_path) == [Point(1, 9.0), Point(2, 8.0), Point(3, 1.0)]
+    assert metrics_of(tmp_path) == metrics
+    assert losses(metrics) == {1: 9.0, 2: 8.0, 3: 1.0}
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.builds(start, st.integers(1, 4), st.none() | st.tuples(st.integers(1, 4), st.integers(0, 5))),
-            st.builds(train, st.integers(1, 4), st.integers(0, 5), st.floats(0, 9)),
-            st.sampled_from(["", "{", "[]", "null", '{"event": "train"}', '{"event": "start", "run": "x"}']),
-            st.sampled_from(
-                [json.dumps(start(4) | {"resumedFrom": origin}) for origin in ("run-000001", {"run": 1}, {})]
-            ),
-            st.sampled_from(['{"event": "start", "run": 3}', "[" * 100_000]),
-        )
-    )
-)
-def test_losses_are_the_rows_that_the_trainer_counts(tmp_path_factory: Any, rows: list[Any]) -> None:
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draw=st.data())
+def test_losses_are_the_rows_that_the_trainer_counts(draw: st.DataObject, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("checkpoints")
     (directory / "metrics").mkdir()
-    for file in range(3):
-        write(directory / "metrics" / f"run-{file:06d}.jsonl", *rows[file::3])
-    theirs = {row["step"] for row in effective_rows(directory, "train")}
-    assert [point.step for point in losses(directory)] == sorted(theirs)
+    for run in range(1, draw.draw(st.integers(1, 5)) + 1):
+        origin = draw.draw(st.none() | st.tuples(st.integers(1, run), st.integers(0, 5)))
+        steps = draw.draw(st.lists(st.integers(0, 9)))
+        broken = st.sampled_from(
+            ["", "{", "[]", "null", '{"event": "train"}', "[" * 100_000, start(run, None) | {"run": "x"}]
+        )
+        rows = [start(run, origin), *(train(run, step, 1.0) for step in steps), *draw.draw(st.lists(broken))]
+        write(directory / "metrics" / f"run-{run:06d}.jsonl", *rows)
+    assert list(losses(directory / "metrics")) == sorted({row["step"] for row in effective_rows(directory, "train")})
 
 
-def test_missing_file_has_no_points(tmp_path: Path) -> None:
-    assert losses(tmp_path) == []
+def test_a_run_that_does_not_say_from_where_it_resumed_has_only_its_own_steps(tmp_path: Path) -> None:
+    rows = [start(1), train(1, 1, 9.0), start(2) | {"resumedFrom": "run-000001"}, train(2, 2, 8.0)]
+    assert losses(write(tmp_path / "metrics.jsonl", *rows)) == {2: 8.0}
+
+
+def test_missing_file_has_no_losses(tmp_path: Path) -> None:
+    assert metrics_of(tmp_path) is None
+    assert losses(tmp_path / "metrics.jsonl") == {}
 
 
 def test_curve_fits_the_width_without_escape_sequences() -> None:
-    points = [Point(step, 2.3 * math.exp(-step / 600)) for step in range(1, 5001)]
-    lines = drawing(points, 76)
+    lines = drawing({step: 2.3 * math.exp(-step / 600) for step in range(1, 5001)}, 76)
     assert len(lines) > 8
     assert all(len(line) <= 76 for line in lines)
     assert "\x1b" not in "".join(lines)
@@ -79,15 +78,9 @@ def test_curve_fits_the_width_without_escape_sequences() -> None:
 
 
 def test_two_points_draw_no_curve() -> None:
-    assert drawing([Point(1, 2.0), Point(2, 1.0)], 76) == []
-
-
-def test_sparkline_scales_from_lowest_to_highest() -> None:
-    assert sparkline([3, 2, math.nan, 1]) == "█▅▁"
-    assert sparkline([1, 1]) == "▁▁"
-    assert sparkline([1]) == ""
+    assert drawing({1: 2.0, 2: 1.0}, 76) == []
 
 
 def test_a_step_that_is_too_large_is_not_drawn() -> None:
-    points = [Point(step, 1.0 / (step + 1)) for step in range(20)]
-    assert drawing([*points, Point(10**400, 0.5)], 60) == drawing(points, 60)
+    points = {step: 1.0 / (step + 1) for step in range(20)}
+    assert drawing(points | {10**400: 0.5, 21: math.nan}, 60) == drawing(points, 60)

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +124,14 @@ def test_progress_alone_is_written_every_few_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
     display = PlainDisplay(stream, clock=clock)
     for step in range(100):
-        display.show(replace(a_snapshot(), step=step, percent=None))
+        display.show(a_snapshot().model_copy(update={"step": step, "percent": None}))
         clock.now += INTERVAL / 10
     assert len([line for line in stream.getvalue().splitlines() if "step" in line]) == 10
 
 
 def test_change_of_state_is_written_at_once() -> None:
-    text = printed(a_snapshot(), replace(a_snapshot(), state="Restarting", message="node_rank 1 was ended by SIGKILL"))
+    ending = {"state": "Restarting", "message": "node_rank 1 was ended by SIGKILL"}
+    text = printed(a_snapshot(), a_snapshot().model_copy(update=ending))
     assert "Restarting" in text and "SIGKILL" in text
 
 

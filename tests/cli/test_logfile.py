@@ -20,8 +20,8 @@ def test_line_is_returned_once_when_it_is_complete(tmp_path: Path) -> None:
         assert list(log.lines()) == ["two"]
         stream.write("€e".encode()[2:])
         assert list(log.lines()) == []
-    assert log.remainder() == "thr€e"
-    assert log.remainder() == ""
+    assert list(log.lines(to_the_end=True)) == ["thr€e"]
+    assert list(log.lines(to_the_end=True)) == []
 
 
 @given(st.lists(st.text(alphabet="ab", max_size=5), max_size=12), st.booleans(), st.integers(0, 14), st.integers(1, 7))
@@ -46,6 +46,6 @@ def test_line_without_line_feed_is_returned_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "trainer.log"
     path.write_bytes(b"x" * (logs._LONGEST + 10 * logs._BLOCK))
     log = LogFile(path)
-    pieces = [*log.lines(), log.remainder()]
+    pieces = list(log.lines(to_the_end=True))
     assert sum(map(len, pieces)) == path.stat().st_size
     assert max(map(len, pieces)) <= logs._LONGEST + logs._BLOCK

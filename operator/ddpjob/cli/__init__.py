@@ -2,7 +2,7 @@
 
     main ─▶ run ─▶ prepare (jobfile) ─▶ local.session
          │         snapshot ─▶ output, live           while the job runs
-         │         summary ─▶ output, live            when it has ended
+         │         summary (curve) ─▶ output, live    when it has ended
          └▶ get, logs, delete                         read the state folder
 
 ``main`` imports little, so that ``--help`` and usage errors answer at once; only ``run`` imports the operator. Text

@@ -1,10 +1,11 @@
 """``ddpjob logs``: prints what the nodes of a job printed, also while it runs. Holds the reader of log files."""
 
+import contextlib
 import mmap
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -48,47 +49,54 @@ def logs(
       ddpjob logs mnist-cpu --all --tail 20
     """
     record = find(state_folder(state_dir), name, namespace)
-    reader = _Reader(record, node, attempt, all_nodes, tail)
+
+    def show(rank: int, line: str) -> None:
+        print((_prefix(rank) if reader.several else "") + sanitize_line(line))
+
+    reader = LogReader(record, show, node=node, attempt=attempt, all_nodes=all_nodes, tail=tail)
     while follow and record.runner() is not None:
-        reader.print_news()
+        reader.read()
+        sys.stdout.flush()
         time.sleep(_PAUSE)
-    reader.print_news()
-    reader.print_rest()
+    reader.read(to_the_end=True)
     if not reader.logs:
         raise _nothing(record, node, attempt)
     return 0
 
 
-@dataclass
-class _Reader:
-    """Prints new lines of the requested logs; when a new attempt begins, it switches to the logs of that attempt."""
+def _prefix(rank: int) -> str:
+    """Return the node, in colour on a terminal; see https://no-color.org."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}mn{rank}\x1b[0m " if coloured else f"n{rank} "
 
-    record: JobFolder
-    node: int | None
-    attempt: int | None
-    all_nodes: bool
-    tail: int | None
+
+@dataclass(kw_only=True)
+class LogReader:
+    """Reads new lines of the requested logs; when a new attempt begins, it switches to the logs of that attempt.
+
+    show: called with the node and each line. several: whether the job has several nodes.
+    """
+
+    record: JobFolder = field(kw_only=False)
+    show: Callable[[int, str], None] = field(kw_only=False)
+    node: int | None = None
+    attempt: int | None = None
+    all_nodes: bool = False
+    tail: int | None = None
     logs: dict[int, "LogFile"] = field(default_factory=dict)
+    several: bool = False
     _shown_attempt: int = 0
-    _several: bool = False
 
-    def print_news(self) -> None:
-        """Print new lines; first the rest of the current attempt, which may have ended."""
-        self._print_lines()
+    def read(self, *, to_the_end: bool = False) -> None:
+        """Show new lines; with ``to_the_end`` also a last line without a line feed."""
+        self._show_lines()  # of the current attempt, which may have ended
         self._open_new_logs()
-        self._print_lines()
-        sys.stdout.flush()
+        self._show_lines(to_the_end=to_the_end)
 
-    def print_rest(self) -> None:
-        """Print last lines that have no line feed."""
+    def _show_lines(self, *, to_the_end: bool = False) -> None:
         for rank, log in sorted(self.logs.items()):
-            if rest := log.remainder():
-                self._print(rank, rest)
-
-    def _print_lines(self) -> None:
-        for rank, log in sorted(self.logs.items()):
-            for line in log.lines():
-                self._print(rank, line)
+            for line in log.lines(to_the_end=to_the_end):
+                self.show(rank, line)
 
     def _open_new_logs(self) -> None:
         """Open the logs of new nodes, and of a new attempt."""
@@ -97,12 +105,11 @@ class _Reader:
         if not found:
             return
         attempt = self.attempt or max(found)
-        if attempt != self._shown_attempt and self.logs:
-            self.print_rest()
-            self.logs = {}
-        self._shown_attempt = attempt
+        if attempt != self._shown_attempt:
+            self._show_lines(to_the_end=True)
+            self.logs, self._shown_attempt = {}, attempt
         ranks = found.get(attempt, {})
-        self._several = len(ranks) > 1 or bool(job and job["spec"]["numNodes"] > 1)
+        self.several = len(ranks) > 1 or bool(job and job["spec"]["numNodes"] > 1)
         for rank in self._wanted(ranks, attempt, job):
             if rank in ranks and rank not in self.logs:
                 self.logs[rank] = LogFile(self.record.log(ranks[rank]), last=self.tail)
@@ -111,18 +118,6 @@ class _Reader:
         if self.node is not None:
             return {self.node}
         return set(ranks) if self.all_nodes else {0, *failed_nodes(self.record, attempt, job)}
-
-    def _print(self, rank: int, line: str) -> None:
-        prefix = ""
-        if self._several:
-            colour = _COLOURS[rank % len(_COLOURS)]
-            prefix = f"\x1b[{colour}mn{rank}\x1b[0m " if _is_coloured() else f"n{rank} "
-        print(prefix + sanitize_line(line))
-
-
-def _is_coloured() -> bool:
-    """Return whether to print colours; see https://no-color.org."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def attempts(record: JobFolder, job: Json | None) -> dict[int, dict[int, str]]:
@@ -158,23 +153,18 @@ def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalE
         return LocalError(
             f"{record.name} has no logs yet", "none of its nodes has started", "ddpjob get shows its state"
         )
-    if attempt is not None and attempt not in kept:
-        listed = ", ".join(map(str, sorted(kept)))
-        return LocalError(
-            f"{record.name} has no logs of attempt {attempt}",
-            f"there are logs of attempt {listed}",
-            "omit --attempt for the newest",
-        )
-    ranks = sorted(kept[attempt or max(kept)])
+    wanted = attempt or max(kept)
+    if wanted not in kept:
+        missing, there = f"attempt {wanted}", f"attempt {', '.join(map(str, sorted(kept)))}"
+    else:
+        missing, there = f"node {node or 0} in attempt {wanted}", f"node {', '.join(map(str, sorted(kept[wanted])))}"
     return LocalError(
-        f"{record.name} has no logs of node {node if node is not None else 0} in attempt {attempt or max(kept)}",
-        f"nodes are counted from 0; there are logs of {', '.join(map(str, ranks))}",
-        f"ddpjob logs {record.name} --all",
+        f"{record.name} has no logs of {missing}", f"there are logs of {there}", f"ddpjob logs {record.name} --all"
     )
 
 
 class LogFile:
-    """Returns each complete line of a growing file once. The file may be created later."""
+    """Returns each line of a growing file once. The file may be created later."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         """last: begin with that many lines before the end; None: with the first line."""
@@ -182,34 +172,27 @@ class LogFile:
         self._position = 0 if last is None else _start_of_last(path, last)
         self._rest = b""
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines since the last call; a line without a line feed is kept for a later call."""
-        try:
-            stream = self._path.open("rb")
-        except OSError:
-            return
-        with stream:
+    def lines(self, *, to_the_end: bool = False) -> Iterator[str]:
+        """Yield the lines since the last call.
+
+        A last line without a line feed is kept for a later call, unless ``to_the_end``: the writer has ended.
+        """
+        with contextlib.suppress(OSError), self._path.open("rb") as stream:
             stream.seek(self._position)
             while block := stream.read(_BLOCK):
                 self._position += len(block)
                 *complete, self._rest = (self._rest + block).split(b"\n")
-                yield from (line.decode(errors="replace") for line in complete)
                 if len(self._rest) > _LONGEST:
-                    yield self.remainder()
-
-    def remainder(self) -> str:
-        """Return the last line if it has no line feed; to be called when the writer has ended."""
-        rest, self._rest = self._rest, b""
-        return rest.decode(errors="replace")
+                    complete, self._rest = [*complete, self._rest], b""
+                yield from (line.decode(errors="replace") for line in complete)
+        if to_the_end and self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest.decode(errors="replace")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a file of any size; none if there is no file."""
-    log = LogFile(path, last=count)
-    found = list(log.lines())
-    if rest := log.remainder():
-        found.append(rest)
-    return found[-count:] if count else []
+    return list(LogFile(path, last=count).lines(to_the_end=True))[-count:] if count else []
 
 
 def _start_of_last(path: Path, count: int) -> int:

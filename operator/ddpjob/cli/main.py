@@ -3,7 +3,7 @@
 Imports little, so that ``--help`` and usage errors answer at once; ``run`` imports the operator.
 """
 
-import os
+import re
 import shlex
 import signal
 import sys
@@ -108,11 +108,24 @@ def run(
     Example:
       ddpjob run manifests/examples/mnist-cpu.yaml --digits-if-offline
     """
-    options = locals()  # all options by name; no other variable exists yet
     from ddpjob.cli.run import execute
 
-    again = shlex.join(["ddpjob", *(argument for argument in sys.argv[1:] if argument != "--fresh")])
-    return execute(Request(**options, again=again))
+    shorthands = {"numNodes": nodes, "nprocPerNode": nproc, "metadata.name": name}
+    given = [f"{field}={value}" for field, value in shorthands.items() if value is not None]
+    request = Request(
+        source,
+        script_args,
+        assignments=[*given, *(assignments or ())],
+        volumes=volumes,
+        data_dir=data_dir,
+        digits_if_offline=digits_if_offline,
+        fresh=fresh,
+        state_dir=state_dir,
+        dry_run=dry_run,
+        output=output,
+        again=shlex.join(["ddpjob", *(argument for argument in sys.argv[1:] if argument != "--fresh")]),
+    )
+    return execute(request)
 
 
 _VERBS = {verb.__name__: verb for verb in (run, get, logs, delete)}
@@ -154,24 +167,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return SIGNAL_BASE + signal.SIGINT
     except BrokenPipeError:
-        # The reader is gone. Otherwise Python fails again when it flushes the buffer at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from ddpjob.cli.output import discard
+
+        discard(sys.stdout.fileno())
         return SIGNAL_BASE + signal.SIGPIPE
 
 
 def _refused(error: LocalError, arguments: Sequence[str]) -> int:
     show_error(error)
-    if "run" in arguments[:1] and _wants_json(arguments):
+    if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
         from ddpjob.cli.output import write_refusal
 
         write_refusal(sys.stdout, error, USAGE)
     return USAGE
-
-
-def _wants_json(arguments: Sequence[str]) -> bool:
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    given = any(pair in (("-o", "json"), ("--output", "json")) for pair in pairs)
-    return given or "-ojson" in arguments or "--output=json" in arguments
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> LocalError:
@@ -180,10 +188,9 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> LocalError:
     verb = next((argument for argument in arguments[:1] if argument in _VERBS), "")
     command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
-    message = str(getattr(error, "message", "")) if near else ""
     usage = " ".join(context.get_usage().split()) if context is not None else f"Usage: {command} [OPTIONS] …"
     return LocalError(
-        (message or error.format_message()).rstrip("."),
+        str(error.message if near else error.format_message()).rstrip("."),
         f"did you mean {near}?" if near else usage.removeprefix("Usage: "),
         f"{command} --help lists the options and shows an example",
     )

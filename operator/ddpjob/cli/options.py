@@ -28,14 +28,15 @@ Name = Annotated[str, Argument(metavar="NAME", help="Name of the job.")]
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``ddpjob run`` as they were given. again: the command that resumes the job."""
+    """The options of ``ddpjob run``.
+
+    assignments: FIELD=VALUE of ``--nodes``, ``--nproc``, ``--name`` and ``--set``.
+    again: the command that resumes the job.
+    """
 
     source: str
     script_args: Sequence[str] | None = None
-    nodes: int | None = None
-    nproc: int | None = None
-    assignments: Sequence[str] | None = None
-    name: str | None = None
+    assignments: Sequence[str] = ()
     volumes: Sequence[str] | None = None
     data_dir: str | None = None
     digits_if_offline: bool = False

@@ -6,6 +6,7 @@ Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used 
 import argparse
 import ctypes
 import importlib.util
+import os
 import re
 import shutil
 import signal
@@ -35,6 +36,7 @@ _STEP = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')
 _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
 FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -53,14 +55,7 @@ class Prepared:
 def prepare(request: Request) -> Prepared:
     """Return the admitted job with every change that the options make. Raises ``LocalError``."""
     file = jobfile.read(request.source, request.script_args or ())
-    spec = file.job["spec"]
-    if request.nodes is not None:
-        spec["numNodes"] = request.nodes
-    if request.nproc is not None:
-        spec["nprocPerNode"] = request.nproc
-    if request.name is not None:
-        file.job["metadata"]["name"] = request.name
-    for assignment in request.assignments or ():
+    for assignment in request.assignments:
         assign(file.job, assignment)
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
@@ -69,9 +64,8 @@ def prepare(request: Request) -> Prepared:
     if request.data_dir is not None:
         admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    warning = launch_warning(admitted.job)
-    warnings = [*_missing_gpus(admitted), *([warning] if warning else [])]
-    return Prepared(file, admitted, paths, notes, warnings)
+    warnings = [_missing_gpus(admitted), launch_warning(admitted.job)]
+    return Prepared(file, admitted, paths, notes, [warning for warning in warnings if warning])
 
 
 def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
@@ -104,7 +98,7 @@ def require_programs(admitted: AdmittedJob) -> None:
                 "local mode uses the programs of this machine, not images",
                 "in the repository's folder: pip install -e '.[trainer]'",
             )
-    elif admitted.command[0] == "torchrun" and not _on_path("torchrun"):
+    elif admitted.command[0] == "torchrun" and shutil.which("torchrun", path=_PATH) is None:
         raise LocalError(
             "the job runs torchrun, which is not installed here",
             "torchrun is part of PyTorch; local mode uses the programs of this machine, not images",
@@ -112,19 +106,11 @@ def require_programs(admitted: AdmittedJob) -> None:
         )
 
 
-def _missing_gpus(admitted: AdmittedJob) -> list[str]:
+def _missing_gpus(admitted: AdmittedJob) -> str | None:
     """Return a warning if this machine has fewer GPUs than each node requests."""
     wanted, found = gpu_limit(admitted.trainer), len(visible_gpus())
-    if wanted <= found:
-        return []
-    return [
-        f"each node requests {wanted} GPUs, this machine has {found or 'none'}: "
-        "--nproc N sets the number of processes per node"
-    ]
-
-
-def _on_path(program: str) -> bool:
-    return bool(shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent)))
+    machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
+    return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
 
 
 def assign(job: Json, assignment: str) -> None:
@@ -137,8 +123,7 @@ def assign(job: Json, assignment: str) -> None:
     try:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
-        steps = _steps(path.strip())
-        _put(job, steps, _value(text, _schema_of(steps)))
+        _put(job, _steps(path.strip()), text)
     except LocalError as error:
         raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
@@ -158,20 +143,56 @@ def _steps(path: str) -> list[Step]:
     return steps if steps[0] in _ROOTS and len(steps) > 1 else ["spec", *steps]
 
 
-def _schema_of(steps: list[Step]) -> Json:
+def _put(job: Json, steps: list[Step], text: str) -> None:
+    """Set the value at a path. Missing objects on the way are created, and at most one missing entry of each list."""
+    holder: Any = job
     node, path = schema(), ""
-    for step in steps:
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(step, int):
-            if node and node.get("type") != "array":
-                raise LocalError(f"{path} is not a list", "[n] selects a list's entry")
-            node, path = node.get("items", {}), f"{path}[{step}]"
-            continue
-        below = child(node, step) if node.get("type") != "array" else None
-        if below is None:
-            error, hint = no_such_field(path, step, node)
-            raise LocalError(error, hint, "docs/fields.md lists all fields; options of the trainer belong into args")
-        node, path = below, f"{path}.{step}" if path else step
-    return node
+            node = _schema_of_entry(node, path)
+            _require_entry(holder, step, path)
+        else:
+            node = _schema_of_field(node, step, path)
+            if not isinstance(holder, dict):
+                raise LocalError(f"{path} is not a mapping here", "it has no fields")
+        path = f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
+        if after is None:
+            break
+        if (holder.get(step) if isinstance(holder, dict) else holder[step]) is None:
+            holder[step] = [] if isinstance(after, int) else {}
+        holder = holder[step]
+    holder[step] = _value(text, node)
+    if holder[step] is None:
+        del holder[step]
+
+
+def _schema_of_entry(node: Json, path: str) -> Json:
+    if node and node.get("type") != "array":
+        raise LocalError(f"{path} is not a list", "[n] selects a list's entry")
+    entry: Json = node.get("items", {})
+    return entry
+
+
+def _schema_of_field(node: Json, name: str, path: str) -> Json:
+    below = child(node, name)
+    if below is None:
+        error, hint = no_such_field(path, name, node)
+        raise LocalError(error, hint, "docs/fields.md lists all fields; options of the trainer belong into args")
+    return below
+
+
+def _require_entry(entries: Any, index: int, path: str) -> None:
+    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
+    length = len(entries) if isinstance(entries, list) else 0
+    if not isinstance(entries, list) or index > length:
+        field = path.removeprefix("spec.")
+        raise LocalError(
+            f"{field} has no entry [{index}]",
+            f"it has {length}, counted from 0" if length else "it has none",
+            f"--set '{field}[{length}]=…' adds one" if length else f"--set '{field}=[a, b]' sets the whole list",
+        )
+    if index == length:
+        entries.append(None)
 
 
 def _value(text: str, node: Json) -> Any:
@@ -189,40 +210,6 @@ def _value(text: str, node: Json) -> Any:
     if isinstance(value, list) and node.get("items", {}).get("type") == "string":
         return [str(item) if type(item) is int else item for item in value]
     return value
-
-
-def _put(job: Json, steps: list[Step], value: Any) -> None:
-    node: Any = job
-    parent = ""
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        if isinstance(step, int):
-            _require_entry(node, step, parent)
-        elif not isinstance(node, dict):
-            raise LocalError(f"{parent} is not a mapping here", "it has no fields")
-        if after is None:
-            break
-        if (node.get(step) if isinstance(node, dict) else node[step]) is None:
-            node[step] = [] if isinstance(after, int) else {}
-        node, parent = node[step], str(step)
-    if value is not None:
-        node[step] = value
-    elif isinstance(step, int):
-        del node[step]
-    else:
-        node.pop(step, None)
-
-
-def _require_entry(node: Any, index: int, parent: str) -> None:
-    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
-    if not isinstance(node, list) or index > len(node):
-        length = len(node) if isinstance(node, list) else 0
-        raise LocalError(
-            f"{parent} has no entry [{index}]",
-            f"it has {length}, counted from 0" if length else "it has none",
-            f"--set '{parent}[{length}]=…' adds one" if length else f"--set '{parent}=[a, b]' sets the whole list",
-        )
-    if index == len(node):
-        node.append(None)
 
 
 def runs_ddptrain(admitted: AdmittedJob) -> bool:
@@ -308,11 +295,8 @@ def _fetch(directory: Path) -> str | None:
         return f"no answer for {FETCH_SECONDS:g} s"
     if done.returncode == 0:
         return None
-    lines = done.stderr.splitlines()
-    error = next((line for line in lines if line.startswith("error:")), "ddptrain data fetch failed")
-    # The last part of "error: no mirror delivered FILE: URL: <urlopen error [Errno -2] …>" is enough for one line.
-    reason = error.removeprefix("error:").split(";")[0].strip().rsplit(": ", 1)[-1]
-    return re.sub(r"^<urlopen error (\[Errno -?\d+\] )?|>$", "", reason)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return errors[0].removeprefix("error: ").split(";")[0] if errors else "ddptrain data fetch failed"
 
 
 def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:

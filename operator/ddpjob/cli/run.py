@@ -7,20 +7,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from typing import TextIO
 
-from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cli.jobfile import dump_yaml
-from ddpjob.cli.logs import LogFile
+from ddpjob.cli.logs import LogReader
 from ddpjob.cli.options import Request
-from ddpjob.cli.output import Display, JsonDisplay, PipeSafeStream, PlainDisplay
+from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded, is_terminal
 from ddpjob.cli.prepare import Prepared, digits_if_offline, prepare, require_programs, runs_ddptrain
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
 from ddpjob.local.session import Options, Session
-from ddpjob.local.state import JobFolder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 0.2
@@ -28,53 +26,88 @@ _OUTPUT_SECONDS = 0.2
 
 def execute(request: Request) -> int:
     """Run the job, or with ``dry_run`` only print it. Return the exit code. Raises ``LocalError``."""
-    stdout = PipeSafeStream(sys.stdout)
     prepared = prepare(request)
     if request.dry_run:
         return _dry_run(request, prepared)
     require_programs(prepared.admitted)
-    display = _display(request.output, stdout)
+    stop = _Stop()
+    stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
     begin = time.monotonic()
-    with display:
-        for note in prepared.notes:
-            display.note(note)
-        for warning in prepared.warnings:
-            display.note(warning, loud=True)
-        admitted, paths = prepared.admitted, prepared.paths
-        if request.digits_if_offline:
-            warn = partial(display.note, loud=True)
-            admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
-        options = Options(fresh=request.fresh, volumes=paths.volumes, directory=prepared.file.directory)
-        record = None if runs_ddptrain(admitted) else paths.record  # ddptrain reports its progress itself
-
-        output = _NodeOutput(record, display)
-
-        def on_change(job: Json, pods: Sequence[Json]) -> None:
-            output.follow(job)
-            display.show(take_snapshot(job, pods))
-
-        others = prepared.file.others
-        session = Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
-        stop = _Stop(display.note)
-        stdout.on_broken_pipe = lambda: stop.request(signal.SIGPIPE)
-        job = asyncio.run(_run_session(session, stop, output))
-        result = RunResult(job, paths, time.monotonic() - begin, request.again, stop.number)
+    with _display(request.output, stdout) as display:
+        stop.say = display.note
+        job = _run(request, prepared, stop, display)
+        result = RunResult(job, prepared.paths, time.monotonic() - begin, request.again, stop.number)
         display.end(result)
     if request.output == "yaml":
-        print(dump_yaml(job), end="", file=stdout.stream)
+        print(dump_yaml(job), end="", file=stdout)
+    stdout.flush()
     return result.exit_code
+
+
+def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) -> Json:
+    """Run the job until it has ended; return it."""
+
+    def warn(line: str) -> None:
+        display.note(line, loud=True)
+
+    for note in prepared.notes:
+        display.note(note)
+    for warning in prepared.warnings:
+        warn(warning)
+    admitted, paths = prepared.admitted, prepared.paths
+    if request.digits_if_offline:
+        admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
+    options = Options(fresh=request.fresh, volumes=paths.volumes, directory=prepared.file.directory)
+    output = _NodeOutput(LogReader(paths.record, lambda rank, line: display.output(line), node=0))
+
+    def on_change(job: Json, pods: Sequence[Json]) -> None:
+        display.show(take_snapshot(job, pods))
+        if not runs_ddptrain(admitted):  # ddptrain reports its progress itself
+            output.begin()
+
+    async def run() -> Json:
+        others = prepared.file.others
+        session = Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
+        try:
+            return await stop.run(session)
+        finally:
+            output.end()
+
+    return asyncio.run(run())
+
+
+class _NodeOutput:
+    """Shows what node 0 prints. Nothing is read before ``begin``: until then, the record is that of an earlier run."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._reading: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._reading = self._reading or asyncio.create_task(self._read(), name="output")
+
+    def end(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reader.read(to_the_end=True)
+
+    async def _read(self) -> None:
+        while True:
+            self._reader.read()
+            await asyncio.sleep(_OUTPUT_SECONDS)
 
 
 def _dry_run(request: Request, prepared: Prepared) -> int:
     """Print the objects that a cluster would hold, the user's ConfigMaps included and Secrets excluded."""
     shown = [other for other in prepared.file.others if other.get("kind") != "Secret"]
     objects = [*prepared.admitted.manifests(), *shown]
-    for note in prepared.notes:
-        print(f"· {one_line(note)}", file=sys.stderr)
+    notes = [one_line(note) for note in prepared.notes]
     if len(shown) < len(prepared.file.others):
-        print("· Secrets are left out", file=sys.stderr)
+        notes.append("Secrets are left out")
     if request.digits_if_offline:
-        print("· --digits-if-offline takes effect when the job runs, not here", file=sys.stderr)
+        notes.append("--digits-if-offline takes effect when the job runs, not here")
+    for note in notes:
+        print(f"· {note}", file=sys.stderr)
     if request.output == "json":
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
     else:
@@ -82,48 +115,53 @@ def _dry_run(request: Request, prepared: Prepared) -> int:
     return 0
 
 
-def _display(output: str | None, stdout: PipeSafeStream) -> Display:
+def _display(output: str | None, stdout: TextIO) -> Display:
     if output == "json":
-        return JsonDisplay(stdout.stream)
+        return JsonDisplay(stdout)
     if output == "yaml":
-        return PlainDisplay(PipeSafeStream(sys.stderr).stream)
-    if output == "table" or (output is None and stdout.is_terminal()):
+        return PlainDisplay(guarded(sys.stderr))
+    if output == "table" or (output is None and is_terminal(stdout)):
         from rich.console import Console
 
         from ddpjob.cli.live import LiveDisplay
 
-        return LiveDisplay(Console(file=stdout.stream, highlight=False, emoji=False, markup=False))
-    return PlainDisplay(stdout.stream)
-
-
-async def _run_session(session: Session, stop: "_Stop", output: "_NodeOutput") -> Json:
-    """Run a session. Return the job in its last state, also after a second signal killed it."""
-    running = asyncio.create_task(session.run(stop.event), name="session")
-    reading = asyncio.create_task(output.read_forever(), name="output")
-    with stop.on_signals(running):
-        try:
-            return await running
-        except asyncio.CancelledError:
-            if stop.number is None:
-                raise
-            return session.job
-        finally:
-            reading.cancel()
-            output.read(to_the_end=True)
+        return LiveDisplay(Console(file=stdout, highlight=False, emoji=False, markup=False))
+    return PlainDisplay(stdout)
 
 
 class _Stop:
     """The first signal suspends the job, so that the trainer saves; the second kills it."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.event = asyncio.Event()
+    def __init__(self) -> None:
         self.number: int | None = None
-        self._say = say
+        self.say: Callable[[str], None] = lambda line: None
+        self._event = asyncio.Event()
         self._running: asyncio.Task[Json] | None = None
 
+    async def run(self, session: Session) -> Json:
+        """Run the session. Return the job in its last state, also after a second signal killed it."""
+        self._running = asyncio.create_task(session.run(self._event), name="session")
+        with self._on_signals():
+            try:
+                return await self._running
+            except asyncio.CancelledError:
+                if self.number is None:
+                    raise
+                return session.job
+
+    def request(self, number: int) -> None:
+        """Suspend the job at the first call, kill it at the second."""
+        if self.number is None:
+            self.number = number
+            self._event.set()
+            name = signal.Signals(number).name
+            self.say(f"{name}: waiting for the trainer to save and exit; send it again to kill the job")
+        elif self._running is not None and number != signal.SIGPIPE:
+            self.say("killing all processes of the job")
+            self._running.cancel()
+
     @contextlib.contextmanager
-    def on_signals(self, running: asyncio.Task[Json]) -> Iterator[None]:
-        self._running = running
+    def _on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         # A signal that is ignored stays ignored: nohup starts programs with SIGHUP ignored.
         handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -134,49 +172,3 @@ class _Stop:
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
-
-    def request(self, number: int) -> None:
-        """Suspend the job at the first call, kill it at the second."""
-        if self.number is None:
-            self.number = number
-            self.event.set()
-            name = signal.Signals(number).name
-            self._say(f"{name}: waiting for the trainer to save and exit; send it again to kill the job")
-        elif self._running is not None and number != signal.SIGPIPE:
-            self._say("killing all processes of the job")
-            self._running.cancel()
-
-
-class _NodeOutput:
-    """Shows what node 0 of the current attempt prints. record: the job's folder, or None to show nothing."""
-
-    def __init__(self, record: JobFolder | None, display: Display) -> None:
-        self._record = record
-        self._display = display
-        self._pod = ""
-        self._log: LogFile | None = None
-
-    def follow(self, job: Json) -> None:
-        """Switch to the log of the job's current attempt."""
-        attempt = (job.get("status") or {}).get("attempt")
-        if self._record is None or not attempt:
-            return
-        meta = job["metadata"]
-        pod = names.pod_name(meta["name"], meta["uid"], attempt, 0)
-        if pod != self._pod:
-            self.read(to_the_end=True)
-            self._pod, self._log = pod, LogFile(self._record.log(pod))
-
-    def read(self, *, to_the_end: bool = False) -> None:
-        """Show new lines; with ``to_the_end`` also a last line without a line feed."""
-        if self._log is None:
-            return
-        for line in self._log.lines():
-            self._display.output(line)
-        if to_the_end and (rest := self._log.remainder()):
-            self._display.output(rest)
-
-    async def read_forever(self) -> None:
-        while True:
-            self.read()
-            await asyncio.sleep(_OUTPUT_SECONDS)

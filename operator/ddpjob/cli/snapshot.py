@@ -3,94 +3,107 @@
 Text of other programs is sanitized here, so that no output can forget to.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict
 
 from ddpjob.api import names
+from ddpjob.api.model import ApiModel
 from ddpjob.api.objects import Json, condition, element, is_true
-from ddpjob.cli.text import one_line
+from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, speed_text
+
+Line = Annotated[str, BeforeValidator(one_line)]
 
 
-@dataclass(frozen=True)
-class NodeState:
+class NodeState(ApiModel):
     """One node of the attempt. since: when this state began, as Kubernetes writes times."""
 
     rank: int
-    pod: str
-    state: str
-    detail: str = ""
-    since: str = ""
+    pod: Line
+    state: Line
+    detail: Line | None = None
+    since: Line | None = None
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(ApiModel):
     """A job at one moment. Numbers of the training are text, as in the status. accuracy: from 0 to 1."""
 
-    name: str
-    namespace: str
-    state: str
-    message: str
+    model_config = ConfigDict(extra="ignore")
+
+    name: Line
+    namespace: Line
+    state: Line
+    message: Line | None = None
     attempt: int
     restarts: int
     max_restarts: int
-    nodes_ready: str
+    nodes_ready: Line
     num_nodes: int
-    nproc_per_node: int | None
-    world_size: int | None
-    phase: str | None
-    epoch: int | None
-    total_epochs: int | None
-    step: int | None
-    total_steps: int | None
-    percent: int | None
-    loss: str | None
-    accuracy: str | None
-    samples_per_second: str | None
-    eta_seconds: int | None
-    checkpoint_step: int | None
-    resumed_from_step: int | None
-    nodes: tuple[NodeState, ...]
+    nproc_per_node: int | None = None
+    world_size: int | None = None
+    phase: Line | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    percent: int | None = None
+    loss: Line | None = None
+    accuracy: Line | None = None
+    samples_per_second: Line | None = None
+    eta_seconds: int | None = None
+    checkpoint_step: int | None = None
+    resumed_from_step: int | None = None
+    nodes: list[NodeState]
 
-    def wire(self) -> Json:
-        """Return the snapshot as JSON, in camelCase as in the status; unknown fields are absent."""
-        values = {_camel(key): value for key, value in asdict(self).items() if value not in (None, "")}
-        values["nodes"] = [{key: value for key, value in asdict(node).items() if value != ""} for node in self.nodes]
-        return values
+    def job_facts(self) -> list[str]:
+        """Return what is known about the job's pods, one fact per entry."""
+        facts = [
+            f"nodes {self.nodes_ready}",
+            number_of(self.world_size, "rank") if self.world_size else "",
+            f"attempt {self.attempt}" if self.attempt > 1 else "",
+            f"restarts {self.restarts} of at most {self.max_restarts}" if self.restarts else "",
+        ]
+        return [fact for fact in facts if fact]
+
+    def training_facts(self) -> list[str]:
+        """Return the progress of the training, one fact per entry; none if the program reports no progress."""
+        if self.step is None or not self.total_steps:
+            return [f"step {self.step}"] if self.step else [self.phase] if self.phase else []
+        facts = [
+            f"epoch {self.epoch}/{self.total_epochs or '?'}" if self.epoch is not None else "",
+            f"step {self.step}/{self.total_steps}" + (f" ({self.percent} %)" if self.percent else ""),
+            f"loss {self.loss}" if self.loss else "",
+            f"accuracy {accuracy_text(self.accuracy)}" if self.accuracy else "",
+            speed_text(self.samples_per_second) if self.samples_per_second else "",
+            f"{duration(self.eta_seconds)} left" if self.eta_seconds else "",
+            f"checkpoint of step {self.checkpoint_step}" if self.checkpoint_step is not None else "",
+            f"resumed from step {self.resumed_from_step}" if self.resumed_from_step is not None else "",
+        ]
+        return [fact for fact in facts if fact]
 
 
 def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
     """Return the snapshot of an admitted job and its pods."""
     status, spec = job.get("status") or {}, job["spec"]
-    progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
-    world = status.get("world") or {}
-    attempt = int(status.get("attempt") or 0)
-    return Snapshot(
-        name=one_line(job["metadata"]["name"]),
-        namespace=one_line(job["metadata"]["namespace"]),
-        state=one_line(status.get("state") or "Pending"),
-        message=one_line(_message(status)),
-        attempt=attempt,
-        restarts=int(status.get("restartsCountedTowardsLimit") or 0),
-        max_restarts=spec["restartPolicy"]["maxRestarts"],
-        nodes_ready=one_line(status.get("nodesReady") or f"0/{spec['numNodes']}"),
-        num_nodes=spec["numNodes"],
-        nproc_per_node=world.get("nprocPerNode"),
-        world_size=world.get("worldSize"),
-        phase=_text(progress, "phase"),
-        epoch=progress.get("epoch"),
-        total_epochs=progress.get("totalEpochs"),
-        step=progress.get("step"),
-        total_steps=progress.get("totalSteps"),
-        percent=progress.get("percent"),
-        loss=_text(progress, "loss"),
-        accuracy=_text(progress, "accuracy"),
-        samples_per_second=_text(progress, "samplesPerSecond"),
-        eta_seconds=progress.get("etaSeconds"),
-        checkpoint_step=checkpoint.get("step"),
-        resumed_from_step=checkpoint.get("resumedFromStep"),
-        nodes=tuple(sorted(_nodes(pods, attempt), key=lambda node: node.rank)),
-    )
+    checkpoint, attempt = status.get("checkpoint") or {}, int(status.get("attempt") or 0)
+    known = {
+        **(status.get("world") or {}),
+        **(status.get("progress") or {}),
+        "name": job["metadata"]["name"],
+        "namespace": job["metadata"]["namespace"],
+        "state": status.get("state") or "Pending",
+        "message": _message(status) or None,
+        "attempt": attempt,
+        "restarts": int(status.get("restartsCountedTowardsLimit") or 0),
+        "maxRestarts": spec["restartPolicy"]["maxRestarts"],
+        "nodesReady": status.get("nodesReady") or f"0/{spec['numNodes']}",
+        "numNodes": spec["numNodes"],
+        "checkpointStep": checkpoint.get("step"),
+        "resumedFromStep": checkpoint.get("resumedFromStep"),
+        "nodes": sorted(_nodes(pods, attempt), key=lambda node: node.rank),
+    }
+    return Snapshot.model_validate(known)
 
 
 def _message(status: Mapping[str, Any]) -> str:
@@ -103,41 +116,27 @@ def _message(status: Mapping[str, Any]) -> str:
     return str(condition(status, "Running").get("message") or "")
 
 
-def _nodes(pods: Sequence[Json], attempt: int) -> list[NodeState]:
-    nodes = []
+def _nodes(pods: Sequence[Json], attempt: int) -> Iterator[NodeState]:
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
         rank = str(labels.get(names.LABEL_NODE_RANK, ""))
         if labels.get(names.LABEL_ATTEMPT) == str(attempt) and rank.isdigit():
-            state, detail, since = pod_state(pod)
-            nodes.append(
-                NodeState(int(rank), one_line(pod["metadata"]["name"]), one_line(state), one_line(detail), since)
-            )
-    return nodes
+            yield _node(int(rank), pod)
 
 
-def pod_state(pod: Json) -> tuple[str, str, str]:
-    """Return the state of a pod's trainer as ``kubectl get pods`` shows it, a detail, and when the state began."""
-    status = pod.get("status") or {}
+def _node(rank: int, pod: Json) -> NodeState:
+    """Return the state of a pod's trainer as ``kubectl get pods`` shows it."""
+    meta, status = pod["metadata"], pod.get("status") or {}
     state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
-    created = str(pod["metadata"].get("creationTimestamp") or "")
+    waiting, detail = state.get("waiting") or {}, None
     if ended := state.get("terminated"):
-        code = ended.get("exitCode")
-        detail = "" if code == 0 else f"exit code {code}"
-        return str(ended.get("reason") or "Ended"), detail, str(ended.get("finishedAt") or "")
-    if pod["metadata"].get("deletionTimestamp"):
-        return "Terminating", "", str(pod["metadata"]["deletionTimestamp"])
-    if running := state.get("running"):
-        return "Running", "", str(running.get("startedAt") or created)
-    waiting = state.get("waiting") or {}
-    return str(waiting.get("reason") or status.get("phase") or "Pending"), str(waiting.get("message") or ""), created
-
-
-def _text(progress: Mapping[str, Any], key: str) -> str | None:
-    value = progress.get(key)
-    return None if value is None else one_line(value)
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
+        shown, since = ended.get("reason") or "Ended", ended.get("finishedAt")
+        detail = f"exit code {ended.get('exitCode')}" if ended.get("exitCode") != 0 else None
+    elif since := meta.get("deletionTimestamp"):
+        shown = "Terminating"
+    elif running := state.get("running"):
+        shown, since = "Running", running.get("startedAt") or meta.get("creationTimestamp")
+    else:
+        shown, since = waiting.get("reason") or status.get("phase") or "Pending", meta.get("creationTimestamp")
+        detail = waiting.get("message") or None
+    return NodeState(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)

@@ -43,9 +43,9 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def ranks_text(number: int) -> str:
+def number_of(number: int, noun: str) -> str:
     """Return for example ``4 ranks`` or ``1 rank``."""
-    return f"{number} rank{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def accuracy_text(accuracy: str | float) -> str:
@@ -73,11 +73,10 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-def age(timestamp: str, now: datetime | None = None) -> str:
+def age(timestamp: object) -> str:
     """Return the time since a Kubernetes timestamp; empty if it is absent or cannot be parsed."""
     try:
-        begin = datetime.fromisoformat(timestamp)
-        return duration(((now or datetime.now(UTC)) - begin).total_seconds())
+        return duration((datetime.now(UTC) - datetime.fromisoformat(str(timestamp))).total_seconds())
     except (ValueError, TypeError):
         return ""
 
