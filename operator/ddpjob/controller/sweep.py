@@ -5,11 +5,13 @@ claims are not watched. A change that a sweep finds updates the cache like a wat
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
+from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
 from ddpjob.controller.cache import Cache, Listing, is_labelled
@@ -17,9 +19,10 @@ from ddpjob.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-START_DELAYS = (0.5, 1.0, 2.0, 5.0)
 RETRY_SECONDS = 0.5
-"""Delay after the first failure in a row of later sweeps; it doubles up to the interval."""
+"""Delay after the first failure in a row; it doubles."""
+MAX_START_SECONDS = 5.0
+"""The longest delay before the first sweep has succeeded. Later, it is the interval."""
 KINDS: Sequence[tuple[Resource, str | None]] = (
     # Pods before jobs, so that a job's pods are cached when it is reconciled.
     (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
@@ -50,23 +53,21 @@ class Sweeper:
 
     async def start(self) -> None:
         """Sweep for the first time; log each failure and retry until the sweep succeeds."""
-        tries = 0
-        while True:
+        for failures in itertools.count(1):
             try:
                 await self.sweep()
-                self._started = True
-                return
+                break
             except ClusterError as error:
-                delay = START_DELAYS[min(tries, len(START_DELAYS) - 1)]
+                delay = doubling(RETRY_SECONDS, failures, MAX_START_SECONDS)
                 logger.error("cannot start yet, retrying in %g s: %s", delay, explain(error))
-            tries += 1
             await asyncio.sleep(delay)
+        self._started = True
 
     async def run(self) -> None:
         """Sweep periodically until cancelled; repeat a failed sweep soon, and then ever less often."""
         failures = 0
         while True:
-            delay = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 20), self.interval) if failures else self.interval
+            delay = doubling(RETRY_SECONDS, failures, self.interval) if failures else self.interval
             try:
                 await asyncio.wait_for(self._wanted.wait(), delay)
                 await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both

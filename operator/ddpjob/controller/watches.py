@@ -19,6 +19,7 @@ import aiohttp
 import kopf
 
 from ddpjob.api import names
+from ddpjob.api.backoff import doubling
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import PAGE_SIZE
 from ddpjob.controller.cache import WATCHED, Cache
@@ -27,7 +28,7 @@ from ddpjob.controller.health import Verdict
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
-RESTART_DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
+FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 5.0
 CALM_SECONDS = 60.0
 STOP_SECONDS = 5.0
 STRAY_ROUNDS, STRAY_SECONDS = 5, 0.5
@@ -202,9 +203,8 @@ async def watch_until(
         await _run_kopf(stop, handlers, namespaces, on_start)
         if stop.is_set():
             return
-        failures = 0 if loop.time() - started > CALM_SECONDS else failures
-        delay = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
-        failures += 1
+        failures = 1 if loop.time() - started > CALM_SECONDS else failures + 1
+        delay = doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS)
         on_restart()
         logger.warning("watching ended with an error, restarting in %g s", delay)
         await _sleep_unless(stop, delay)

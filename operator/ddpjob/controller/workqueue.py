@@ -16,6 +16,7 @@ import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
+from ddpjob.api.backoff import doubling
 from ddpjob.controller.cache import Key
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,8 @@ class WorkQueue:
     def retry(self, key: Key, at_least: float = 0.0) -> float:
         """Queue ``key`` again with exponential backoff and jitter; return the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(FIRST_DELAY * 2.0 ** min(failures - 1, 20), MAX_DELAY)
-        delay = min(max(delay * random.uniform(0.5, 1.0), at_least), MAX_DELAY)  # noqa: S311
+        delay = doubling(FIRST_DELAY, failures, MAX_DELAY) * random.uniform(0.5, 1.0)  # noqa: S311
+        delay = min(max(delay, at_least), MAX_DELAY)
         self.add_after(key, delay)
         return delay
 
