@@ -160,7 +160,7 @@ def _as_written(job: Json) -> Json:
             raise LocalError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
     job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SET_BY_SERVER}
-    _require_known_fields(job, schema(), "")
+    require_known_fields(job)
     return job
 
 
@@ -209,7 +209,7 @@ def dump_yaml(*objects: Any) -> str:
     return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120)
 
 
-def yaml_problem(error: yaml.YAMLError) -> str:
+def yaml_problem(error: Exception) -> str:
     """Return position and cause of a YAML error in one line."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
@@ -243,22 +243,26 @@ def child(node: Json, name: str) -> Json | None:
     return {} if is_open else None
 
 
-def no_such_field(parent: str, name: str, node: Json) -> tuple[str, str]:
-    """Return the error and the hint for a field that does not exist."""
-    known = list(node.get("properties", {}))
-    if not known:
-        return f'{parent} has no fields, so no "{name}"', "it is a single value or a list"
-    return f'{parent or "a DDPJob"} has no field "{name}"', did_you_mean(name, known, f"it has {', '.join(known)}")
-
-
-def _require_known_fields(value: Any, node: Json, path: str) -> None:
+def require_known_fields(job: Json) -> None:
     """Raise ``LocalError`` for the first unknown field: an API server would drop it without an error."""
+    _require_known(job, schema(), "")
+
+
+def _require_known(value: Any, node: Json, path: str) -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             below = child(node, name)
             if below is None:
-                raise LocalError(*no_such_field(path, name, node), "docs/fields.md lists every field")
-            _require_known_fields(inner, below, f"{path}.{name}" if path else name)
+                raise _no_such_field(path, name, list(node.get("properties", {})))
+            _require_known(inner, below, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _require_known_fields(inner, node.get("items", {}), f"{path}[{index}]")
+            _require_known(inner, node.get("items", {}), f"{path}[{index}]")
+
+
+def _no_such_field(parent: str, name: str, known: Sequence[str]) -> LocalError:
+    next_step = "docs/fields.md lists every field; options of the trainer belong into args"
+    if not known:
+        return LocalError(f'{parent} has no fields, so no "{name}"', "it is a single value or a list", next_step)
+    hint = did_you_mean(name, known, f"it has {', '.join(known)}")
+    return LocalError(f'{parent or "a DDPJob"} has no field "{name}"', hint, next_step)

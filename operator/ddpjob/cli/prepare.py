@@ -21,7 +21,7 @@ import yaml
 
 from ddpjob.api.objects import Json
 from ddpjob.cli import jobfile
-from ddpjob.cli.jobfile import JobFile, Loader, child, no_such_field, schema, yaml_problem
+from ddpjob.cli.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.cli.options import Request, state_folder
 from ddpjob.cli.text import did_you_mean
 from ddpjob.engine.launcher import launch_warning
@@ -123,7 +123,9 @@ def assign(job: Json, assignment: str) -> None:
     try:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
-        _put(job, _steps(path.strip()), text)
+        steps = _steps(path.strip())
+        _put(job, steps, _value(text, _schema_of(steps)))
+        require_known_fields(job)
     except LocalError as error:
         raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
@@ -143,63 +145,19 @@ def _steps(path: str) -> list[Step]:
     return steps if steps[0] in _ROOTS and len(steps) > 1 else ["spec", *steps]
 
 
-def _put(job: Json, steps: list[Step], text: str) -> None:
-    """Set the value at a path. Missing objects on the way are created, and at most one missing entry of each list."""
-    holder: Any = job
-    node, path = schema(), ""
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        if isinstance(step, int):
-            node = _schema_of_entry(node, path)
-            _require_entry(holder, step, path)
-        else:
-            node = _schema_of_field(node, step, path)
-            if not isinstance(holder, dict):
-                raise LocalError(f"{path} is not a mapping here", "it has no fields")
-        path = f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step
-        if after is None:
-            break
-        if (holder.get(step) if isinstance(holder, dict) else holder[step]) is None:
-            holder[step] = [] if isinstance(after, int) else {}
-        holder = holder[step]
-    holder[step] = _value(text, node)
-    if holder[step] is None:
-        del holder[step]
-
-
-def _schema_of_entry(node: Json, path: str) -> Json:
-    if node and node.get("type") != "array":
-        raise LocalError(f"{path} is not a list", "[n] selects a list's entry")
-    entry: Json = node.get("items", {})
-    return entry
-
-
-def _schema_of_field(node: Json, name: str, path: str) -> Json:
-    below = child(node, name)
-    if below is None:
-        error, hint = no_such_field(path, name, node)
-        raise LocalError(error, hint, "docs/fields.md lists all fields; options of the trainer belong into args")
-    return below
-
-
-def _require_entry(entries: Any, index: int, path: str) -> None:
-    """Append an empty entry if ``index`` is one past the end; raise ``LocalError`` if it is further out."""
-    length = len(entries) if isinstance(entries, list) else 0
-    if not isinstance(entries, list) or index > length:
-        field = path.removeprefix("spec.")
-        raise LocalError(
-            f"{field} has no entry [{index}]",
-            f"it has {length}, counted from 0" if length else "it has none",
-            f"--set '{field}[{length}]=…' adds one" if length else f"--set '{field}=[a, b]' sets the whole list",
-        )
-    if index == length:
-        entries.append(None)
+def _schema_of(steps: list[Step]) -> Json:
+    """Return the schema of the value at a path, {} if it allows anything or there is no such field."""
+    node = schema()
+    for step in steps:
+        node = (node.get("items") if isinstance(step, int) else child(node, step)) or {}
+    return node
 
 
 def _value(text: str, node: Json) -> Any:
     """Return the YAML value; a number is text if the field takes text, so that ``--set args[2]=5`` needs no quotes."""
     try:
         value = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LocalError(
             f"the value is not YAML: {yaml_problem(error)}",
             "quotes, brackets and braces are YAML syntax",
@@ -210,6 +168,39 @@ def _value(text: str, node: Json) -> Any:
     if isinstance(value, list) and node.get("items", {}).get("type") == "string":
         return [str(item) if type(item) is int else item for item in value]
     return value
+
+
+def _put(job: Json, steps: list[Step], value: Any) -> None:
+    """Set the value at a path. Missing objects on the way are added, and the entry after the last of a list."""
+    holder: Any = job
+    path = ""
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if isinstance(step, int):
+            _require_entry(holder, step, path)
+        elif not isinstance(holder, dict):
+            raise LocalError(f"{path} is not a mapping here", "it has no fields")
+        path = f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip(".")
+        if after is not None:
+            if (holder.get(step) if isinstance(holder, dict) else holder[step]) is None:
+                holder[step] = [] if isinstance(after, int) else {}
+            holder = holder[step]
+    holder[step] = value
+    if value is None:
+        del holder[step]
+
+
+def _require_entry(entries: Any, index: int, path: str) -> None:
+    if not isinstance(entries, list):
+        raise LocalError(f"{path} is not a list", "[n] selects a list's entry")
+    length, field = len(entries), path.removeprefix("spec.")
+    if index > length:
+        raise LocalError(
+            f"{field} has no entry [{index}]",
+            f"it has {length}, counted from 0" if length else "it has none",
+            f"--set '{field}[{length}]=…' adds one" if length else f"--set '{field}=[a, b]' sets the whole list",
+        )
+    if index == length:
+        entries.append(None)
 
 
 def runs_ddptrain(admitted: AdmittedJob) -> bool:
