@@ -16,6 +16,7 @@ from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
 from tests.kind.toolchain import ToolchainError
+from tests.layers.cost import also_count
 from tests.prepared import skip_unless_ci
 
 PROGRESS_SECONDS = 1
@@ -43,6 +44,8 @@ def cluster() -> Iterator[Cluster]:
         made = up(name)
     except (DockerUnavailableError, ToolchainError) as error:
         skip_unless_ci(error)
+    for pid in made.pids():
+        also_count(pid, from_now=kept)
     yield made
     if not kept:
         down(name)

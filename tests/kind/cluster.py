@@ -48,6 +48,10 @@ class Cluster:
         """Return the names of all nodes."""
         return (f"{self.name}-control-plane", *self.workers)
 
+    def pids(self) -> list[int]:
+        """Return the process ids on this machine of the nodes' init processes."""
+        return [int(pid) for pid in docker("inspect", "--format={{.State.Pid}}", *self.nodes).stdout.split()]
+
     def kubectl(
         self,
         *args: str | Path,

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from tests.layers.cost import CPU_SECONDS, DAEMON_SECONDS
+
 SLOWEST = 20
 
 
@@ -23,21 +25,23 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One test. ``seconds`` include its set-up and tear-down."""
+    """One test. ``seconds`` include its set-up and tear-down, and so does ``cpuSeconds`` (see cost.py)."""
 
     name: str
     outcome: Outcome
     seconds: float
+    cpu_seconds: float = 0.0
     reason: str = ""
     """Why it was skipped."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """One finished command of a layer."""
+    """One finished command of a layer. ``cpu_seconds``: of its process, its descendants and its daemons."""
 
     seconds: float
     tests: tuple[Case, ...]
+    cpu_seconds: float = 0.0
     problem: str = ""
     """Why the command failed, apart from failed tests; empty otherwise."""
     missing: str = ""
@@ -58,6 +62,10 @@ class LayerResult:
     @property
     def seconds(self) -> float:
         return sum(command.seconds for command in self.commands)
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(command.cpu_seconds for command in self.commands)
 
     @property
     def problems(self) -> list[str]:
@@ -93,28 +101,37 @@ class LayerResult:
         return ": ".join(["FAILED", *causes[:1]])
 
 
-def read_junit(path: Path) -> list[Case]:
-    """Return the tests of a JUnit XML file, a test with an error in set-up or tear-down as failed."""
+def read_junit(path: Path) -> tuple[list[Case], float]:
+    """Return the tests of a JUnit XML file, and the CPU seconds of daemons.
+
+    A test with an error in set-up or tear-down is a failed test.
+    """
     found: dict[str, Case] = {}
-    for case in ET.parse(path).getroot().iter("testcase"):  # noqa: S314 - written by our own pytest
+    root = ET.parse(path).getroot()  # noqa: S314 - written by our own pytest
+    for case in root.iter("testcase"):
         name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
-        test = Case(name, *_outcome(case))
+        outcome, reason = _outcome(case)
+        test = Case(name, outcome, float(case.get("time") or 0), _property(case, CPU_SECONDS), reason)
         # pytest writes a second entry for a test whose tear-down fails after its call failed or passed.
         if name in found and found[name].outcome is Outcome.FAILED:
             continue
         found[name] = test
-    return list(found.values())
+    return list(found.values()), sum(_property(suite, DAEMON_SECONDS) for suite in root.iter("testsuite"))
 
 
-def _outcome(case: ET.Element) -> tuple[Outcome, float, str]:
-    seconds = float(case.get("time") or 0)
+def _property(element: ET.Element, name: str) -> float:
+    found = element.find(f"properties/property[@name='{name}']")
+    return 0.0 if found is None else float(found.get("value") or 0)
+
+
+def _outcome(case: ET.Element) -> tuple[Outcome, str]:
     if case.find("failure") is not None or case.find("error") is not None:
-        return Outcome.FAILED, seconds, ""
+        return Outcome.FAILED, ""
     skipped = case.find("skipped")
     # An expected failure (xfail) is reported as skipped too, with another type.
     if skipped is not None and skipped.get("type") == "pytest.skip":
-        return Outcome.SKIPPED, seconds, skipped.get("message") or ""
-    return Outcome.PASSED, seconds, ""
+        return Outcome.SKIPPED, skipped.get("message") or ""
+    return Outcome.PASSED, ""
 
 
 def totals(results: Sequence[LayerResult], *, ci: bool) -> dict[Outcome, int]:
@@ -129,13 +146,15 @@ def totals(results: Sequence[LayerResult], *, ci: bool) -> dict[Outcome, int]:
 def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
     """Return the closing report: failed tests, slowest tests, skip reasons, the table and the totals."""
     lines = [*_failed(results), *_slowest(results), *_partly_skipped(results, ci=ci)]
-    lines += ["", f"{'layer':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}  result"]
+    lines += ["", f"{'layer':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8} {'cpu':>8}  result"]
     for result in results:
         passed, failed, skipped = (result.count(outcome) for outcome in Outcome)
         explanation = result.explanation(ci=ci)
-        lines.append(f"{result.layer:<12} {passed:>7} {failed:>7} {skipped:>8} {result.seconds:>8.1f}  {explanation}")
+        times = f"{result.seconds:>8.1f} {result.cpu_seconds:>8.1f}"
+        lines.append(f"{result.layer:<12} {passed:>7} {failed:>7} {skipped:>8} {times}  {explanation}")
     layers = Counter(result.outcome(ci=ci) for result in results)
-    lines.append("layers: " + ", ".join(f"{layers[outcome]} {outcome}" for outcome in Outcome) + f" in {seconds:.0f} s")
+    lines.append("layers: " + ", ".join(f"{layers[outcome]} {outcome}" for outcome in Outcome))
+    lines[-1] += f" in {seconds:.0f} s, {sum(result.cpu_seconds for result in results):.0f} s of CPU time"
     counts = totals(results, ci=ci)
     lines.append(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
     return "\n".join(lines)
@@ -148,25 +167,33 @@ def as_json(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
             "schema": 1,
             "ci": ci,
             "seconds": round(seconds, 1),
+            "cpuSeconds": round(sum(result.cpu_seconds for result in results), 1),
             **totals(results, ci=ci),
             "layers": [
                 {
                     "layer": result.layer,
                     "outcome": result.outcome(ci=ci),
                     "seconds": round(result.seconds, 1),
+                    "cpuSeconds": round(result.cpu_seconds, 1),
                     **{outcome: result.count(outcome) for outcome in Outcome},
                     "problems": result.problems,
                     "skipReason": result.skip_reason,
-                    "tests": [asdict(test) for test in result.tests],
+                    "tests": [_test_as_json(test) for test in result.tests],
                 }
                 for result in results
             ],
             "slowest": [
-                {"layer": layer, "test": test.name, "seconds": test.seconds} for layer, test in slowest(results)
+                {"layer": layer, "test": test.name, "seconds": test.seconds, "cpuSeconds": test.cpu_seconds}
+                for layer, test in slowest(results)
             ],
         },
         indent=1,
     )
+
+
+def _test_as_json(test: Case) -> dict[str, object]:
+    fields = asdict(test)
+    return {"cpuSeconds" if name == "cpu_seconds" else name: value for name, value in fields.items()}
 
 
 def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
@@ -177,8 +204,8 @@ def slowest(results: Sequence[LayerResult]) -> list[tuple[str, Case]]:
 
 def _slowest(results: Sequence[LayerResult]) -> list[str]:
     tests = slowest(results)
-    rows = [f"{test.seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
-    return ["", f"the {len(rows)} slowest tests:", *rows] if rows else []
+    rows = [f"{test.seconds:8.1f} s {test.cpu_seconds:8.1f} s  {layer:<12} {test.name}" for layer, test in tests]
+    return ["", f"the {len(rows)} slowest tests, with their CPU time:", *rows] if rows else []
 
 
 def _failed(results: Sequence[LayerResult]) -> list[str]:

@@ -23,6 +23,7 @@ from tests.processes import die_with_parent
 LANES = 2
 PREPARE = (sys.executable, "-m", "tests.kind", "prepare", "--json")
 _PREPARATION = "prepare"
+_PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Runner:
         if missing is not None and (self._ci or missing.state is State.FAILED):
             result = CommandResult(0, (), problem=f"{missing.name} is not prepared: {missing.reason}")
         elif missing is not None and not command.is_pytest:
-            test = Case(_title(command), Outcome.SKIPPED, 0, missing.reason)
+            test = Case(_title(command), Outcome.SKIPPED, 0, reason=missing.reason)
             result = CommandResult(0, (test,), missing=missing.reason)
         else:
             result = self._run_command(name, command, missing.reason if missing else "")
@@ -139,18 +140,15 @@ class Runner:
                 words = _words(command, report)
             except ToolchainError as error:
                 return CommandResult(0, (), problem=str(error).splitlines()[0])
-            if self._raw:
-                code = self._start(words).wait()
-            else:
-                process = self._start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                assert process.stdout is not None
+            process = self._start(words, **({} if self._raw else _PIPED))
+            if process.stdout is not None:
                 self._pass_on(layer, process.stdout)
-                code = process.wait()
+            code, cpu_seconds = _end_of(process)
             seconds = time.monotonic() - begin
             if command.is_pytest:
-                return _pytest_result(report, code, seconds, missing)
+                return _pytest_result(report, code, seconds, cpu_seconds, missing)
             outcome = Outcome.PASSED if code == 0 else Outcome.FAILED
-            return CommandResult(seconds, (Case(_title(command), outcome, seconds),))
+            return CommandResult(seconds, (Case(_title(command), outcome, seconds, cpu_seconds),), cpu_seconds)
 
     def _start(
         self, words: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
@@ -185,17 +183,26 @@ def _title(command: Command) -> str:
 def _words(command: Command, report: Path) -> list[str]:
     """Return the words of a command with the paths of its programs and, for pytest, the option for the report."""
     words = [str(binary(word[1:-1])) if word.startswith("{") else word for word in command.words]
-    return [*words, f"--junitxml={report}", "--override-ini=junit_family=xunit1"] if command.is_pytest else words
+    options = ("-p", "tests.layers.cost", f"--junitxml={report}", "--override-ini=junit_family=xunit1")
+    return [*words, *options] if command.is_pytest else words
 
 
-def _pytest_result(report: Path, code: int, seconds: float, missing: str) -> CommandResult:
+def _end_of(process: subprocess.Popen[str]) -> tuple[int, float]:
+    """Wait until a process ends. Return its exit code, and the CPU seconds of it and its descendants."""
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, used.ru_utime + used.ru_stime
+
+
+def _pytest_result(report: Path, code: int, seconds: float, cpu_seconds: float, missing: str) -> CommandResult:
     """Return what pytest reported. A run that ended without a report, or without tests, is a problem."""
     if not report.exists():
-        return CommandResult(seconds, (), problem=f"pytest ended with exit code {code} before it wrote its report")
-    tests = tuple(read_junit(report))
-    if code != 0 and not any(test.outcome is Outcome.FAILED for test in tests):
-        return CommandResult(seconds, tests, problem=f"pytest ended with exit code {code}", missing=missing)
-    return CommandResult(seconds, tests, missing=missing)
+        problem = f"pytest ended with exit code {code} before it wrote its report"
+        return CommandResult(seconds, (), cpu_seconds, problem)
+    tests, daemons = read_junit(report)
+    failed = any(test.outcome is Outcome.FAILED for test in tests)
+    problem = f"pytest ended with exit code {code}" if code != 0 and not failed else ""
+    return CommandResult(seconds, tuple(tests), cpu_seconds + daemons, problem, missing)
 
 
 def busy_loops() -> list[subprocess.Popen[bytes]]:

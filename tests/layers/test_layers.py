@@ -62,10 +62,11 @@ def test_passed_failed_and_skipped_tests_are_counted_per_layer(tmp_path: Path) -
     assert [result.outcome(ci=False) for result in results] == [Outcome.FAILED, Outcome.PASSED]
     text = as_text(results, 1.0, ci=False).splitlines()
     assert text[-1] == "3 passed, 1 failed, 1 skipped"
-    assert text[-2] == "layers: 1 passed, 1 failed, 0 skipped in 1 s"
+    cpu = [result.cpu_seconds for result in results]
+    assert text[-2] == f"layers: 1 passed, 1 failed, 0 skipped in 1 s, {sum(cpu):.0f} s of CPU time"
     assert [line.split() for line in text[-4:-2]] == [
-        ["mixed", "2", "1", "1", f"{results[0].seconds:.1f}", "FAILED"],
-        ["good", "1", "0", "0", f"{results[1].seconds:.1f}", "ok"],
+        ["mixed", "2", "1", "1", f"{results[0].seconds:.1f}", f"{cpu[0]:.1f}", "FAILED"],
+        ["good", "1", "0", "0", f"{results[1].seconds:.1f}", f"{cpu[1]:.1f}", "ok"],
     ]
     assert "  mixed        test_mixed.py::test_b" in text
     assert "  mixed        1: no GPU" in text
@@ -76,10 +77,9 @@ def test_layer_with_all_tests_skipped_is_skipped_and_fails_with_ci(tmp_path: Pat
     [result] = run_layers(layer_of(tmp_path, "kind", source))
     assert result.outcome(ci=False) is Outcome.SKIPPED
     assert result.explanation(ci=False) == "skipped (2): Docker is not installed"
-    assert as_text([result], 1.0, ci=False).splitlines()[-2:] == [
-        "layers: 0 passed, 0 failed, 1 skipped in 1 s",
-        "0 passed, 0 failed, 2 skipped",
-    ]
+    totals = as_text([result], 1.0, ci=False).splitlines()[-2:]
+    assert totals[0].startswith("layers: 0 passed, 0 failed, 1 skipped in 1 s")
+    assert totals[1] == "0 passed, 0 failed, 2 skipped"
     assert result.outcome(ci=True) is Outcome.FAILED
     assert result.explanation(ci=True) == "FAILED: CI=true forbids skipped tests (2): Docker is not installed"
     assert as_text([result], 1.0, ci=True).splitlines()[-1] == "0 passed, 1 failed, 2 skipped"
@@ -180,13 +180,44 @@ def test_slowest_tests_of_all_layers_are_listed_first_to_last(tmp_path: Path) ->
     slow = layer_of(tmp_path, "slow", "import time\ndef test_slow(): time.sleep(0.5)\n")
     results = run_layers(quick, slow)
     text = as_text(results, 1.0, ci=False).splitlines()
-    start = text.index("the 20 slowest tests:")
-    assert text[start + 1].split()[2:] == ["slow", "test_slow.py::test_slow"]
+    start = text.index("the 20 slowest tests, with their CPU time:")
+    assert text[start + 1].split()[4:] == ["slow", "test_slow.py::test_slow"]
     rows = [float(line.split()[0]) for line in text[start + 1 : start + 21]]
     assert rows == sorted(rows, reverse=True)
     assert text[start + 21] == ""
     listed = json.loads(as_json(results, 1.0, ci=False))["slowest"]
     assert (len(listed), listed[0]["test"]) == (20, "test_slow.py::test_slow")
+
+
+SPEND = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.read()"
+
+
+def spend(*before: str) -> "subprocess.Popen[bytes]":
+    """Return a process that has used half a second of CPU time, and ends when its standard input is closed."""
+    command = [*before, sys.executable, "-c", SPEND]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_cpu_time_of_a_test_includes_its_processes_and_daemons_but_no_waiting(tmp_path: Path) -> None:
+    daemon = spend()
+    source = (
+        "import time\nfrom tests.layers.cost import also_count\nfrom tests.layers.test_layers import spend\n"
+        "def test_waiting(): time.sleep(0.6)\n"
+        "def test_itself():\n    end = time.process_time() + 0.5\n    while time.process_time() < end: pass\n"
+        "def test_ended_child(): spend().communicate()\n"
+        "def test_living_grandchild(): spend('sh', '-c', '\"$@\"; :', 'sh')\n"
+        f"def test_daemon(): also_count({daemon.pid}, from_now=False)\n"
+    )
+    [result] = run_layers(layer_of(tmp_path, "costs", source))
+    daemon.communicate()
+    cpu = {test.name.partition("::test_")[2]: test.cpu_seconds for test in result.tests}
+    assert len(cpu) == 5
+    assert cpu.pop("waiting") < 0.4, cpu
+    assert min(cpu.values()) > 0.45, "the kernel counts in ticks of 10 ms"
+    assert result.cpu_seconds > sum(cpu.values()) - 0.5, "the grandchild lives longer than its pytest"
 
 
 def test_report_file_has_the_numbers_of_the_table_as_json(
