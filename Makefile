@@ -83,7 +83,7 @@ soak: export DDPJOB_TEST_FAULTS = all
 soak: setup  ## long tests: 100,000 simulated jobs, all faults at all writes, 100 jobs out of memory on kind, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
-	$(PYTEST) tests/injection
+	$(PYTEST) tests/simulator tests/injection
 	$(PY) -m tests.e2e.blame
 	$(PYTEST) tests/trainer/resilience/test_kills.py
 	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
