@@ -1,5 +1,6 @@
 """Operators as processes that start in a fraction of a second: each is forked from one that has imported the code."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -53,6 +54,7 @@ class ForkedOperator:
 def _serve(environment: Mapping[str, str], log: Path) -> None:
     """Run the operator in a forked process, until a signal."""
     die_with_parent()
+    gc.freeze()  # a collection of the imported modules' objects would copy their memory pages
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
