@@ -3,18 +3,40 @@
 import asyncio
 import ctypes
 import signal
+import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ddptrain.distributed.topology import free_port
+from ddptrain.distributed import topology
 
-__all__ = ["end", "eventually", "free_port", "spawn", "tail"]
 T = TypeVar("T")
+_HELD_PORTS: deque[socket.socket] = deque()
+_MOST_HELD = 200
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not take the loader's lock
+
+
+def free_port() -> int:
+    """Return a port for a server of a test. No other program can take it, except a server that binds to it by number.
+
+    This process keeps a socket bound to each of the last 200 ports. It does not listen, and allows that a server does.
+    """
+    while True:
+        port, held = topology.free_port(), socket.socket()
+        try:
+            held.bind(("", port))  # before the option is set, so that it fails if another test run holds the port
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers set it too
+        _HELD_PORTS.append(held)
+        if len(_HELD_PORTS) > _MOST_HELD:
+            _HELD_PORTS.popleft().close()
+        return port
 
 
 def die_with_parent() -> None:

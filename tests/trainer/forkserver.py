@@ -1,20 +1,21 @@
 """A server that imports torch once and forks ``ddptrain`` commands as real processes.
 
 Like the launcher it runs no tensor operation and no thread, so that a forked process behaves like a new
-interpreter. Protocol: one JSON line in, {"argv", "env", "log", "mutant"}; one line out, the pid; the exit code goes to
-``<log>.code``.
+interpreter. Protocol: one JSON line in, the arguments of ``ForkServer.start``; one line out, the pid; the exit code
+goes to ``<log>.code``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import select
 import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddptrain.cli import main
 from ddptrain.launcher.launcher import preload
@@ -60,31 +61,56 @@ def _reap(running: dict[int, str]) -> None:
         code.with_suffix(".tmp").replace(code)
 
 
-def _become(request: dict[str, object]) -> NoReturn:
+def _become(request: dict[str, Any]) -> NoReturn:
     code: object = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        log = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for target, source in ((0, nothing), (1, log), (2, log)):
-            os.dup2(source, target)
+        _open_streams([os.devnull, *(request["streams"] or [request["log"]] * 2)])
         os.environ.clear()
-        os.environ.update(request["env"])  # type: ignore[call-overload]
-        if request["mutant"]:
-            from tests.trainer.mutants import MUTANTS  # noqa: PLC0415 - imports torch, which preload must do first
+        os.environ.update(request["env"])
+        if request["few_samples"]:
+            from tests.trainer.synthetic import few_samples  # noqa: PLC0415 - imports torch, after preload
 
-            MUTANTS[str(request["mutant"])]()
-        code = main(request["argv"])  # type: ignore[arg-type]
+            few_samples()
+        if request["mutant"]:
+            from tests.trainer.mutants import MUTANTS  # noqa: PLC0415 - imports torch, after preload
+
+            MUTANTS[request["mutant"]]()
+        if request["module"]:
+            sys.argv = [request["module"], *request["argv"]]
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            code = 0
+        else:
+            code = main(request["argv"])
     except SystemExit as leaving:
         code = leaving.code
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                code = 120  # as the interpreter at its end
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _open_streams(paths: list[str | None]) -> None:
+    """Open stdin, stdout and stderr; close those without a path."""
+    opened = [
+        None if path is None else os.open(path, mode | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o644)
+        for path, mode in zip(paths, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)
+    ]
+    for target, source in enumerate(opened):
+        if source is None:
+            os.close(target)
+        else:
+            os.dup2(source, target)
+    for source in opened:
+        if source is not None:
+            os.close(source)
 
 
 if __name__ == "__main__":

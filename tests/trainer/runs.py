@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from typing import Any
 import torch
 
 from ddptrain.checkpoint import newest_valid
-from ddptrain.distributed.topology import free_port
 from ddptrain.reporting.metrics import effective_rows
+from tests.processes import free_port
 
 PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine
 
@@ -108,14 +109,24 @@ class ForkServer:
             text=True,
             env={**os.environ, "TMPDIR": str(folder)},
         )
-        self._pids: list[Run] = []
+        self._runs: list[Run] = []
+        self._lock = threading.Lock()
         assert self._readline() == "ready"
 
-    def start(self, *argv: object, env: dict[str, object] | None = None, mutant: str = "") -> Run:
+    @property
+    def pid(self) -> int:
+        """The parent of all commands."""
+        return self._process.pid
+
+    def start(self, *argv: object, env: Mapping[str, object] | None = None, **options: Any) -> Run:
         """Start ``ddptrain ARGV`` with an environment of ``env`` and the variables that every test needs.
 
+        Threads may call it at the same time.
+
         Args:
-            mutant: an error of ``mutants`` to inject into the program first.
+            options: ``mutant``: an error of ``mutants`` to inject into the program first. ``few_samples``: let a lesson
+                train on few samples. ``module``: run this module as a program, in place of ``ddptrain``. ``streams``:
+                the paths of stdout and stderr, None for a closed stream; by default both are the run's log.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
@@ -126,29 +137,32 @@ class ForkServer:
             "DDPJOB_TERMINATION_LOG": run.termination_log,
             "DDPJOB_PROGRESS_PORT": run.progress_port,
         }
-        merged = {key: str(value) for key, value in (base | (env or {})).items()}
-        request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), "mutant": mutant}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        run.pid = int(self._readline())
-        self._pids.append(run)
+        merged = {key: str(value) for key, value in (base | dict(env or {})).items()}
+        defaults = {"mutant": "", "few_samples": False, "module": "", "streams": []}
+        assert options.keys() <= defaults.keys()
+        request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), **defaults, **options}
+        with self._lock:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            run.pid = int(self._readline())
+        self._runs.append(run)
         return run
 
-    def run(self, *argv: object, env: dict[str, object] | None = None, code: int = 0, mutant: str = "") -> Run:
-        """Start the command, wait, and assert that its exit code is ``code``."""
-        run = self.start(*argv, env=env, mutant=mutant)
+    def run(self, *argv: object, code: int = 0, env: Mapping[str, object] | None = None, **options: Any) -> Run:
+        """Start the command, wait, and assert that its exit code is ``code``. ``options`` are those of ``start``."""
+        run = self.start(*argv, env=env, **options)
         got = run.wait()
         assert got == code, f"exit code {got}, wanted {code}:\n{run.output()}"
         return run
 
     def clean(self) -> None:
         """Kill the process groups that a failed test left running."""
-        for run in self._pids:
+        for run in self._runs:
             if not run.ended:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
-        self._pids.clear()
+        self._runs.clear()
 
     def close(self) -> None:
         self.clean()

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from ddptrain.data.batches import MEAN, STD
 from ddptrain.data.mnist import load
 from ddptrain.distributed.rendezvous import key_prefix
-from ddptrain.distributed.topology import Ranks, free_port
+from ddptrain.distributed.topology import Ranks
 from ddptrain.lessons.tutorial import DataPartitioner, average_gradients
+from tests.processes import free_port
 from tests.trainer.builders import REAL, needs_mnist
 
 

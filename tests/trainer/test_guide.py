@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.distributed.topology import free_port
 from tests.install.chart import ROOT
 from tests.install.guide import DRAWN, GUIDE, PICTURES, with_differences
+from tests.processes import free_port
 from tests.trainer.runs import ForkServer, Run
 
 PAGES = sorted(GUIDE.glob("*.md"))
@@ -66,6 +66,7 @@ def run(commands: str, ddptrain: ForkServer) -> str:
 def run_in_shell(commands: str) -> str:
     """Run a block in bash with the programs of this installation, and return what it printed."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    env["PET_MASTER_PORT"] = str(free_port())  # torchrun's default port may be another program's
     script = f"set -e\n{commands}wait\n"
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=300, env=env, cwd=ROOT, check=False

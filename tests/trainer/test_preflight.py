@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ddptrain.preflight import MUST_AGREE, check_agreement
+from tests.processes import free_port
 from tests.trainer.builders import node
-from tests.trainer.runs import ForkServer, Run, free_port
+from tests.trainer.runs import ForkServer, Run
 
 
 def found(run: Run) -> dict[str, Any]:

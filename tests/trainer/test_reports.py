@@ -18,8 +18,8 @@ from ddptrain.heartbeat import Diagnostics
 from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
+from tests.processes import free_port
 from tests.trainer.builders import PROGRESS
-from tests.trainer.runs import free_port
 
 FAILURE = {
     "schema", "outcome", "code", "kind", "cause", "rank", "step", "phase", "signal", "exception", "message", "hint",

@@ -16,7 +16,8 @@ from ddptrain import weights
 from ddptrain.data import mnist
 from ddptrain.errors import DataError
 from ddptrain.files import write_result
-from tests.trainer.runs import ForkServer, Run, free_port
+from tests.processes import free_port
+from tests.trainer.runs import ForkServer, Run
 from tests.trainer.synthetic import write_idx
 
 

@@ -17,8 +17,9 @@ from ddptrain.launcher.processes import run_with_timeout
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.reporting.progress import Progress
+from tests.processes import free_port
 from tests.trainer.builders import SMALL, node
-from tests.trainer.runs import ForkServer, free_port, wait_until
+from tests.trainer.runs import ForkServer, wait_until
 
 
 def test_run_with_timeout_returns_the_result() -> None:

@@ -26,9 +26,10 @@ from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord, du
 from ddptrain.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.signals import StopFlag
+from tests.processes import free_port
 from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, rank_state
-from tests.trainer.runs import ForkServer, Run, free_port, wait_until
+from tests.trainer.runs import ForkServer, Run, wait_until
 
 pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
 

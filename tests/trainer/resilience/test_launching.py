@@ -14,8 +14,9 @@ import pytest
 
 from ddptrain.checkpoint import newest_valid
 from ddptrain.data.sampling import Schedule, epoch_order
+from tests.processes import free_port
 from tests.trainer.builders import PROGRESS, SMALL, node
-from tests.trainer.runs import ForkServer, free_port, losses, wait_until
+from tests.trainer.runs import ForkServer, losses, wait_until
 
 
 def test_two_nodes_train_together_and_rank_zero_serves_the_progress(

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.processes import free_port
 from tests.trainer.builders import SMALL, command, node
-from tests.trainer.runs import ForkServer, assert_same_end, free_port, wait_until
+from tests.trainer.runs import ForkServer, assert_same_end, wait_until
 from tests.trainer.synthetic import write_idx
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import free_port
 from tests.trainer.builders import SMALL
-from tests.trainer.runs import ForkServer, Run, free_port, wait_until
+from tests.trainer.runs import ForkServer, Run, wait_until
 
 pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
 
