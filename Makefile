@@ -85,6 +85,7 @@ soak: setup  ## long tests: 100,000 simulated jobs, all faults at all writes, 10
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection
 	$(PY) -m tests.e2e.blame
+	$(PYTEST) tests/trainer/soak.py
 	$(PYTEST) tests/trainer/resilience/test_kills.py
 	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
 

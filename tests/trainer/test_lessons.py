@@ -1,35 +1,43 @@
-"""Every lesson runs by itself with 1, 2 and 4 ranks, and notices an error in its key line."""
+"""Every lesson runs by itself, and notices an error in its key line.
+
+``test_guide`` runs them with two and four ranks, as its pages do; ``make soak`` with 1, 2, 3, 4 and 7, on all samples.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from ddptrain.distributed.topology import WORKER_VARIABLES, free_port
+from ddptrain.distributed.topology import WORKER_VARIABLES
 from ddptrain.lessons import start
 from ddptrain.lessons.draw import svg, table, text_of
 from ddptrain.lessons.run import lesson_names
+from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "torch-distributed" / "glossary.md"
 
 
-@pytest.mark.parametrize("name", lesson_names())
-def test_lesson_holds_with_1_2_and_4_ranks(ddptrain: ForkServer, name: str) -> None:
-    for ranks in (1, 2, 4):
-        assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+# Their ranks have parts of different sizes if the number of ranks divides nothing.
+UNEVEN = ["collectives", "fsdp", "groups", "mesh3d", "p2p", "tensor", "vocab"]
 
 
-@pytest.mark.parametrize("name", ["collectives", "fsdp", "groups", "mesh3d", "p2p", "tensor", "vocab"])
-def test_lesson_holds_with_numbers_of_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
-    for ranks in (3, 7):
-        assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+@pytest.mark.parametrize("name", sorted({*lesson_names()} - {"env", "restart"}))
+def test_lesson_holds_in_one_process(ddptrain: ForkServer, name: str) -> None:
+    assert ddptrain.run("lesson", name, "--nproc-per-node", 1, few_samples=True).output().strip()
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_lesson_holds_with_three_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
+    assert ddptrain.run("lesson", name, "--nproc-per-node", 3).output().strip()
 
 
 def test_a_number_of_ranks_in_the_environment_that_is_none_is_refused(ddptrain: ForkServer) -> None:
@@ -62,24 +70,12 @@ def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: For
     assert "error: RANK=2 does not exist" in ddptrain.run("lesson", "objects", env=env, code=2).output()
 
 
-@pytest.mark.parametrize("mutant", LESSONS)
+# The workers of the other two are started by torchrun's agent, which takes seconds.
+@pytest.mark.parametrize("mutant", [name for name in LESSONS if not name.startswith(("env:", "restart:"))])
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
-    run = ddptrain.run("lesson", mutant.partition(":")[0], "--nproc-per-node", 2, code=1, mutant=mutant)
+    argv = ("lesson", mutant.partition(":")[0], "--nproc-per-node", 2)
+    run = ddptrain.run(*argv, code=1, mutant=mutant, few_samples=True)
     assert "Error" in run.output()
-
-
-def test_lesson_runs_as_a_script_under_torchrun() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddptrain.lessons.p2p"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "ring: batch_isend_irecv" in done.stdout
-
-
-def test_tutorials_launcher_passes_an_argument_that_lessons_accept() -> None:
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
-    done = subprocess.run([*launch, start.__file__], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": all_reduce of the ranks") == 3
 
 
 @pytest.mark.parametrize("argument", ["--local-rank=1", "--local_rank=1"])
@@ -93,19 +89,20 @@ def test_no_group_outlives_a_data_parallel_program() -> None:
     program = """
 import importlib, os, torch, torch.distributed
 from ddptrain.cli import main
+from tests.trainer.synthetic import few_samples
 
 def train():
     main("train --data digits --batch-size 500 --epochs 1 --backend gloo --sync ddp".split())
 
-def lesson(name):
+def lesson():
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
-    importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 1
-    importlib.import_module(f"ddptrain.lessons.{name}").main()
+    few_samples()
+    importlib.import_module("ddptrain.lessons.ddp").main()
 
-for name in ("train", "tutorial", "sampler", "ddp"):
+for name, work in {"train": train, "ddp": lesson}.items():
     if not (pid := os.fork()):
         torch.set_num_threads(1)
-        train() if name == "train" else lesson(name)
+        work()
         threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
         print(name, "left a group" if any("gloo" in thread for thread in threads) else "left none", flush=True)
         os._exit(0)
@@ -115,14 +112,11 @@ for name in ("train", "tutorial", "sampler", "ddp"):
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
     left = re.findall(r"^(\w+) left (a group|none)$", done.stdout, re.MULTILINE)
-    assert left == [(name, "none") for name in ("train", "tutorial", "sampler", "ddp")], done.stderr
+    assert left == [("train", "none"), ("ddp", "none")], done.stdout + done.stderr
 
 
-def test_lesson_starts_its_own_ranks_by_mp_spawn() -> None:
-    command = [sys.executable, "-m", "ddptrain.lessons.start"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 of 3 ranks started: " in done.stdout
+def test_lesson_starts_its_own_ranks_by_mp_spawn(ddptrain: ForkServer) -> None:
+    assert "2 of 3 ranks started: " in ddptrain.run(module="ddptrain.lessons.start").output()
 
 
 def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -133,14 +127,16 @@ def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_lesson_restart_ignores_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 --max-restarts 1"
-    # $$ is the number of the shell, and after exec that of the agent.
-    command = f"echo old > {tmp_path}/restart-$$.pt; exec {torchrun} -m ddptrain.lessons.restart"
-    env = {**os.environ, "DDPJOB_CHECKPOINT_DIR": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "finished after step 10, 1 restart" in done.stdout
+def test_lesson_restart_ignores_what_an_interrupted_run_has_left(ddptrain: ForkServer, tmp_path: Path) -> None:
+    port = free_port()
+    of_agent = dist.TCPStore("127.0.0.1", port, is_master=True)  # which stays through the restart
+    env = {"DDPJOB_CHECKPOINT_DIR": tmp_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0,
+           "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0}  # fmt: skip
+    (tmp_path / f"restart-{ddptrain.pid}.pt").write_text("old")  # of a run whose agent had this number
+    ddptrain.run(module="ddptrain.lessons.restart", env=env, code=-signal.SIGKILL)
+    again = ddptrain.run(module="ddptrain.lessons.restart", env=env | {"TORCHELASTIC_RESTART_COUNT": 1})
+    assert "finished after step 10, 1 restart" in again.output()
+    del of_agent
 
 
 def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
@@ -150,12 +146,10 @@ def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
     assert "  3    │ " in runs[0].output() and not runs[1].output()
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer, rendezvous: str) -> None:
+def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer) -> None:
     port = free_port()
     env: dict[str, object] = {"NNODES": 2, "NPROC_PER_NODE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    if rendezvous == "c10d":
-        env |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_RDZV_ID": "job-7"}
+    env |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_RDZV_ID": "job-7"}
     runs = [ddptrain.start("lesson", "env", env=env | {"NODE_RANK": rank}) for rank in (0, 1)]
     assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
     rows = [line.split() for run in runs for line in run.output().splitlines() if line.split()[0] in WORKER_VARIABLES]
@@ -168,8 +162,7 @@ def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer, rend
         assert values["RANK"] == worker
         for name, formula in variables.items():
             assert not formula or eval(formula.strip("` "), dict(values)) == values[name], (name, formula)  # noqa: S307
-    run_id = {name: values[0] for name, *values in rows}["TORCHELASTIC_RUN_ID"]
-    assert run_id == ("job-7" if rendezvous == "c10d" else "none")
+    assert {name: values[0] for name, *values in rows}["TORCHELASTIC_RUN_ID"] == "job-7"
 
 
 def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> None:

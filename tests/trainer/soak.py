@@ -1,0 +1,35 @@
+"""Tests that take too long for every run; `make soak` runs them.
+
+Each repeats, with more ranks, steps or samples, what a test in this folder checks in seconds.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ddptrain.lessons import start
+from ddptrain.lessons.run import lesson_names
+from tests.processes import free_port
+from tests.trainer.mutants import LESSONS
+from tests.trainer.runs import ForkServer
+from tests.trainer.test_lessons import UNEVEN
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [(name, ranks) for name in lesson_names() for ranks in ((1, 2, 3, 4, 7) if name in UNEVEN else (1, 2, 4))],
+)
+def test_lesson_holds_with_any_number_of_ranks(ddptrain: ForkServer, name: str, ranks: int) -> None:
+    assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+
+
+@pytest.mark.parametrize("mutant", LESSONS)
+def test_lesson_notices_an_error_on_all_samples(ddptrain: ForkServer, mutant: str) -> None:
+    run = ddptrain.run("lesson", mutant.partition(":")[0], "--nproc-per-node", 2, code=1, mutant=mutant)
+    assert "Error" in run.output()
+
+
+def test_tutorials_launcher_passes_an_argument_that_lessons_accept(ddptrain: ForkServer) -> None:
+    argv = ("--nproc-per-node", 2, "--master-port", free_port(), start.__file__)
+    run = ddptrain.run(*argv, module="torch.distributed.launch")
+    assert run.output().count(": all_reduce of the ranks") == 3
