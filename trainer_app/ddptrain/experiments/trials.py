@@ -149,11 +149,12 @@ class Trials:
         if pid == 0:
             self._run_child(work, folder / "log", parent)
         try:
-            _, status, used = os.wait4(pid, 0)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # leaves the number to the child until it is reaped
         except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
+        _, status, used = os.wait4(pid, 0)
         cost = Cost(time.perf_counter() - started, used.ru_utime + used.ru_stime)
         return os.waitstatus_to_exitcode(status), cost
 
