@@ -5,6 +5,8 @@ Each repeats, with more ranks, steps or samples, what a test in this folder chec
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ddptrain.lessons import start
@@ -12,6 +14,7 @@ from ddptrain.lessons.run import lesson_names
 from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer
+from tests.trainer.test_compare import check_losses, compare
 from tests.trainer.test_lessons import UNEVEN
 
 
@@ -21,6 +24,18 @@ from tests.trainer.test_lessons import UNEVEN
 )
 def test_lesson_holds_with_any_number_of_ranks(ddptrain: ForkServer, name: str, ranks: int) -> None:
     assert ddptrain.run("lesson", name, "--nproc-per-node", ranks).output().strip()
+
+
+@pytest.mark.parametrize(("worlds", "ways"), [((2,), ("ddp", "manual", "bucketed", "accum", "zero")), ((3,), ("ddp",))])
+def test_losses_of_108_steps_equal_one_process(
+    ddptrain: ForkServer, idx: Path, worlds: tuple[int, ...], ways: tuple[str, ...]
+) -> None:
+    check_losses(ddptrain, idx, 108, worlds, ways)
+
+
+def test_bitwise_gives_one_digest_after_108_steps(ddptrain: ForkServer, idx: Path) -> None:
+    found = compare(ddptrain, idx, "--worlds", "1,2,3,4", "--checks", "bits")
+    assert len({proof["measured"] for proof in found["weights' SHA-256, bitwise"]}) == 1
 
 
 @pytest.mark.parametrize("mutant", LESSONS)
