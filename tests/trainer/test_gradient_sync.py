@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ from ddptrain.inference import alone
 from ddptrain.signals import StopFlag
 from ddptrain.training import models
 from ddptrain.training.gradient_sync import Bucketed, Ddp, GradientSync, Manual
-from tests.trainer.runs import PATIENCE
+from tests.trainer.runs import ForkServer
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group
 
 
 def run_rank(rank: int, meeting: str) -> None:
-    """Check every way to synchronize on one of two ranks. Runs in a process of its own."""
+    """Check every way to synchronize on one of two ranks, which is this process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     group = Group(Ranks(rank=rank, world_size=WORLD), CPU, None, StopFlag(), Heartbeat())
@@ -99,14 +99,12 @@ def run_rank(rank: int, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def test_gradients_of_two_ranks_in_micro_batches_equal_those_of_one_process(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=run_rank, args=(rank, str(tmp_path / "meeting"))) for rank in range(WORLD)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(PATIENCE)
-        hung = process.is_alive()
-        process.kill()
-        assert not hung
-    assert [process.exitcode for process in ranks] == [0] * WORLD
+def test_gradients_of_two_ranks_in_micro_batches_equal_those_of_one_process(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    ranks = [ddptrain.start(rank, tmp_path / "meeting", module=__name__) for rank in range(WORLD)]
+    assert [rank.wait() for rank in ranks] == [0] * WORLD, ranks[0].output() + ranks[1].output()
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]), sys.argv[2])
