@@ -48,3 +48,10 @@ def test_tutorials_launcher_passes_an_argument_that_lessons_accept(ddptrain: For
     argv = ("--nproc-per-node", 2, "--master-port", free_port(), start.__file__)
     run = ddptrain.run(*argv, module="torch.distributed.launch")
     assert run.output().count(": all_reduce of the ranks") == 3
+
+
+def test_torchrun_starts_a_training(ddptrain: ForkServer, idx: Path) -> None:
+    train = ("-m", "ddptrain", "train", "--data", "idx", "--data-dir", idx, "--batch-size", 37)
+    run = ddptrain.run("--standalone", "--nproc-per-node", 2, *train, module="torch.distributed.run")
+    assert "2 rank(s)" in run.output()
+    assert run.message()["outcome"] == "succeeded"
