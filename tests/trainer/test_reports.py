@@ -8,12 +8,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
-from ddptrain.errors import DeviceError, Hang, PeerLost, Stopped, TrainerError, UsageError, classify
+from ddptrain.errors import DeviceError, GPUOutOfMemory, Hang, PeerLost, Stopped, TrainerError, UsageError, classify
 from ddptrain.heartbeat import Diagnostics
 from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
@@ -73,6 +74,7 @@ KINDS = {
     (errors.WeightsDiffer, "WeightsDiffer", 78),
     (errors.NotFinite, "NotFinite", 79),
     (errors.DeviceError, "DeviceFailed", 1),
+    (errors.GPUOutOfMemory, "GPUOutOfMemory", 1),
     (errors.Superseded, "Superseded", 80),
 }
 
@@ -190,10 +192,23 @@ def test_an_unwritable_termination_file_is_only_a_warning(tmp_path: Path, capsys
         ("CUDA error: an illegal memory access was encountered", DeviceError),
         ("CUDA error: the launch timed out and was terminated", DeviceError),
         ("CUDA error: uncorrectable ECC error encountered", DeviceError),
+        ("CUDA error: out of memory", GPUOutOfMemory),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", GPUOutOfMemory),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", RuntimeError),
     ],
 )
 def test_errors_of_gloo_are_classified(text: str, kind: type[BaseException]) -> None:
     assert type(classify(RuntimeError(text))) is kind
+
+
+def test_a_full_gpu_has_a_kind_and_advice() -> None:
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB."
+    report = termination.failure(raised(torch.OutOfMemoryError(text)), rank=1, progress={"step": 3, "phase": "step"})
+    assert (report["kind"], report["code"], report["cause"], report["step"]) == ("GPUOutOfMemory", 1, "own", 3)
+    assert report["message"] == text
+    assert "another process" in report["hint"]
+    for advice in ("--batch-size", "--accum", "--bf16 on", "PYTORCH_ALLOC_CONF=expandable_segments:True"):
+        assert advice in report["next"]
 
 
 def test_an_os_error_of_user_code_is_not_a_lost_peer() -> None:
@@ -259,6 +274,14 @@ def test_a_rank_aborted_by_its_own_gpu_is_the_cause(reason: str) -> None:
     assert (cause["rank"], cause["code"], cause["cause"]) == (0, 134, "own")
     assert reason in cause["message"]
     assert "Xid" in cause["next"]
+
+
+def test_a_rank_aborted_because_its_gpu_is_full_has_the_advice() -> None:
+    aborted = ended(0, 0, 2.0, signal_number=6, reported=False)
+    aborted.tail.append(b"what():  CUDA error: out of memory")
+    cause = root_cause([aborted])
+    assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "own")
+    assert "--batch-size" in cause["next"]
 
 
 def test_an_abort_without_the_nccl_watchdog_is_an_own_failure() -> None:

@@ -122,14 +122,9 @@ class DeviceError(TrainerError):
 
     kind = "DeviceFailed"
 
-    @classmethod
-    def of(cls, message: str) -> DeviceError:
-        """Return the error for what CUDA reported."""
-        return cls(
-            message[:300],
-            hint="the GPU or its driver failed, or a kernel used memory that is not its own",
-            next_step="look for Xid in this node's dmesg; CUDA_LAUNCH_BLOCKING=1 shows which operation fails",
-        )
+
+class GPUOutOfMemory(TrainerError):
+    """The memory of this rank's GPU is full."""
 
 
 class Mismatch(TrainerError):
@@ -168,7 +163,8 @@ _PEER_GONE = re.compile(
     r"|failed to recv, got 0 bytes|failed to send|remote error|peer .*(closed|exited|terminated)",
     re.IGNORECASE,
 )
-_CUDA = re.compile(r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC", re.IGNORECASE)
+_CUDA = re.compile(r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|CUDA out of memory", re.IGNORECASE)
+_GPU_FULL = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 _BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
@@ -184,7 +180,7 @@ def classify(error: BaseException) -> BaseException:
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
     first_line = str(error).strip().partition("\n")[0][:500]
     if distributed and _CUDA.search(first_line):  # first: CUDA too says that something timed out
-        return DeviceError.of(first_line)
+        return cuda_error(first_line)
     if distributed and _PEER_GONE.search(first_line):
         reason = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
         return PeerLost(
@@ -199,6 +195,22 @@ def classify(error: BaseException) -> BaseException:
             next_step="raise --collective-timeout if a step really takes that long",
         )
     return error
+
+
+def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
+    """Return the error for what CUDA or PyTorch reported of this rank's GPU."""
+    if _GPU_FULL.search(message):
+        return GPUOutOfMemory(
+            message[:300],
+            hint="a step needs more memory than the GPU has, or another process uses the GPU (see `nvidia-smi`)",
+            next_step="use a smaller --batch-size, a larger --accum or --bf16 on, each with a new --checkpoint-dir; "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True makes fragmented memory usable",
+        )
+    return DeviceError(
+        message[:300],
+        hint="the GPU or its driver failed, or a kernel used memory that is not its own",
+        next_step="look for Xid in this node's dmesg; CUDA_LAUNCH_BLOCKING=1 shows which operation fails",
+    )
 
 
 def volume_error(error: OSError, path: Path | str) -> VolumeError:

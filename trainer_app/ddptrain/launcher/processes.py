@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DeviceError, Stopped, UsageError
+from ddptrain.errors import Stopped, UsageError, cuda_error
 from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
@@ -262,7 +262,7 @@ def report_of(worker: WorkerProcess) -> Report:
         tail = b"\n".join(worker.tail).decode(errors="replace")
         if own := _OWN_CUDA.search(tail):
             line = tail[tail.rfind("\n", 0, own.start()) + 1 :].partition("\n")[0].strip()
-            error = DeviceError.of(line)
+            error = cuda_error(line)
             report |= {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
         elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
             report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
