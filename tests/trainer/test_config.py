@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,19 @@ from typing import Any
 import pytest
 
 from ddptrain.cli import main
-from ddptrain.config import Config, check_compatible, check_same_as_rank_zero, resolve
+from ddptrain.config import SETTINGS, Config, digest_of
+from ddptrain.config_sources import resolve
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.errors import ConfigMismatch, DataMismatch, Mismatch, UsageError
 from ddptrain.fault_injection import Fault
 from ddptrain.resources import threads_per_rank
+from ddptrain.training.compatibility import check_compatible, check_same_as_rank_zero
 
 
 def test_flags_override_the_environment_and_the_environment_overrides_defaults() -> None:
     env = {"DDPTRAIN_EPOCHS": "5", "DDPTRAIN_LR": "0.1"}
     config = resolve(env, {"epochs": "7", "seed": None})
-    assert (config.epochs, config.lr, config.seed) == (7, 0.1, 0)
+    assert (config.epochs, config.learning_rate, config.seed) == (7, 0.1, 0)
 
 
 def test_trainer_variables_override_job_variables() -> None:
@@ -67,7 +68,7 @@ def test_the_file_overrides_job_variables_and_trainer_variables_override_the_fil
     file.write_text("data_dir: /file\nepochs: 4\nlr: 2e-2\n")
     env = {"DDPJOB_DATA_DIR": "/job", "DDPTRAIN_EPOCHS": "5", "DDPTRAIN_CONFIG": "/absent"}
     config = resolve(env, {"config": str(file)})
-    assert (config.data_dir, config.epochs, config.lr) == ("/file", 5, 0.02)
+    assert (config.data_dir, config.epochs, config.learning_rate) == ("/file", 5, 0.02)
 
 
 def test_the_environment_of_a_config_resolves_to_the_same_config() -> None:
@@ -95,6 +96,13 @@ def test_an_invalid_value_is_refused_with_its_origin(name: str, value: str) -> N
         resolve({}, {name: value})
 
 
+@pytest.mark.parametrize(("value", "hint"), [("nope", ""), ("digit", "did you mean digits?")])
+def test_only_a_choice_that_is_like_the_value_is_suggested(value: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="is not one of mnist, digits, idx") as caught:
+        resolve({}, {"data": value})
+    assert caught.value.hint == hint
+
+
 def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None:
     other: dict[str, Any] = {
         "data": "idx", "model": "mlp", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "lr": 0.5, "weight_decay": 0.5,
@@ -107,15 +115,18 @@ def test_the_digest_changes_only_with_settings_that_affect_the_weights() -> None
         "sync": "manual", "init_from": "/x", "zero": True, "accum": 2, "stop_after": 1, "audit": "/x",
         "cuda_graph": True, "tf32": True, "deterministic": True,
     }  # fmt: skip
-    for field in dataclasses.fields(Config):
-        changed = dataclasses.replace(Config(), **{field.name: other[field.name]})
-        assert (changed.digest() != Config().digest()) == field.metadata["identity"], field.name
+    for name, field in SETTINGS.items():
+        changed = Config().replaced({name: other[name]})
+        assert (changed.identity() != Config().identity()) == field.metadata["identity"], name
 
 
 def test_a_setting_missing_in_a_manifest_gets_its_value_of_that_time() -> None:
-    theirs = Config(data="digits", lr=0.5).identity()
+    theirs = Config(data="digits", learning_rate=0.5).identity()
     del theirs["shift"], theirs["batch_size"], theirs["label_smoothing"]
-    assert Config.identity_of({"config": theirs}) == Config(data="digits", lr=0.5, label_smoothing=0.0).identity()
+    assert (
+        Config.identity_of({"config": theirs})
+        == Config(data="digits", learning_rate=0.5, label_smoothing=0.0).identity()
+    )
 
 
 def test_a_checkpoint_of_the_earlier_recipe_is_refused_and_resumes_with_its_settings(tmp_path: Path) -> None:
@@ -138,7 +149,7 @@ def test_a_manifest_with_an_unknown_setting_is_refused() -> None:
 
 
 def test_the_digest_uses_the_resolved_batch_size() -> None:
-    assert Config(batch_size=384).digest() == Config().digest()
+    assert digest_of(Config(batch_size=384).identity()) == digest_of(Config().identity())
     assert Config(data="digits").global_batch == 32
 
 
@@ -175,9 +186,9 @@ def facts(data: str = "a" * 64, **settings: Any) -> dict[str, Any]:
 
 
 def test_a_checkpoint_of_other_settings_or_other_data_is_refused(tmp_path: Path) -> None:
-    check_compatible(facts(lr=0.5), facts(lr=0.5), tmp_path)
+    check_compatible(facts(learning_rate=0.5), facts(learning_rate=0.5), tmp_path)
     with pytest.raises(ConfigMismatch, match=r"another configuration: lr 0\.006 → 0\.5$"):
-        check_compatible(facts(lr=0.006), facts(lr=0.5), tmp_path)
+        check_compatible(facts(learning_rate=0.006), facts(learning_rate=0.5), tmp_path)
     with pytest.raises(DataMismatch, match=f"trained on other data: {'a' * 16}…, now {'b' * 16}…"):
         check_compatible(facts(), facts("b" * 64), tmp_path)
 

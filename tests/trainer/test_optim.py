@@ -45,7 +45,7 @@ def test_updates_equal_those_of_torch_optim_and_the_state_is_interchangeable(nam
             saved = copy.deepcopy(optimizer.state_dict()["state"])
             wanted = reference(config, theirs)
             wanted.load_state_dict({**wanted.state_dict(), "state": saved})
-        rate = optim.learning_rate(0.01, step, STEPS)
+        rate = optim.one_cycle(0.01, step, STEPS)
         set_gradients(ours, step)
         set_gradients(theirs, step)
         optimizer.learning_rate = wanted.param_groups[0]["lr"] = rate
@@ -69,7 +69,7 @@ def test_muon_orthogonalizes_as_torch_optim_muon_does() -> None:
         ours.grad = theirs.grad = torch.randn(32, 216, dtype=torch.float64)
         states = [{"momentum_buffer": state["momentum_buffer"].clone()} if state else {}]
         with torch.no_grad():
-            muon.update([ours], states, 1.0, 0.0)
+            muon.update([ours], states, 1.0, weight_decay=0.0)
         wanted.step()
         expected = theirs.detach() - before
         # torch.optim.Muon computes in bfloat16, which has three decimal digits.

@@ -95,7 +95,7 @@ class Training:
         """Run steps and return their numbers."""
         found = []
         for step in steps:
-            rate = optim.learning_rate(0.01, step, self.schedule.total_steps)
+            rate = optim.one_cycle(0.01, step, self.schedule.total_steps)
             found.append(self.step.run(step, rate, stop=step == 7, seconds=0.5).tolist())
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -16,7 +15,7 @@ from typing import Any
 
 from ddptrain import exit_codes
 from ddptrain.checkpoint import all_manifests, read_newest, reading, set_aside, verify
-from ddptrain.config import given_settings
+from ddptrain.config_sources import given_settings
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_errors
 from ddptrain.files import Json, dumps_json
 from ddptrain.flags import add_checkpoint_choice, add_settings, add_verb, resolve_flags, setting_flags, whole_number
@@ -85,7 +84,7 @@ def _add_data(verbs: argparse._SubParsersAction[Any]) -> None:
 def _print_config(arguments: argparse.Namespace) -> int:
     config = resolve_flags(arguments)
     origins = {name: origin for name, _, origin in given_settings(os.environ, setting_flags(arguments))}
-    for name, value in dataclasses.asdict(config).items():
+    for name, value in config.settings().items():
         line = f"{name}: {dumps_json(value)}"
         print(f"{line:<40} # {origins.get(name, 'default')}" if arguments.origin else line)
     return 0

@@ -1,30 +1,27 @@
-"""The settings of a run: their schema, their sources, and the checks that a run matches a checkpoint or rank 0.
-
-Sources, the later the stronger: defaults, DDPJOB_* variables, YAML file, DDPTRAIN_* variables, flags. ``flags`` makes a
-flag of each field. PyYAML is imported only if there is a file.
-"""
+"""The settings of a run: ``config_sources`` reads their values, and ``flags`` declares a flag for each."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import ConfigMismatch, DataMismatch, UsageError
+from ddptrain.errors import ConfigMismatch, UsageError
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+PREFIX = "DDPTRAIN_"  # of the variable of each setting
+_ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
 
 
 def setting(
     default: Any,
     text: str,
     *,
+    name: str = "",
     identity: bool = False,
     before: Any = None,
     choices: tuple[str, ...] = (),
@@ -36,6 +33,7 @@ def setting(
 
     Args:
         text: the help of its flag.
+        name: name in flags, variables, files and manifests, if it is not the field's.
         identity: it affects the weights, so a training resumes only if it is unchanged.
         before: its value in trainings that are older than the setting; None means the default.
         choices: the valid values; any value is valid if empty.
@@ -43,103 +41,23 @@ def setting(
         env: another variable that sets it, stronger only than the default.
     """
     metadata = {
-        "help": text, "identity": identity, "before": before, "choices": choices, "low": low, "high": high, "env": env,
+        "help": text, "name": name, "identity": identity, "before": before, "choices": choices, "low": low,
+        "high": high, "env": env,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
-    """Return the value, which may be text, in the type of the field's default.
-
-    Args:
-        origin: variable, flag or file that gave the value.
-    Raises:
-        UsageError: wrong type, not one of the choices, or out of bounds; it names ``origin``.
-    """
-    kind: type[Any] = type(field.default)
-    try:
-        if isinstance(value, bool) and kind is not bool:
-            raise ValueError(value)  # `epochs: yes` in a file: int() would return 1
-        parsed = _BOOLEANS[str(value).lower()] if kind is bool else kind(value)
-    except (KeyError, ValueError, OverflowError):
-        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
-    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
-    if choices and parsed not in choices:
-        raise UsageError(
-            f"{origin}={value!r} is not one of {', '.join(choices)}",
-            hint=nearest(str(value), list(choices)),
-            next_step=f"correct {origin}",
-        )
-    if kind in (int, float) and not low <= parsed <= high:
-        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
-    return parsed
-
-
-def settings_of(path: str, names: Sequence[str]) -> list[tuple[str, Any, str]]:
-    """Return (name, value, origin) of each setting in a YAML file; values other than booleans as text.
-
-    The file maps field names, with dashes or underscores, to scalars.
-
-    Raises:
-        UsageError: the file cannot be read, is not a mapping, or has an unknown setting.
-    """
-    try:
-        import yaml
-
-        content = yaml.safe_load(Path(path).read_bytes())
-    except ImportError:
-        raise UsageError(
-            f"cannot read {path}: PyYAML is not installed",
-            next_step="pip install PyYAML, or use flags instead of the file",
-        ) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-        raise UsageError(f"cannot read {path}: {reason}", next_step=f"correct {path}, or give another file") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a mapping of settings to values", next_step="write lines such as `epochs: 3`")
-    given = []
-    for key, value in content.items():
-        name, origin = str(key).replace("-", "_"), f"{path}: {key}"
-        if name not in names:
-            raise UsageError(
-                f"unknown setting {key} in {path}",
-                hint=nearest(name, names),
-                next_step=f"correct {path}; `ddptrain config print` lists the settings",
-            )
-        if isinstance(value, (dict, list)) or value is None:
-            raise UsageError(
-                f"{origin} is not one value", next_step=f"give it one number, word or true/false in {path}"
-            )
-        given.append((name, value if isinstance(value, bool) else str(value), origin))
-    return given
-
-
-def nearest(key: str, known: Sequence[str]) -> str:
-    """Return a hint with the known name that is most like ``key``."""
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return f"did you mean {close[0]}?" if close else ""
-
-
-# With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
-_DEBUG_DEFAULTS = {"hang_timeout": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0}
-PREFIX = "DDPTRAIN_"
-FILE_VARIABLE = "DDPTRAIN_CONFIG"
-DATASETS = ("mnist", "digits", "idx")
-MODELS = ("strided", "cnn", "mlp")
-_ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
-
-
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. Fields with ``identity`` affect the weights, the others only how they are computed."""
+    """All settings of a run. Those with ``identity`` affect the weights, the others only how they are computed."""
 
     data: str = setting(
         "mnist",
         "dataset: mnist, digits (bundled with scikit-learn), idx (any IDX files)",
         identity=True,
-        choices=DATASETS,
+        choices=("mnist", "digits", "idx"),
     )
-    model: str = setting("strided", "network", identity=True, choices=MODELS)
+    model: str = setting("strided", "network", identity=True, choices=("strided", "cnn", "mlp"))
     epochs: int = setting(1, "passes over the training set", identity=True, low=1, high=100_000)
     batch_size: int = setting(
         0, "GLOBAL batch, shared by all ranks; 0 means 384, for digits 32", identity=True, low=0, high=1_000_000
@@ -150,9 +68,9 @@ class Config:
         identity=True,
         choices=("muon", "adamw", "sgd"),
     )
-    lr: float = setting(
-        0.006, "peak learning rate of the one-cycle schedule; muon's is ten times this", identity=True, low=0,
-        high=1_000,
+    learning_rate: float = setting(
+        0.006, "peak learning rate of the one-cycle schedule; for Muon's weights ten times this", name="lr",
+        identity=True, low=0, high=1_000,
     )  # fmt: skip
     weight_decay: float = setting(0.01, "decoupled weight decay (muon, adamw), L2 (sgd)", identity=True, low=0, high=10)
     shift: int = setting(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
@@ -216,7 +134,7 @@ class Config:
         high=86_400,
     )  # fmt: skip
     volume_timeout: float = setting(
-        290.0, "the same while a checkpoint is read or written, if it is larger", low=0, high=86_400
+        290.0, "hang timeout while a checkpoint is read or written, if larger than --hang-timeout", low=0, high=86_400
     )
     stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, high=86_400)
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
@@ -250,8 +168,8 @@ class Config:
         return Path(self.checkpoint_dir)
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that affect the weights, with the batch resolved."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["identity"]}
+        """Return the settings that affect the weights, by name, with the batch resolved."""
+        values = {name: getattr(self, field.name) for name, field in SETTINGS.items() if field.metadata["identity"]}
         return values | {"batch_size": self.global_batch}
 
     def shared(self, device: str) -> dict[str, Any]:
@@ -277,7 +195,7 @@ class Config:
         theirs: dict[str, Any] = {key: value for key, value in manifest.get("config", {}).items() if key != "init_from"}
         if isinstance(theirs.get("bf16"), bool):
             theirs["bf16"] = _ON_OFF[theirs["bf16"]]
-        before = {f.name: f.metadata["before"] for f in dataclasses.fields(cls) if f.metadata["before"] is not None}
+        before = {f.name: f.metadata["before"] for f in SETTINGS.values() if f.metadata["before"] is not None}
         defaults = cls(data=theirs.get("data", cls.data), **before).identity()
         if unknown := sorted(set(theirs) - set(defaults)):
             raise ConfigMismatch(
@@ -287,102 +205,22 @@ class Config:
             )
         return defaults | theirs
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the identity; it changes with every setting that a version adds."""
-        return digest_of(self.identity())
+    def replaced(self, settings: Mapping[str, Any]) -> Config:
+        """Return the config with other values of the named settings."""
+        return dataclasses.replace(self, **{SETTINGS[name].name: value for name, value in settings.items()})
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting by name."""
+        return {name: getattr(self, field.name) for name, field in SETTINGS.items()}
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables from which ``resolve`` returns this config in another process."""
-        return {PREFIX + name.upper(): str(value) for name, value in dataclasses.asdict(self).items()}
+        """Return the environment variables that give this config to another process."""
+        return {PREFIX + name.upper(): str(value) for name, value in self.settings().items()}
+
+
+SETTINGS = {field.metadata["name"] or field.name: field for field in dataclasses.fields(Config)}
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:
     """Return the SHA-256 of settings and their values."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def given_settings(env: Mapping[str, str], flags: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Return (name, value, origin) of each setting that is given, the stronger the later; raises as ``resolve``."""
-    names = [field.name for field in dataclasses.fields(Config)]
-    shared = [(field.name, field.metadata["env"]) for field in dataclasses.fields(Config)]
-    given: list[tuple[str, Any, str]] = [(name, env[key], key) for name, key in shared if env.get(key)]
-    if path := flags.get("config") or env.get(FILE_VARIABLE):
-        given += settings_of(str(path), names)
-    known = {PREFIX + name.upper(): name for name in names}
-    for key in sorted(k for k in env if k.startswith(PREFIX) and k != FILE_VARIABLE):
-        if key not in known:
-            raise UsageError(
-                f"unknown environment variable {key}",
-                hint=nearest(key, list(known)),
-                next_step=f"correct or unset {key}; `ddptrain train --help` lists the settings",
-            )
-        given.append((known[key], env[key], key))
-    return given + [(n, v, "--" + n.replace("_", "-")) for n, v in flags.items() if v is not None and n != "config"]
-
-
-def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:
-    """Return the config from defaults, configuration file, environment and flags.
-
-    Args:
-        env: the process environment; unknown DDPTRAIN_* variables are refused, others ignored.
-        flags: field name to value, and ``config`` to the path of a YAML file; None means not given.
-        defaults: field name to the verb's own default.
-    Raises:
-        UsageError: unknown name or invalid value; it names the origin.
-    """
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    given = {name: checked(fields[name], value, origin) for name, value, origin in given_settings(env, flags)}
-    debugging = _DEBUG_DEFAULTS if given.get("debug") else {}
-    config = Config(**{**(defaults or {}), **debugging, **given})
-    if config.sync == "bitwise" and config.accum > 1:
-        raise UsageError(
-            "--accum cannot be combined with --sync bitwise",
-            hint="bitwise already computes every global batch in twelve small parts",
-            next_step="remove --accum",
-        )
-    return config
-
-
-def check_compatible(manifest: Mapping[str, Any], facts: Mapping[str, Any], root: Path) -> None:
-    """Refuse to resume from the checkpoint of another training.
-
-    Raises:
-        ConfigMismatch: with the settings that differ. DataMismatch: the data differ.
-    """
-    if differ := _differences(Config.identity_of(manifest), facts["config"]):
-        raise ConfigMismatch(
-            f"the checkpoints in {root} belong to another configuration: {differ}",
-            hint="resuming would mix two trainings",
-            next_step="use the old settings, or a new --checkpoint-dir",
-        )
-    if manifest["dataDigest"] != facts["dataDigest"]:
-        raise DataMismatch(
-            f"the checkpoints in {root} were trained on other data: {manifest['dataDigest'][:16]}…, "
-            f"now {facts['dataDigest'][:16]}…",
-            hint="another volume is mounted as data directory",
-            next_step="mount the old data, or use a new --checkpoint-dir",
-        )
-
-
-def check_same_as_rank_zero(theirs: Mapping[str, Any], facts: Mapping[str, Any], rank: int) -> None:
-    """Refuse to train with settings or data that differ from rank 0's; the weights would drift apart without an error.
-
-    Raises:
-        ConfigMismatch: with everything that differs. DataMismatch: only the data differ.
-    """
-    differ = _differences(theirs["config"], facts["config"])
-    error = ConfigMismatch if differ else DataMismatch
-    if theirs["dataDigest"] != facts["dataDigest"]:
-        data = f"data {theirs['dataDigest'][:16]}… → {facts['dataDigest'][:16]}…"
-        differ = f"{differ}, {data}" if differ else data
-    if differ:
-        raise error(
-            f"rank {rank} has different settings from rank 0: {differ}",
-            hint="a flag, a variable or the data volume of its node differs",
-            next_step="start every node with the same settings; `ddptrain preflight` compares them all",
-        )
-
-
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return what differs, as in ``lr 0.006 → 0.5``; empty if nothing does."""
-    return ", ".join(f"{k} {theirs.get(k)!r} → {v!r}" for k, v in ours.items() if theirs.get(k) != v)

@@ -9,10 +9,11 @@ starts. ``classify`` maps exceptions of PyTorch and of the operating system to t
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddptrain import exit_codes
@@ -231,6 +232,12 @@ def volume_errors(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise volume_error(error, path) from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the known name that is most like ``name``; empty if no name is like it."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def where(error: BaseException) -> str | None:

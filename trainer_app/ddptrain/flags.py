@@ -1,22 +1,21 @@
 """How verbs and flags are declared and parsed. Used by ``cli`` and ``commands``; imports no torch.
 
-A flag of a setting is declared once, by its field in ``Config``; ``config.resolve`` checks its value.
+A flag of a setting is declared once, by its field in ``Config``; ``config_sources.resolve`` checks its value.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ddptrain.config import Config, nearest, resolve
-from ddptrain.errors import UsageError
+from ddptrain.config import SETTINGS, Config
+from ddptrain.config_sources import resolve
+from ddptrain.errors import UsageError, nearest
 
 _MAX_COUNT = 10**12  # of steps, runs and the like
 _MAX_WORLD = 64  # ranks of a trial on one machine
-SETTINGS = tuple(field.name for field in dataclasses.fields(Config))
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -36,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         for flag in (text.partition("=")[0] for text in unknown if text.startswith("-")):
             raise UsageError(
                 f"{self.prog} has no flag {flag}",
-                hint=nearest(flag, list(self._option_string_actions)),
+                hint=nearest(flag, self._option_string_actions),
                 next_step=f"`{self.prog} --help` lists its flags",
             )
         return known, unknown
@@ -62,7 +61,7 @@ def add_verb(verbs: Any, name: str, text: str, handler: Handler | None, *, examp
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, names: Sequence[str] = SETTINGS, *, defaults: Mapping[str, Any] | None = None
+    parser: argparse.ArgumentParser, names: Collection[str] = SETTINGS, *, defaults: Mapping[str, Any] | None = None
 ) -> None:
     """Add a flag for each named setting.
 
@@ -73,18 +72,18 @@ def add_settings(
         "settings", "also environment variables DDPTRAIN_<NAME> and keys of a YAML file; flags win"
     )
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
-    for field in dataclasses.fields(Config):
-        if field.name not in names:
+    for name, field in SETTINGS.items():
+        if name not in names:
             continue
-        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
+        flag, text = "--" + name.replace("_", "-"), field.metadata["help"]
         if isinstance(field.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
             continue
         choices = "|".join(field.metadata["choices"])
         variable = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
-        default = (defaults or {}).get(field.name, field.default)
+        default = (defaults or {}).get(name, field.default)
         shown = f" (default: {default})" if default != "" else ""
-        group.add_argument(flag, metavar=choices or field.name.upper(), help=text + variable + shown)
+        group.add_argument(flag, metavar=choices or name.upper(), help=text + variable + shown)
 
 
 def resolve_flags(arguments: argparse.Namespace, *, defaults: Mapping[str, Any] | None = None) -> Config:

@@ -48,7 +48,7 @@ def open_checkpoint(config: Config, *, run: int | None = None, step: int | None 
 
 def as_trained(config: Config, manifest: Mapping[str, Any]) -> Config:
     """Return the config with the settings that the manifest records."""
-    return dataclasses.replace(config, **Config.identity_of(manifest))
+    return config.replaced(Config.identity_of(manifest))
 
 
 def data_of(config: Config, digest: str) -> mnist.Dataset:

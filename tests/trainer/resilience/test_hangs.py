@@ -19,7 +19,7 @@ from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
-from ddptrain.config import resolve
+from ddptrain.config_sources import resolve
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
 from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord, dump_flight_recorder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch.distributed as dist
 
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import ConfigMismatch, RanksError
+from ddptrain.errors import RanksError
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:
@@ -162,21 +161,3 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         pass
     known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
     return " ".join(known) or platform.machine()
-
-
-def numerics_changes(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that differ from the manifest's; an older manifest may lack some of them."""
-    return [
-        f"{key} was {manifest[key]}, is {facts[key]}"
-        for key in (*numerics(), "bf16")
-        if key in manifest and key in facts and manifest[key] != facts[key]
-    ]
-
-
-def bitwise_mismatch(changed: list[str]) -> ConfigMismatch:
-    """Return the error for a ``--sync bitwise`` run that would continue with other last bits."""
-    return ConfigMismatch(
-        f"--sync bitwise cannot continue here with the same bits: {', '.join(changed)}",
-        hint="the last bits of a sum depend on the number of threads, the kind of processor and the version of torch",
-        next_step="continue where the run began, use its --threads, or start in another --checkpoint-dir",
-    )

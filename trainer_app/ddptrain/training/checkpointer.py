@@ -21,13 +21,18 @@ from torch import nn
 
 from ddptrain import weights
 from ddptrain.checkpoint import Checkpoints, Saved, newest_place, run_folder, set_aside
-from ddptrain.config import Config, check_compatible, check_same_as_rank_zero
+from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
-from ddptrain.distributed.device import bitwise_mismatch, numerics, numerics_changes
+from ddptrain.distributed.device import numerics
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain.reporting.metrics import MetricsLogger
+from ddptrain.training.compatibility import (
+    check_compatible,
+    check_same_as_rank_zero,
+    numerics_changes,
+)
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
@@ -78,7 +83,7 @@ class Checkpointer:
             "data": dataset.name,
             "dataDigest": dataset.digest,
             "config": config.identity(),
-            "configHash": config.digest(),
+            "configHash": digest_of(config.identity()),
             "initFrom": None,
             "totalSteps": schedule.total_steps,
             **numerics(),
@@ -110,7 +115,11 @@ class Checkpointer:
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
             if changed and self._bitwise:
-                raise bitwise_mismatch(changed)
+                raise ConfigMismatch(
+                    f"--sync bitwise cannot continue here with the same bits: {', '.join(changed)}",
+                    hint="the last bits of a sum depend on the threads, the kind of processor and the version of torch",
+                    next_step="continue where the run began, use its --threads, or start in another --checkpoint-dir",
+                )
             if changed or (not self._bitwise and manifest.get("worldSize") != self.facts["worldSize"]):
                 self._log(
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"

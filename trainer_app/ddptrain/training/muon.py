@@ -24,8 +24,8 @@ def matrices(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def update(
-    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], lr: float | torch.Tensor,
-    weight_decay: float, found_inf: torch.Tensor | None = None,
+    parameters: list[nn.Parameter], states: list[dict[str, torch.Tensor]], learning_rate: float | torch.Tensor,
+    found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step with Nesterov momentum .9 and decoupled weight decay; a filter is a row of its matrix.
 
@@ -35,7 +35,7 @@ def update(
     weight: float | torch.Tensor = 1 - _MOMENTUM
     if found_inf is not None:
         acts = 1 - found_inf.double()
-        lr, weight = lr * acts, (weight * acts).to(parameters[0].dtype)
+        learning_rate, weight = learning_rate * acts, (weight * acts).to(parameters[0].dtype)
     for parameter, state in zip(parameters, states, strict=True):
         gradient = parameter.grad
         assert gradient is not None
@@ -47,8 +47,8 @@ def update(
         matrix = gradient.lerp(momentum, _MOMENTUM).flatten(1)
         scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
         # Not add_ with alpha: it rounds once, which a learning rate on the device cannot.
-        change = orthogonalized(matrix) * (lr * scale)
-        parameter.mul_(1 - lr * weight_decay).sub_(change.view(parameter.shape))
+        change = orthogonalized(matrix) * (learning_rate * scale)
+        parameter.mul_(1 - learning_rate * weight_decay).sub_(change.view(parameter.shape))
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,26 +19,26 @@ from torch import nn
 from ddptrain.config import Config
 from ddptrain.training import muon
 
-State = dict[str, torch.Tensor]
-Rate = float | torch.Tensor  # a tensor in a recorded step: float64, of no dimension, on the device
+ParameterState = dict[str, torch.Tensor]  # what the rule of a parameter remembers, by the names of torch.optim
+LearningRate = float | torch.Tensor  # a tensor in a recorded step: float64, of no dimension, on the device
 _WARM_UP = 0.2  # share of all steps with a rising learning rate
 _START, _END = 1 / 25, 1 / 10_000  # of the peak
 _BETAS, _EPSILON = (0.7, 0.9), 1e-8
 _MOMENTUM = 0.9
-_MUON_RATE = 10.0  # times --lr, because an orthogonal update is small in every entry
+_MUON_SCALE = 10.0  # times --lr, because an orthogonal update is small in every entry
 
 
 @dataclass
-class Group:
+class ParameterGroup:
     """Parameters with the same rule and the same hyperparameters.
 
     Attributes:
         update: applies one step to those parameters of the group that have a gradient.
-        scale: the group's learning rate is this times the one of the step.
+        scale: factor of the step's learning rate for this group.
     """
 
     parameters: list[nn.Parameter]
-    update: Callable[[list[nn.Parameter], list[State], Rate, torch.Tensor | None], None]
+    update: Callable[[list[nn.Parameter], list[ParameterState], LearningRate, torch.Tensor | None], None]
     scale: float = 1.0
 
 
@@ -48,13 +49,13 @@ class Optimizer:
     Attributes:
         parameters: those of the model; their positions are the keys of the state, as in ``torch.optim``.
         learning_rate: of the next step.
-        state: what each parameter's rule remembers; empty before its first step.
+        state: of each parameter; empty before its first step.
     """
 
     parameters: list[nn.Parameter]
-    groups: list[Group]
-    learning_rate: Rate = 0.0
-    state: dict[nn.Parameter, State] = field(default_factory=dict)
+    groups: list[ParameterGroup]
+    learning_rate: LearningRate = 0.0
+    state: dict[nn.Parameter, ParameterState] = field(default_factory=dict)
 
     def step(self, found_inf: torch.Tensor | None = None) -> None:
         """Update every parameter that has a gradient.
@@ -90,17 +91,19 @@ def build(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured optimizer; the trainer sets the learning rate of each step."""
     parameters, decay = list(model.parameters()), config.weight_decay
     if config.optimizer == "sgd":
-        return Optimizer(parameters, [Group(parameters, lambda p, s, lr, bad: sgd(p, s, lr, decay, bad))])
-    matrices = muon.matrices(parameters) if config.optimizer == "muon" else []
+        return Optimizer(parameters, [ParameterGroup(parameters, partial(sgd, weight_decay=decay))])
+    if config.optimizer == "adamw":
+        return Optimizer(parameters, [ParameterGroup(parameters, partial(adamw, weight_decay=decay))])
+    matrices = muon.matrices(parameters)
     chosen = {id(parameter) for parameter in matrices}
     others = [p for p in parameters if id(p) not in chosen]
-    groups = [Group(matrices, lambda p, s, lr, bad: muon.update(p, s, lr, decay, bad), _MUON_RATE)] if matrices else []
-    return Optimizer(parameters, [*groups, Group(others, lambda p, s, lr, bad: adamw(p, s, lr, decay, bad))])
+    by_muon = ParameterGroup(matrices, partial(muon.update, weight_decay=decay), _MUON_SCALE)
+    return Optimizer(parameters, [by_muon, ParameterGroup(others, partial(adamw, weight_decay=decay))])
 
 
 def adamw(
-    parameters: list[nn.Parameter], states: list[State], lr: Rate, weight_decay: float,
-    found_inf: torch.Tensor | None = None,
+    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: LearningRate,
+    found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step of AdamW (Loshchilov and Hutter, arXiv:1711.05101) with betas .7/.9 in one fused kernel."""
     for parameter, state in zip(parameters, states, strict=True):
@@ -113,7 +116,7 @@ def adamw(
     torch._fused_adamw_(
         [*parameters], gradients(parameters),
         [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], steps,
-        lr=_for_kernel(lr), beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
+        lr=_for_kernel(learning_rate), beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=weight_decay, eps=_EPSILON,
         amsgrad=False, maximize=False, found_inf=found_inf,
     )  # fmt: skip
     if found_inf is not None:
@@ -121,8 +124,8 @@ def adamw(
 
 
 def sgd(
-    parameters: list[nn.Parameter], states: list[State], lr: Rate, weight_decay: float,
-    found_inf: torch.Tensor | None = None,
+    parameters: list[nn.Parameter], states: list[ParameterState], learning_rate: LearningRate,
+    found_inf: torch.Tensor | None = None, *, weight_decay: float,
 ) -> None:  # fmt: skip
     """Apply one step of SGD with momentum .9 in one fused kernel; the momentum becomes the first gradient."""
     for parameter, state in zip(parameters, states, strict=True):
@@ -130,30 +133,31 @@ def sgd(
             state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     torch._fused_sgd_(
         [*parameters], gradients(parameters), [state["momentum_buffer"] for state in states],
-        lr=_for_kernel(lr), weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
+        lr=_for_kernel(learning_rate), weight_decay=weight_decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
         maximize=False, is_first_step=False, found_inf=found_inf,
     )  # fmt: skip
 
 
-def _for_kernel(lr: Rate) -> Any:
-    """Return a learning rate as fused kernels read it: those of CUDA read a tensor as float32."""
-    return lr.float() if isinstance(lr, torch.Tensor) and lr.is_cuda else lr
+def _for_kernel(learning_rate: LearningRate) -> Any:
+    """Return a learning rate as fused kernels read it: kernels of CUDA read a tensor as float32."""
+    is_on_gpu = isinstance(learning_rate, torch.Tensor) and learning_rate.is_cuda
+    return learning_rate.float() if is_on_gpu else learning_rate  # type: ignore[union-attr]
 
 
 def gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradients of the parameters that have one."""
+    """Return the gradients of the parameters that have a gradient."""
     return [p.grad for p in parameters if p.grad is not None]
 
 
-def learning_rate(lr: float, step: int, total_steps: int) -> float:
-    """Return the learning rate of the step after ``step`` completed ones: cosine up to ``lr``, cosine down to near 0.
+def one_cycle(peak: float, step: int, total_steps: int) -> float:
+    """Return the learning rate after ``step`` completed steps: along a cosine up to ``peak``, then down to near 0.
 
     The one-cycle policy of Smith and Topin, arXiv:1708.07120.
     """
     top = _WARM_UP * total_steps
     if step < top:
-        return lr * _cosine(_START, 1.0, step / top)
-    return lr * _cosine(1.0, _END, (step - top) / max(1.0, total_steps - 1 - top))
+        return peak * _cosine(_START, 1.0, step / top)
+    return peak * _cosine(1.0, _END, (step - top) / max(1.0, total_steps - 1 - top))
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -60,7 +60,7 @@ class GraphedStep(Step):
         self._part, device = shard(full, group.rank, group.world_size), group.device
         self._indices = torch.zeros(self._part.stop - self._part.start, dtype=torch.int64, device=device)
         self._corner = torch.zeros(2, dtype=torch.int64, device=device)
-        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
         self._flags = torch.zeros(NUMBERS - STOP, dtype=torch.float64, device=device)  # stop, seconds
         self._numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
         self._parameters = optimizer.parameters
@@ -76,8 +76,8 @@ class GraphedStep(Step):
             target.fill_(value)
         for target, number in zip(self._flags, (float(stop), seconds), strict=True):
             target.fill_(number)
-        self._rate.fill_(learning_rate)
-        self._optimizer.learning_rate = self._rate
+        self._learning_rate.fill_(learning_rate)
+        self._optimizer.learning_rate = self._learning_rate
         if not self._replays:
             self._record_all()
         first, *rest = self._replays

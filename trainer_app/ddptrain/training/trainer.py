@@ -140,11 +140,14 @@ class Trainer:
         """
         results, stopping = self._results.read()
         for done, loss_sum in results:
-            rate, samples = self._learning_rate(done - 1), self._batches.at(done - 1).count
+            samples = self._batches.at(done - 1).count
             loss = loss_sum / samples
             if not math.isfinite(loss):
                 raise self._not_finite(f"loss is {loss} at step {done}", loss, done - 1)
-            self._metrics.step(done, loss=loss, learning_rate=rate, samples=samples, seconds=self._results.seconds)
+            self._metrics.step(
+                done, loss=loss, learning_rate=self._learning_rate(done - 1), samples=samples,
+                seconds=self._results.seconds,
+            )  # fmt: skip
         return stopping
 
     def _pace(self) -> float:
@@ -153,7 +156,7 @@ class Trainer:
         return seconds + self._config.step_delay if seconds else 0.0
 
     def _learning_rate(self, step: int) -> float:
-        return optim.learning_rate(self._config.lr, step, self._schedule.total_steps)
+        return optim.one_cycle(self._config.learning_rate, step, self._schedule.total_steps)
 
     def _evaluate(self, done: int) -> Evaluation:
         self._group.heartbeat.mark("evaluate")
@@ -214,7 +217,7 @@ class Trainer:
         return NotFinite(
             what,
             hint="the learning rate is too high, or a sample is bad",
-            next_step=f"lower --lr (now {self._config.lr:g}), and start in a new --checkpoint-dir",
+            next_step=f"lower --lr (now {self._config.learning_rate:g}), and start in a new --checkpoint-dir",
         )
 
     def _profile(self, done: int) -> StepProfiler | None:

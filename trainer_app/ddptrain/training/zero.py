@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddptrain.distributed.process_group import Group
-from ddptrain.training.optim import Optimizer, State
+from ddptrain.training.optim import Optimizer, ParameterState
 
 
 class ShardedOptimizer(Optimizer):
@@ -24,7 +24,7 @@ class ShardedOptimizer(Optimizer):
     def __init__(self, inner: Optimizer, group: Group) -> None:
         super().__init__(inner.parameters, inner.groups)
         self._group = group
-        self._gathered: dict[int, State] = {}
+        self._gathered: dict[int, ParameterState] = {}
         self._owned = owned_by([p.numel() for p in self.parameters], group.world_size)
 
     def step(self, found_inf: torch.Tensor | None = None) -> None:
