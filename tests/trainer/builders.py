@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.launcher.hang_detector import RankState
+from ddptrain.launcher.hang_detector import RankSnapshot
 
 REAL = Path(__file__).parents[3] / "shared" / "mnist"
 needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not in ../shared/mnist")
@@ -39,10 +39,10 @@ def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: objec
     }  # fmt: skip
 
 
-def rank_state(rank: int, **more: Any) -> RankState:
+def rank_state(rank: int, **more: Any) -> RankSnapshot:
     """Return the state of a rank that waits in a collective, two ranks per node; ``more`` overrides fields."""
     facts: dict[str, Any] = {
         "rank": rank, "node": rank // 2, "step": 5, "phase": "step", "collective": "all_reduce", "collectives": 9,
         "quiet": 60.0, "stopped": False, "answered": True, "where": None,
     }  # fmt: skip
-    return RankState(**facts | more)
+    return RankSnapshot(**facts | more)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint_files import newest_valid
 from ddptrain.reporting.metrics import effective_rows
 from tests.processes import free_port
 

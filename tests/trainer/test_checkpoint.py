@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddptrain import checkpoint
-from ddptrain.checkpoint import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
+from ddptrain import checkpoint_files
+from ddptrain.checkpoint_files import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
 from ddptrain.errors import Mismatch, Superseded, VolumeError
 from ddptrain.files import write_atomically
 
@@ -276,7 +276,7 @@ def test_a_failed_last_save_on_a_full_volume_leaves_no_partial_files(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write_atomically(path, content, **options)
 
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    monkeypatch.setattr(checkpoint_files, "write_atomically", full)
     with pytest.raises(VolumeError, match="No space left"):
         writer.save(2, b"y", {}, last=True)
     names = {path.name for path in (tmp_path / "run-000001").iterdir()}

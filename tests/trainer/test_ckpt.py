@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddptrain import commands as ckpt
-from ddptrain.checkpoint import Checkpoints, newest_valid
+from ddptrain.checkpoint_files import Checkpoints, newest_valid
 from ddptrain.cli import main
-from ddptrain.launcher import failure_report as why
+from ddptrain.launcher import node_reports as why
 from tests.trainer.builders import command, rank_state
 from tests.trainer.runs import ForkServer, assert_same_end
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint_files import newest_valid
 from ddptrain.cli import main
 from ddptrain.errors import Stopped, UsageError
 from ddptrain.experiments import trials

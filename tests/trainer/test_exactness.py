@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain.checkpoint import manifests, newest_valid
+from ddptrain.checkpoint_files import manifests, newest_valid
 from ddptrain.config import Config
 from ddptrain.data.sampling import read_audit
 from ddptrain.distributed.device import has_bf16, uses_bf16

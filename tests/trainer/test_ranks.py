@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ddptrain.config import Config
+from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.device import (
     driver_version,
     resolve_backend,
@@ -31,7 +32,6 @@ from ddptrain.distributed.topology import (
 )
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.experiments import trials
-from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting.console import Console
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddptrain.worker import run_forked

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing
 from ddptrain.inference import read_png
-from ddptrain.launcher.failure_report import FailureReports
+from ddptrain.launcher.node_reports import NodeReports
 from ddptrain.report_page import figure, page
 from ddptrain.report_page.history import History, read_history
 from ddptrain.report_page.mistakes import Mistakes, grey_png, mistakes_of
@@ -166,7 +166,7 @@ def test_a_stopped_run_says_what_stopped_it(ddptrain: ForkServer, idx: Path, tmp
 )  # fmt: skip
 def test_a_cause_names_rank_exception_or_signal_and_step(tmp_path: Path, report: dict[str, Any], cause: str) -> None:
     write(tmp_path, 1, range(1, 4))
-    FailureReports(tmp_path / "reports" / "u-1", Ranks()).write({"rank": 3, **report}, [], [])
+    NodeReports(tmp_path / "reports" / "u-1", Ranks()).write({"rank": 3, **report}, [], [])
     assert [run.cause for run in read_history(tmp_path).runs] == [cause]
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
+from ddptrain.diagnostics import Diagnostics
 from ddptrain.errors import DeviceError, GPUOutOfMemory, Hang, PeerLost, Stopped, TrainerError, UsageError, classify
-from ddptrain.heartbeat import Diagnostics
 from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress

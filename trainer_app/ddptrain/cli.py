@@ -331,7 +331,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments.trials import on_one_device
 
     worlds = parse_worlds(arguments.worlds)
-    plan = compare.Plan(
+    options = compare.CompareOptions(
         config=on_one_device(resolve_flags(arguments, defaults=_COMPARE_DEFAULTS), worlds),
         worlds=worlds,
         checks=parse_choices("--checks", arguments.checks, compare.CHECKS),
@@ -339,7 +339,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
     )
     with StopFlag.installed().interruptible("compare"):
-        return compare.compare(plan, main, as_json=arguments.json, keep=arguments.keep_in)
+        return compare.compare(options, main, as_json=arguments.json, keep=arguments.keep_in)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -347,7 +347,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     from ddptrain.experiments.trials import on_one_device
 
     worlds = parse_worlds(arguments.worlds)
-    plan = bench.Plan(
+    options = bench.BenchOptions(
         config=on_one_device(resolve_flags(arguments), worlds),
         seeds=arguments.seeds,
         worlds=worlds,
@@ -355,4 +355,4 @@ def _bench(arguments: argparse.Namespace) -> int:
         sync=parse_choices("--sync", arguments.ways, bench.SYNC),
     )
     with StopFlag.installed().interruptible("bench"):
-        return bench.bench(plan, main, as_json=arguments.json)
+        return bench.bench(options, main, as_json=arguments.json)

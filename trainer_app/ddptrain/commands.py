@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain import exit_codes
-from ddptrain.checkpoint import all_manifests, read_newest, reading, set_aside, verify
+from ddptrain.checkpoint_files import all_manifests, read_newest, reading, set_aside, verify
 from ddptrain.config_sources import given_settings
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_errors
 from ddptrain.files import Json, dumps_json
@@ -91,7 +91,7 @@ def _print_config(arguments: argparse.Namespace) -> int:
 
 
 def _why(arguments: argparse.Namespace) -> int:
-    from ddptrain.launcher.failure_report import explain
+    from ddptrain.launcher.node_reports import explain
 
     return explain(Path(arguments.directory), as_json=arguments.json)
 

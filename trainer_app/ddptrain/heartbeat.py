@@ -1,27 +1,16 @@
-"""A rank's heartbeat and its dumps, in anonymous memory files that its launcher can read at any time.
+"""A rank's heartbeat: what it does and when it last made progress, in memory that its launcher reads at any time.
 
-A rank that is stopped, or that waits inside C++ for a peer, cannot report. Its last heartbeat shows what it was doing.
-DUMP_SIGNAL makes it dump its Python stacks and PyTorch's flight recorder. The files need no volume and no cleanup.
+A rank that is stopped, or that waits inside C++ for a peer, cannot report; its last heartbeat shows what it was doing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import json
-import mmap
-import os
-import pickle
-import re
-import signal
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 # Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
 _LAYOUT = struct.Struct("<qqqdd24s40s")
@@ -59,11 +48,6 @@ class HeartbeatRecord:
         changes, step, collectives, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
         text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
         return cls(changes, step, collectives, at, limit, text[0] or "start", text[1])
-
-    @property
-    def activity(self) -> str:
-        """See ``activity`` above."""
-        return activity(self.phase, self.collective)
 
 
 class StallTimer:
@@ -164,141 +148,3 @@ class Heartbeat:
         finally:
             self._collective = ""
             self.touch()
-
-
-DUMP_SIGNAL = signal.SIGUSR1
-_DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """Descriptors of one rank's memory files, the same numbers in the launcher and in the rank.
-
-    Attributes:
-        flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
-    """
-
-    heartbeat: int
-    stacks: int
-    flight: int
-    trace: int
-
-    @classmethod
-    def create(cls, rank: int) -> Diagnostics:
-        """Create the files of ``rank``."""
-        names = ("heartbeat", "stacks", "flight", "trace")
-        diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
-        os.ftruncate(diagnostics.heartbeat, SIZE)
-        return diagnostics
-
-    def memory(self) -> memoryview:
-        """Map the heartbeat's memory, shared with every process that maps it."""
-        return memoryview(mmap.mmap(self.heartbeat, SIZE))
-
-    def last_heartbeat(self) -> HeartbeatRecord:
-        return HeartbeatRecord.unpack(os.pread(self.heartbeat, SIZE, 0))
-
-    def dumps(self) -> tuple[str, str]:
-        """Return (stacks, flight recorder as JSON); a dump that the rank could not write is empty."""
-        stacks, flight = (os.pread(fd, _DUMP_LIMIT, 0).decode(errors="replace") for fd in (self.stacks, self.flight))
-        return stacks, flight
-
-    def raw_trace(self) -> bytes:
-        """Return the flight recorder's pickle, for ``torchfrtrace``; the launcher does not unpickle it."""
-        return os.pread(self.trace, _DUMP_LIMIT, 0)
-
-    def clear_dumps(self) -> None:
-        """Delete earlier dumps, so that they are not taken for new ones. The rank shares the file position."""
-        for descriptor in (self.stacks, self.flight, self.trace):
-            os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-
-    def close(self) -> None:
-        for descriptor in astuple(self):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def register_stack_dump(diagnostics: Diagnostics) -> None:
-    """Make DUMP_SIGNAL dump all stacks to ``diagnostics``, then wake the watchdog. Call it in the main thread.
-
-    faulthandler's handler is written in C and works while the interpreter is blocked inside a collective.
-    """
-    signal.signal(DUMP_SIGNAL, lambda *_: None)  # so that Python's own handler writes the signal to the wakeup pipe
-    faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
-
-
-def dump_flight_recorder(diagnostics: Diagnostics) -> None:
-    """Write this rank's last collectives, if the build of PyTorch records them. Never raises and never waits.
-
-    A thread of its own does it: the recorder takes locks that a blocked communicator may hold.
-    """
-    threading.Thread(target=_dump_flight_recorder, args=(diagnostics,), name="flight-recorder", daemon=True).start()
-
-
-def _dump_flight_recorder(diagnostics: Diagnostics) -> None:
-    with contextlib.suppress(Exception):  # private functions that another version may change
-        raw, recorded = newest_trace()
-        os.pwrite(diagnostics.trace, raw[:_DUMP_LIMIT], 0)
-        os.pwrite(diagnostics.flight, json.dumps(recorded, default=str).encode()[:_DUMP_LIMIT], 0)
-
-
-def newest_trace() -> tuple[bytes, dict[str, Any]]:
-    """Return the flight recorder's pickle and its content: NCCL's if that recorded something, else gloo's."""
-    from torch._C import _distributed_c10d
-
-    with _inductor_not_imported():
-        for name in ("_dump_nccl_trace", "_dump_fr_trace"):
-            if dump := getattr(_distributed_c10d, name, None):
-                raw: bytes = dump()
-                recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
-                if recorded.get("entries") or name == "_dump_fr_trace":
-                    return (pickle.dumps(recorded), recorded) if _named(recorded) else (raw, recorded)
-    return b"", {}
-
-
-def _named(recorded: dict[str, Any]) -> bool:
-    """Name the group where gloo's recorder has left the name out, without which ``torchfrtrace`` fails."""
-    if "" not in recorded.get("pg_config", {}):
-        return False
-    groups = {tuple(entry["process_group"]) for entry in recorded.get("entries", ())}
-    if len(groups) != 1:
-        return False
-    [(name, description)] = groups
-    recorded["pg_config"][name] = recorded["pg_config"].pop("") | {"name": name, "desc": description}
-    return True
-
-
-@contextlib.contextmanager
-def _inductor_not_imported() -> Iterator[None]:
-    """Keep the recorder from importing ``torch._inductor``, which takes seconds, longer than the launcher waits.
-
-    To name the frames of a stack, PyTorch asks whether ``torch._inductor`` has compiled them. ``torch`` imports that
-    module when it is asked for it, so it is given an empty one. A program that has imported it keeps it.
-    """
-    import torch
-
-    if "_inductor" in vars(torch):
-        yield
-        return
-    empty = ModuleType("torch._inductor")
-    vars(torch)["_inductor"] = empty
-    try:
-        yield
-    finally:
-        if vars(torch).get("_inductor") is empty:  # else the program has imported it meanwhile
-            del vars(torch)["_inductor"]
-
-
-def training_frame(stacks: str) -> str | None:
-    """Return ``file.py:line`` of the training thread's innermost frame of this package in a faulthandler dump."""
-    package = Path(__file__).parent
-    for thread in stacks.split("\n\n"):
-        frames = [(Path(m["file"]), m["line"]) for m in _FRAME.finditer(thread)]
-        ours = [(path.name, line) for path, line in frames if package in path.parents]
-        if any(name == "worker.py" for name, _ in ours):  # only the training thread runs worker.py
-            # Frames of the heartbeat and of fault injection wrap the work and say nothing about it.
-            work = [frame for frame in ours if frame[0] not in ("heartbeat.py", "fault_injection.py")] or ours
-            return f"{work[0][0]}:{work[0][1]}"
-    return None

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ddptrain import weights
-from ddptrain.checkpoint import Saved, read_newest
+from ddptrain.checkpoint_files import Saved, read_newest
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.batches import normalise

@@ -18,16 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddptrain.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder, register_stack_dump
 from ddptrain.errors import Hang, Stopped
-from ddptrain.heartbeat import (
-    BEFORE_TRAINING,
-    DUMP_SIGNAL,
-    Diagnostics,
-    Heartbeat,
-    StallTimer,
-    dump_flight_recorder,
-    register_stack_dump,
-)
+from ddptrain.heartbeat import BEFORE_TRAINING, Heartbeat, StallTimer, activity
 from ddptrain.signals import STOP_SIGNALS, StopFlag
 
 _NOTHING_TO_SAVE = 1.5  # seconds that the main thread has to exit by itself before training
@@ -85,8 +78,9 @@ class SelfWatchdog:
             if since is not None:
                 waited = time.monotonic() - since
                 if waited >= self._time_to_exit() and self.claim_report():
-                    message = f"stopped by a signal {self.heartbeat.last.activity}, unsaved after {waited:.0f} s"
-                    self.terminate(Stopped(message, saved=False))
+                    record = self.heartbeat.last
+                    where = activity(record.phase, record.collective)
+                    self.terminate(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
             elif self._hangs() and self.claim_report():
                 with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
                     _print_stacks()
@@ -101,7 +95,8 @@ class SelfWatchdog:
     def _hang(self) -> Hang:
         record = self.heartbeat.last
         error = Hang(
-            f"no heartbeat for {max(self.hang_timeout, record.limit):g} s {record.activity} of step {record.step}",
+            f"no heartbeat for {max(self.hang_timeout, record.limit):g} s "
+            f"{activity(record.phase, record.collective)} of step {record.step}",
             hint="a peer has not reached this collective; see the other ranks' reports"
             if record.collective
             else "the stacks of this rank's threads are in its log, above",

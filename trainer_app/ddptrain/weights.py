@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddptrain.checkpoint import read_newest
+from ddptrain.checkpoint_files import read_newest
 from ddptrain.distributed.process_group import Group
 from ddptrain.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
 
-State = Mapping[str, torch.Tensor]
+StateDict = Mapping[str, torch.Tensor]
 
 
-def digest(state: State) -> str:
+def digest(state: StateDict) -> str:
     """Return the SHA-256 of names, types, shapes and values; the memory format does not matter."""
     sha = hashlib.sha256()
     for name in sorted(state):
@@ -72,7 +72,7 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, torch
     return state
 
 
-def load(model: nn.Module, state: State, origin: str) -> None:
+def load(model: nn.Module, state: StateDict, origin: str) -> None:
     """Copy ``state`` into ``model``.
 
     Raises:

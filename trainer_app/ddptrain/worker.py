@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddptrain import fault_injection
-from ddptrain.checkpoint import checkpoint_file
+from ddptrain.checkpoint_files import checkpoint_file
 from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
+from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
 from ddptrain.distributed.process_group import Group, join_group
 from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
 from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
 from ddptrain.errors import Hang, Stopped, TrainerError, classify
 from ddptrain.files import dumps_json
-from ddptrain.heartbeat import Diagnostics, Heartbeat
+from ddptrain.heartbeat import Heartbeat
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress

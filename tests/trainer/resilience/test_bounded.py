@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddptrain.distributed.topology import Ranks
-from ddptrain.launcher import failure_report
-from ddptrain.launcher.failure_report import FailureReports, read
+from ddptrain.launcher import node_reports
+from ddptrain.launcher.node_reports import NodeReports, read
 from ddptrain.launcher.processes import run_with_timeout
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger
@@ -75,9 +75,9 @@ def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServ
 def test_reports_of_an_earlier_start_with_more_nodes_are_set_aside(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "local-0"
     report = {"code": 1, "cause": "own", "rank": 3, "message": "of an earlier run"}
-    FailureReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
+    NodeReports(folder, Ranks(nnodes=2, node_rank=1, nproc_per_node=2, world_size=4)).write(report, [], [])
     (folder / "rank-3.stacks.txt").touch()
-    alone = FailureReports(folder, Ranks(nproc_per_node=2, world_size=2))
+    alone = NodeReports(folder, Ranks(nproc_per_node=2, world_size=2))
     for rank in (0, 1):
         alone.set_aside()
         alone.set_aside()  # nothing is left to set aside
@@ -89,7 +89,7 @@ def test_reports_of_an_earlier_start_with_more_nodes_are_set_aside(tmp_path: Pat
 
 def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_path: Path) -> None:
     ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
-    zero, one = (FailureReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
     report = {"code": 1, "cause": "own", "rank": 0, "message": "boom"}
     zero.write(report, [], [])
     one.write(report, [], [])
@@ -101,7 +101,7 @@ def test_a_node_that_starts_later_leaves_the_reports_of_the_others_in_place(tmp_
 
 def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node(tmp_path: Path) -> None:
     ranks = Ranks(nnodes=2, nproc_per_node=2, world_size=4)
-    zero, one = (FailureReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
+    zero, one = (NodeReports(tmp_path / "reports" / "local-0", replace(ranks, node_rank=n)) for n in (0, 1))
     report = {"code": 1, "cause": "own", "rank": 0, "message": "of the first start"}
     one.write(report, [], [])  # the launcher of node 0 was killed
     zero.set_aside()
@@ -114,14 +114,14 @@ def test_a_report_is_not_set_aside_with_that_of_an_earlier_start_of_another_node
 def test_old_attempts_keep_their_reports_longer_than_their_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_report, "_KEPT_DUMPS", 1)
-    monkeypatch.setattr(failure_report, "_KEPT_ATTEMPTS", 3)
+    monkeypatch.setattr(node_reports, "_KEPT_DUMPS", 1)
+    monkeypatch.setattr(node_reports, "_KEPT_ATTEMPTS", 3)
     for attempt in range(5):
         folder = tmp_path / "reports" / f"u-{attempt}"
         folder.mkdir(parents=True)
         for dump in ("rank-0.stacks.txt", "trace-0"):
             (folder / dump).touch()
-        FailureReports(folder, Ranks()).write({"code": 1}, [], [])
+        NodeReports(folder, Ranks()).write({"code": 1}, [], [])
         os.utime(folder / "node-0.json", (attempt, attempt))
     left = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "reports").iterdir()}
     assert left == {

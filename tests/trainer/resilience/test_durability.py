@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint import Checkpoints, newest_valid, verify
+from ddptrain.checkpoint_files import Checkpoints, newest_valid, verify
 from ddptrain.errors import VolumeError
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import command

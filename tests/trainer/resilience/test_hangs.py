@@ -20,9 +20,10 @@ from torch.distributed.flight_recorder.components.config_manager import JobConfi
 from torch.distributed.flight_recorder.components.loader import read_dir
 
 from ddptrain.config_sources import resolve
+from ddptrain.diagnostics import Diagnostics, dump_flight_recorder
 from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import SIZE, Diagnostics, Heartbeat, HeartbeatRecord, dump_flight_recorder
+from ddptrain.heartbeat import SIZE, Heartbeat, HeartbeatRecord
 from ddptrain.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.signals import StopFlag
@@ -211,7 +212,7 @@ def test_a_flight_recorder_that_blocks_does_not_block_who_asks(monkeypatch: pyte
 def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(tmp_path: Path) -> None:
     program = (
         "import sys, torch, torch.distributed as dist\n"
-        "from ddptrain.heartbeat import newest_trace\n"
+        "from ddptrain.diagnostics import newest_trace\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(1))\n"
         "_, recorded = newest_trace()\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint_files import newest_valid
 from ddptrain.data.sampling import Schedule, epoch_order
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS, SMALL, node

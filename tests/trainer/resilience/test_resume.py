@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint import manifests, run_numbers
+from ddptrain.checkpoint_files import manifests, run_numbers
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import RESUMED, STEPS, command
 from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses

@@ -53,7 +53,7 @@ _RECIPES: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchOptions:
     """What is measured; ``config`` gives the data, and the global batch of every part except the tutorial."""
 
     config: Config
@@ -67,7 +67,7 @@ class Plan:
 class Bench:
     """Measures the parts one after the other."""
 
-    plan: Plan
+    options: BenchOptions
     trials: Trials
 
     def run(self) -> dict[str, Any]:
@@ -80,21 +80,21 @@ class Bench:
             "throughput": self._throughput,
             "tutorial": self._tutorial,
         }
-        measured = {part: parts[part]() for part in self.plan.parts}
+        measured = {part: parts[part]() for part in self.options.parts}
         machine["loadAfter"] = os.getloadavg()[0]
-        of = {"data": self.plan.config.data, "globalBatch": self.plan.config.global_batch}
+        of = {"data": self.options.config.data, "globalBatch": self.options.config.global_batch}
         return {"of": of, "machine": machine, **measured}
 
     def _recipes(self) -> list[dict[str, Any]]:
         """Compare the default recipe with others and with pytorch/examples; the recipes alternate in every turn."""
         rows: list[dict[str, Any]] = []
         recipes = dict(_RECIPES)
-        if self.plan.config.data != "digits":  # their batch has always been 32
+        if self.options.config.data != "digits":  # their batch has always been 32
             recipes["earlier"] = (*recipes["earlier"], "--batch-size", 256)
-        for world in self.plan.worlds:
+        for world in self.options.worlds:
             warm: dict[str, list[dict[str, float]]] = {recipe: [] for recipe in _RECIPES}
             cold: dict[str, list[float]] = {recipe: [] for recipe in _RECIPES}
-            for turn in range(self.plan.seeds):
+            for turn in range(self.options.seeds):
                 for recipe, flags in recipes.items():
                     if recipe == "default" or turn < _FEWER:
                         given = (*flags, "--seed", _FIRST_SEED + turn)
@@ -111,7 +111,7 @@ class Bench:
 
     def _example(self) -> dict[str, Any]:
         """Return the cost of one epoch of pytorch/examples, in a new interpreter."""
-        config, threads = self.plan.config, threads_per_rank(1)
+        config, threads = self.options.config, threads_per_rank(1)
         _log("running pytorch/examples …")
         seconds, output = self.trials.run_module_cold(
             "ddptrain.experiments.baselines", [config.data, config.data_dir, threads]
@@ -120,14 +120,14 @@ class Bench:
 
     def _accuracy(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        for world in self.plan.worlds:
-            names = [f"accuracy-{world}-{seed}" for seed in range(self.plan.seeds)]
+        for world in self.options.worlds:
+            names = [f"accuracy-{world}-{seed}" for seed in range(self.options.seeds)]
             runs = [self._timed(name, world, "--seed", seed) for seed, name in enumerate(names)]
             accuracies = [run["accuracy"] for run in runs]
             rows.append(
                 {
                     "worldSize": world,
-                    "seeds": self.plan.seeds,
+                    "seeds": self.options.seeds,
                     "mean": statistics.fmean(accuracies),
                     "worst": min(accuracies),
                     "best": max(accuracies),
@@ -146,10 +146,10 @@ class Bench:
     def _sync(self) -> list[dict[str, Any]]:
         """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
         rows: list[dict[str, Any]] = []
-        for world in [world for world in self.plan.worlds if world > 1] or self.plan.worlds:
-            runs: dict[str, list[dict[str, float]]] = {way: [] for way in self.plan.sync}
-            measured: dict[str, list[float]] = {way: [] for way in self.plan.sync}
-            for seed, way in itertools.product(range(self.plan.seeds), self.plan.sync):
+        for world in [world for world in self.options.worlds if world > 1] or self.options.worlds:
+            runs: dict[str, list[dict[str, float]]] = {way: [] for way in self.options.sync}
+            measured: dict[str, list[float]] = {way: [] for way in self.options.sync}
+            for seed, way in itertools.product(range(self.options.seeds), self.options.sync):
                 name = f"sync-{way}-{world}-{seed}"
                 runs[way].append(self._timed(name, world, "--sync", way, "--seed", seed))
                 measured[way].append(self._speed(name))
@@ -158,13 +158,13 @@ class Bench:
                 {
                     "sync": way,
                     "worldSize": world,
-                    "seeds": self.plan.seeds,
+                    "seeds": self.options.seeds,
                     "mean": statistics.fmean(run["accuracy"] for run in runs[way]),
                     "warmSeconds": _summary([run["seconds"] for run in runs[way]]),
                     "samplesPerSecond": speeds[way],
-                    "times": speeds[way] / speeds[self.plan.sync[0]],
+                    "times": speeds[way] / speeds[self.options.sync[0]],
                 }
-                for way in self.plan.sync
+                for way in self.options.sync
             ]
         return rows
 
@@ -175,7 +175,7 @@ class Bench:
             loop = functools.partial(
                 baselines.dataloader_loop,
                 model=model,
-                batch=self.plan.config.global_batch,
+                batch=self.options.config.global_batch,
                 steps=_LOOP_STEPS,
                 threads=threads,
             )
@@ -227,7 +227,7 @@ class Bench:
 
     def _speed(self, name: str) -> float:
         """Return the samples per second, over all ranks, of a timed command with the global batch of the plan."""
-        return speed(self.trials.folder / name / "checkpoints", self.plan.config.global_batch)
+        return speed(self.trials.folder / name / "checkpoints", self.options.config.global_batch)
 
     def _cold(self, name: str, world: int, *flags: object) -> float:
         """Return the elapsed seconds of the same command in a new interpreter."""
@@ -236,23 +236,23 @@ class Bench:
         return self.trials.run_cold([*self._command(world), *flags, "--checkpoint-dir", folder])
 
     def _command(self, world: int) -> list[object]:
-        config = self.plan.config
+        config = self.options.config
         flags = [*data_flags(config), "--device", config.device, "--batch-size", config.global_batch]
         return [*verb(world), *flags, "--checkpoint-every", 0]
 
     def _call(self, name: str, work: Callable[[Dataset], dict[str, Any]]) -> dict[str, Any]:
         _log(f"running {name} …")
-        return self.trials.call(lambda: work(load(self.plan.config.data, self.plan.config.data_dir)), name)
+        return self.trials.call(lambda: work(load(self.options.config.data, self.options.config.data_dir)), name)
 
 
-def bench(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
+def bench(options: BenchOptions, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
     """Measure every part of the plan and print tables, or one JSON object. Returns 0.
 
     Args:
         main: runs one command line of ddptrain.
     """
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-", ignore_cleanup_errors=True) as temporary:
-        results = Bench(plan, Trials(Path(temporary), main)).run()
+        results = Bench(options, Trials(Path(temporary), main)).run()
     print(dumps_json(results) if as_json else tables(results))
     return 0
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ddptrain import weights
-from ddptrain.checkpoint import newest_valid
+from ddptrain.checkpoint_files import newest_valid
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.sampling import Schedule, read_audit
@@ -45,7 +45,7 @@ _FLAGS_OF: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompareOptions:
     """What is compared.
 
     Attributes:
@@ -64,18 +64,18 @@ class Plan:
 class Comparison:
     """Runs all trials, then compares them, because a process that has run tensor operations must not fork."""
 
-    def __init__(self, plan: Plan, trials: Trials, *, quiet: bool = False) -> None:
-        self._plan, self._trials, self._quiet = plan, trials, quiet
-        dataset = mnist.load(plan.config.data, plan.config.data_dir)
+    def __init__(self, options: CompareOptions, trials: Trials, *, quiet: bool = False) -> None:
+        self._options, self._trials, self._quiet = options, trials, quiet
+        dataset = mnist.load(options.config.data, options.config.data_dir)
         self._test_samples = len(dataset.test_labels)
         per_epoch = Schedule(len(dataset.train_labels), BATCH, 1, 0).steps_per_epoch
-        self._schedule = Schedule(len(dataset.train_labels), BATCH, -(-plan.steps // per_epoch), seed=0)
-        self._several = [world for world in plan.worlds if world > 1]
+        self._schedule = Schedule(len(dataset.train_labels), BATCH, -(-options.steps // per_epoch), seed=0)
+        self._several = [world for world in options.worlds if world > 1]
 
     def proofs(self) -> list[Proof]:
         """Run the trials and return the result of every comparison, in the order of the checks."""
         checks = {"losses": self._losses, "gradients": self._gradients, "bits": self._bits, "resume": self._resume}
-        comparisons = [comparison for check in self._plan.checks for comparison in checks[check]()]
+        comparisons = [comparison for check in self._options.checks for comparison in checks[check]()]
         return [comparison() for comparison in comparisons]  # only now, when every trial has run
 
     def _losses(self) -> Iterator[Callable[[], Proof]]:
@@ -83,7 +83,7 @@ class Comparison:
             alone = self._train(f"losses-{recipe}-1", 1, "--dtype", "float64", *flags)
             yield self._samples(f"{recipe}, 1 process", alone)
             for world in self._several:
-                for way in self._plan.ways:
+                for way in self._options.ways:
                     name = f"losses-{recipe}-{way}-{world}"
                     trial = self._train(name, world, *_flags(way), "--dtype", "float64", *flags)
                     subject = f"{recipe}, {way}, {world} ranks"
@@ -94,7 +94,7 @@ class Comparison:
         flags = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off")
         alone = self._train("gradients-1", 1, *flags, stop_after=1)
         for world in self._several:
-            for way in (*self._plan.ways, "bitwise"):
+            for way in (*self._options.ways, "bitwise"):
                 trial = self._train(f"gradients-{way}-{world}", world, *_flags(way), *flags, stop_after=1)
                 yield functools.partial(equal_first_gradients, f"{way}, {world} ranks", alone, trial)
 
@@ -119,7 +119,7 @@ class Comparison:
 
     def _resume(self) -> Iterator[Callable[[], Proof]]:
         half = self._schedule.total_steps // 2
-        for way in [way for way in self._plan.ways if self._several]:
+        for way in [way for way in self._options.ways if self._several]:
             world = self._several[-1]
             whole = self._train(f"resume-{way}-whole", world, *_flags(way))
             self._train(f"resume-{way}-cut", world, *_flags(way), stop_after=half)
@@ -131,7 +131,7 @@ class Comparison:
         return functools.partial(samples_used_once, subject, trial, self._schedule, self._test_samples)
 
     def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
-        config = self._plan.config
+        config = self._options.config
         common = [*data_flags(config), "--device", config.device, "--model", config.model]
         common += ["--batch-size", BATCH, "--threads", 1]
         common += ["--epochs", self._schedule.epochs, "--checkpoint-every", 0, "--stop-after", stop_after]
@@ -142,7 +142,9 @@ class Comparison:
         return self._trials.train(name, world, *common, *flags, code=STOPPED if stop_after else 0)
 
 
-def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool = False, keep: str = "") -> int:
+def compare(
+    options: CompareOptions, main: Callable[[Sequence[str]], int], *, as_json: bool = False, keep: str = ""
+) -> int:
     """Run every check and print a table, or one JSON object. Returns 0 if all limits hold, else 1.
 
     Args:
@@ -150,12 +152,12 @@ def compare(plan: Plan, main: Callable[[Sequence[str]], int], *, as_json: bool =
         keep: an empty directory in which to leave the trials.
     """
     with _folder(keep) as folder:
-        proofs = Comparison(plan, Trials(folder, main), quiet=as_json).proofs()
+        proofs = Comparison(options, Trials(folder, main), quiet=as_json).proofs()
     failed = [proof for proof in proofs if not proof.holds]
     if as_json:
         print(
             dumps_json(
-                {"holds": not failed, "worlds": list(plan.worlds), "proofs": [asdict(proof) for proof in proofs]}
+                {"holds": not failed, "worlds": list(options.worlds), "proofs": [asdict(proof) for proof in proofs]}
             )
         )
     else:

@@ -2,7 +2,7 @@
 
 The launcher observes the heartbeats of its ranks. When one stalls, it requests the stacks of every rank and compares
 the states of all ranks: a stopped rank cannot report itself, and its peers only see that a collective does not end.
-``failure_report`` repeats the comparison with the states that all nodes have written.
+``node_reports`` repeats the comparison with the states that all nodes have written.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddptrain.diagnostics import DUMP_SIGNAL, training_frame
 from ddptrain.errors import Hang
-from ddptrain.heartbeat import DUMP_SIGNAL, HeartbeatRecord, StallTimer, activity, training_frame
+from ddptrain.heartbeat import HeartbeatRecord, StallTimer, activity
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
@@ -25,7 +26,7 @@ _STOPPED = ("T", "t")
 
 
 @dataclass(frozen=True)
-class RankState:
+class RankSnapshot:
     """One rank at the moment of the hang. The field names are those of ``reports/*/node-N.json``.
 
     Attributes:
@@ -55,7 +56,7 @@ class RankState:
         return f"{activity(self.phase, self.collective)} of step {self.step}{at}"
 
 
-def find_hung_rank(states: Sequence[RankState], *, all_ranks: bool) -> RankState | None:
+def find_hung_rank(states: Sequence[RankSnapshot], *, all_ranks: bool) -> RankSnapshot | None:
     """Return the rank that its peers wait for; None if all of these wait and the cause is on another node.
 
     Args:
@@ -76,11 +77,11 @@ def find_hung_rank(states: Sequence[RankState], *, all_ranks: bool) -> RankState
     return None
 
 
-def _progress(state: RankState) -> tuple[int, int]:
+def _progress(state: RankSnapshot) -> tuple[int, int]:
     return state.collectives, state.step
 
 
-def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool) -> Report:
+def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bool) -> Report:
     """Return the termination report of a hung node; its cause is ``peer`` if none of its ranks is the cause."""
     hung = find_hung_rank(states, all_ranks=all_ranks)
     waiting = "; ".join(f"rank {s.rank} waits {s.place}" for s in [s for s in states if s is not hung][:4])
@@ -101,7 +102,7 @@ def hang_report(states: Sequence[RankState], *, timeout: float, all_ranks: bool)
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
 
 
-def _hint(hung: RankState | None, *, all_ranks: bool) -> str:
+def _hint(hung: RankSnapshot | None, *, all_ranks: bool) -> str:
     if hung is None and all_ranks:
         return "all ranks wait in the same collective: the network between them, or the backend, does not answer"
     if hung is None:
@@ -135,7 +136,7 @@ class HangDetector:
             stalled |= stall.observe(record.changes) >= max(self.timeout, record.limit)
         return stalled
 
-    def inspect(self, workers: Sequence[WorkerProcess]) -> list[RankState]:
+    def inspect(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states.
 
         Empty if a stalled rank has moved meanwhile: it was slow, or another node has just ended its hung rank.
@@ -160,9 +161,9 @@ class HangDetector:
         stall = self._stalls.get(worker.rank)
         return stall.seconds if stall else 0.0
 
-    def _state(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankState:
+    def _state(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankSnapshot:
         stacks, _ = worker.diagnostics.dumps()
-        return RankState(
+        return RankSnapshot(
             rank=worker.rank,
             node=self._node_rank,
             step=record.step,

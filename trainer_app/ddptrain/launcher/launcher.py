@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddptrain import exit_codes
-from ddptrain.checkpoint import newest_place
+from ddptrain.checkpoint_files import newest_place
 from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks, free_port
 from ddptrain.errors import Stopped, UsageError
 from ddptrain.files import make_directory
 from ddptrain.launcher import processes
-from ddptrain.launcher.failure_report import FailureReports, with_root_cause
-from ddptrain.launcher.hang_detector import HangDetector, RankState, hang_report
+from ddptrain.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddptrain.launcher.node_reports import NodeReports, with_root_cause
 from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
@@ -90,7 +90,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
         preload(ddp=config.sync == "ddp")
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
-    reports = FailureReports.of_attempt(config, ranks, options.log_dir)
+    reports = NodeReports.of_attempt(config, ranks, options.log_dir)
     for restart in range(options.max_restarts + 1):
         if reports:
             reports.set_aside()
@@ -146,14 +146,14 @@ class Supervisor:
     ranks: Ranks
     options: LaunchOptions
     signals: SignalQueue
-    reports: FailureReports | None
+    reports: NodeReports | None
 
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.config.log_format)
         timeout = self.config.hang_timeout
         self._detector = HangDetector(timeout, self.ranks.node_rank) if timeout else None
         self._workers: list[WorkerProcess] = []
-        self._states: list[RankState] = []  # of the ranks, when a hang was detected
+        self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
         self._oom_kills = oom_kills()  # in this container, before the ranks start

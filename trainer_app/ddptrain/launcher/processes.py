@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ddptrain.config import Config
+from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Stopped, UsageError, cuda_error
-from ddptrain.heartbeat import Diagnostics
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
 from ddptrain.reporting.termination import Report

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from ddptrain.report_page.history import History, Step
+from ddptrain.report_page.history import History, StepRow
 
 # The first four are the colours in which lessons draw.
 STYLE = """
@@ -260,7 +260,7 @@ def _hits(history: History, across: _Scale, top: float, bottom: float) -> list[s
     return parts
 
 
-def _numbers(step: Step) -> str:
+def _numbers(step: StepRow) -> str:
     parts = [f"step {step.step:,}"]
     parts += [f"loss {step.loss:.4f}"] if step.loss is not None else []
     parts += [f"{step.speed:,.0f} samples/s"] if step.speed is not None else []

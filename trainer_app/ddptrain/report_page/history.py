@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint import reading, run_folder
+from ddptrain.checkpoint_files import reading, run_folder
 from ddptrain.errors import DataMissing
-from ddptrain.launcher import failure_report
+from ddptrain.launcher import node_reports
 from ddptrain.reporting.metrics import effective_rows, read_rows
 
 _LARGEST = 1e300  # what is not smaller cannot be drawn
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRow:
     """One training step.
 
     ``loss``, ``rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw.
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationRow:
     """One evaluation on the test set."""
 
     run: int
@@ -76,9 +76,9 @@ class History:
     """
 
     runs: list[Run]
-    steps: list[Step]
-    lost: list[Step]
-    evaluations: list[Evaluated]
+    steps: list[StepRow]
+    lost: list[StepRow]
+    evaluations: list[EvaluationRow]
     total_steps: int | None
     data: str
 
@@ -128,7 +128,7 @@ def read_history(root: Path) -> History:
     )
 
 
-def _run(root: Path, number: int, start: Mapping[str, Any], taken: Iterable[Step], lost: Iterable[Step]) -> Run:
+def _run(root: Path, number: int, start: Mapping[str, Any], taken: Iterable[StepRow], lost: Iterable[StepRow]) -> Run:
     own = [step for step in taken if step.run == number]
     times = [time for time in (_number(start.get("time")), *(step.time for step in own)) if time is not None]
     origin = start.get("resumedFrom")
@@ -162,8 +162,8 @@ def _with_causes(runs: list[Run], root: Path) -> list[Run]:
     If several attempts failed in that time, the first one was the run; the others never opened their metrics. A rank
     that is killed leaves no row of its last second, so the report's step counts as reached, too.
     """
-    base = root / failure_report.FOLDER
-    attempts = [nodes for path in base.iterdir() if (nodes := failure_report.read(path))] if base.is_dir() else []
+    base = root / node_reports.FOLDER
+    attempts = [nodes for path in base.iterdir() if (nodes := node_reports.read(path))] if base.is_dir() else []
     attempts.sort(key=_last_time)
     return [_with_cause(run, following, attempts) for run, following in zip(runs, [*runs[1:], None], strict=True)]
 
@@ -173,7 +173,7 @@ def _with_cause(run: Run, following: Run | None, attempts: Iterable[list[dict[st
         return run
     end = following.began if following and following.began else math.inf
     for nodes in attempts:
-        report, _ = failure_report.merge_reports(nodes)
+        report, _ = node_reports.merge_reports(nodes)
         if run.began and run.began <= _last_time(nodes) <= end and "preflight" not in report:
             reached = max(run.reached, (_whole(report.get("step")) or 1) - 1)
             repeated = max(run.repeated, reached - following.resumed) if following else 0
@@ -199,14 +199,14 @@ def _cause(report: Mapping[str, Any]) -> str:
     return f"{message}, {'in' if report.get('signal') else 'after'} step {step}"
 
 
-def _step(row: Mapping[str, Any]) -> Step:
+def _step(row: Mapping[str, Any]) -> StepRow:
     numbers = (_number(row.get(name)) for name in ("loss", "lr", "samplesPerSecond", "time"))
-    return Step(_whole(row.get("run")), _whole(row.get("step")), *numbers)
+    return StepRow(_whole(row.get("run")), _whole(row.get("step")), *numbers)
 
 
-def _evaluated(row: Mapping[str, Any]) -> Evaluated | None:
+def _evaluated(row: Mapping[str, Any]) -> EvaluationRow | None:
     accuracy = _number(row.get("accuracy"))
-    return None if accuracy is None else Evaluated(row["run"], row["step"], accuracy, _number(row.get("loss")))
+    return None if accuracy is None else EvaluationRow(row["run"], row["step"], accuracy, _number(row.get("loss")))
 
 
 def _number(value: Any) -> float | None:

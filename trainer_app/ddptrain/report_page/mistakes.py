@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ddptrain import inference
-from ddptrain.checkpoint import Saved
+from ddptrain.checkpoint_files import Saved
 from ddptrain.config import Config
 from ddptrain.distributed.device import resolve_device
 from ddptrain.distributed.topology import Ranks

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint import read_newest
+from ddptrain.checkpoint_files import read_newest
 from ddptrain.config import Config
 from ddptrain.errors import DataError, Mismatch, TrainerError, UsageError
 from ddptrain.files import dumps_json, write_result

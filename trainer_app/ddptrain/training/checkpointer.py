@@ -1,6 +1,6 @@
 """Rank 0's checkpoints of a training, and how all ranks resume from one.
 
-The trainer calls ``resume`` before its first step and ``Checkpointer.save`` later. ``ddptrain.checkpoint`` defines the
+The trainer calls ``resume`` before its first step and ``Checkpointer.save`` later. ``checkpoint_files`` defines the
 files.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ddptrain import weights
-from ddptrain.checkpoint import Checkpoints, Saved, newest_place, run_folder, set_aside
+from ddptrain.checkpoint_files import Checkpoints, Saved, newest_place, run_folder, set_aside
 from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
@@ -240,7 +240,7 @@ class Checkpointer:
 
 
 @dataclass(frozen=True)
-class ResumeState:
+class ResumePoint:
     """Where a training starts.
 
     Attributes:
@@ -266,7 +266,7 @@ def resume(
     model: nn.Module,
     optimizer: Optimizer,
     log: Callable[[str], None],
-) -> ResumeState:
+) -> ResumePoint:
     """Load the newest checkpoint, or ``--init-from``, into every rank's model and optimizer; collective.
 
     Only rank 0 reads files: it broadcasts their content, and claims a run unless the training is complete.
@@ -300,7 +300,7 @@ def resume(
 
     from_rank_zero = group.run_on_rank_zero("resume", on_rank_zero, config.collective_timeout)
     check_same_as_rank_zero(from_rank_zero["facts"], facts, group.rank)
-    state = ResumeState(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
+    state = ResumePoint(from_rank_zero["checkpoint"], from_rank_zero["complete"], from_rank_zero["evaluation"])
     if state.complete:
         return state
     if from_rank_zero["size"]:

@@ -22,7 +22,7 @@ from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing, Hang
 from ddptrain.files import dumps_json, share, write_atomically
-from ddptrain.launcher.hang_detector import RankState, hang_report
+from ddptrain.launcher.hang_detector import RankSnapshot, hang_report
 from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
 from ddptrain.reporting.termination import Report, root_cause_lines
 
@@ -37,14 +37,14 @@ _VOLUME = 2.0  # seconds for the volume to answer
 
 
 @dataclass(frozen=True)
-class FailureReports:
+class NodeReports:
     """The directory of one attempt's reports, as one node uses it."""
 
     folder: Path
     ranks: Ranks
 
     @classmethod
-    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> FailureReports | None:
+    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> NodeReports | None:
         """Return the reports of this attempt; None without a directory to write to."""
         root = config.checkpoint_dir or log_dir
         if not root:
@@ -86,11 +86,11 @@ class FailureReports:
         limit = {"node": ranks.nnodes, "rank": ranks.world_size, "trace": ranks.world_size}.get(kind)
         return name in own or (limit is not None and number.isdigit() and int(number) >= limit)
 
-    def write(self, report: Report, states: Sequence[RankState], workers: Sequence[WorkerProcess]) -> None:
+    def write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
         """Write ``report``, the ranks' states, and the dumps of ``workers``. Never raises."""
         run_with_timeout(_VOLUME, lambda: self._write(report, states, workers))
 
-    def _write(self, report: Report, states: Sequence[RankState], workers: Sequence[WorkerProcess]) -> None:
+    def _write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
         for folder in (self.folder.parent, self.folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -140,8 +140,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_bytes())
             if content["node"] < content["nnodes"] and float(content["time"]) and isinstance(content["report"], dict):
-                # Another version may have written more fields than a RankState has.
-                ranks = [{field.name: rank[field.name] for field in fields(RankState)} for rank in content["ranks"]]
+                # Another version may have written more fields than a RankSnapshot has.
+                ranks = [{field.name: rank[field.name] for field in fields(RankSnapshot)} for rank in content["ranks"]]
                 found.append({**content, "ranks": ranks})
     # Files of a run with another number of nodes and the same name may remain; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
@@ -172,7 +172,7 @@ def with_root_cause(report: Report, node: Mapping[str, Any]) -> Report:
     return {**report, "message": f"{report.get('message')}; the cause: {cause}", "root": root}
 
 
-def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[RankState]]:
+def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[RankSnapshot]]:
     """Return (the report of the root cause, the states of all ranks) from what the nodes wrote.
 
     A rank's own failure comes before a lost peer, then the earlier one. A hang is examined again with the ranks of all
@@ -181,7 +181,7 @@ def merge_reports(nodes: Sequence[Mapping[str, Any]]) -> tuple[Report, list[Rank
     Args:
         nodes: the contents of ``node-*.json``, not empty.
     """
-    states = sorted((RankState(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
+    states = sorted((RankSnapshot(**rank) for node in nodes for rank in node["ranks"]), key=lambda s: s.rank)
     first: Report = min(nodes, key=lambda node: (node["report"].get("cause") == "peer", node["time"]))["report"]
     if first.get("code") == Hang.code and states:
         all_ranks = len(nodes) == nodes[0]["nnodes"]
