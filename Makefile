@@ -115,7 +115,7 @@ kind-down: setup  ## delete that cluster
 bench-local: setup  ## measure the time from `ddpjob run` to the first training step
 	$(PY) -m tests.benchmarks.local_first_step
 
-bench: setup  ## measure the time from apply to all pods, and that of the same requests alone
+bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator
 	$(PY) -m tests.benchmarks.apply_to_pods
 
 gpu: setup  ## train, resume, ZeRO, graph, bf16, preflight, SIGTERM, hang, compare and bench on this machine's GPUs

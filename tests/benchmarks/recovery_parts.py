@@ -16,7 +16,7 @@ from ddpjob.api.objects import Json
 
 MEANING = {
     "detection": "from the kill until the API server has the end of a pod",
-    "settling": "until it has that of the killed pod; before, the operator waits for the cause of the failure",
+    "settling": "until the API server has the end of the killed pod; the operator waits for the cause of the failure",
     "ending": "until the status has the next attempt",
     "creation": "until all its pods exist",
     "scheduling": "until all of them have a Kubernetes node",

@@ -51,7 +51,7 @@ def _volume(folder: StateFolder, record: JobFolder, wanted: bool) -> None:
         remove_tree(path, folder.root)
         typer.echo(f"volume {names.claim_name(record.name)} deleted")
     else:
-        typer.echo(f"its volume is kept: {one_line(path)}")
+        typer.echo(f"the volume of {record.name} is kept: {one_line(path)}")
 
 
 def _stop(record: JobFolder, pid: int) -> None:
@@ -74,7 +74,7 @@ def _stop(record: JobFolder, pid: int) -> None:
     except PermissionError as error:
         raise LocalError(
             f"{record.name} runs in process {pid}, which belongs to another user",
-            "only its owner can stop it",
+            "only the owner of a process can stop it",
             "ask the owner, or use another --state-dir",
         ) from error
     finally:

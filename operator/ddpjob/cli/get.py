@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from ddpjob.api.exit_codes import USAGE
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, element
 from ddpjob.cli.options import Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import age, one_line, show_error
 from ddpjob.local import LocalError
 from ddpjob.local.state import JobFolder
 
 _ACTIVE = ("Pending", "Running", "Ending", "Restarting")
-_FILTER = re.compile(r'(\w+)\[\?\(@\.(\w+)=="(\w+)"\)\]')
+_PART = re.compile(r'\.(\w+)(?:\[\?\(@\.(\w+)=="(\w+)"\)\])?')
 
 
 def get(
@@ -38,8 +38,8 @@ def get(
     folder = state_folder(state_dir)
     if name is not None:
         record = find(folder, name, namespace)
-        job = _job(record)
-        return _print([(record, job)], output, single=True)
+        _print([(record, _job(record))], output, single=True)
+        return 0
     records = [record for record in folder.jobs() if namespace in (None, record.namespace)]
     jobs, damaged = [], []
     for record in records:
@@ -47,10 +47,10 @@ def get(
             jobs.append((record, _job(record)))
         except LocalError as error:
             damaged.append(error)
-    if not records and output in ("table", "wide"):
-        print(f"no jobs in {one_line(folder.root)}; ddpjob run starts one", file=sys.stderr)
-        return 0
-    _print(jobs, output, single=False)
+    if records or output in ("json", "yaml"):
+        _print(jobs, output, single=False)
+    else:
+        print(f"no jobs in {one_line(folder.root)}; ddpjob run starts a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
     return USAGE if damaged else 0
@@ -67,29 +67,31 @@ def _job(record: JobFolder) -> Json:
     return job
 
 
-def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> int:
-    if output in ("json", "yaml"):
-        items = [job for _, job in jobs]
-        shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
-        if output == "json":
-            print(json.dumps(shown, indent=2))
-        else:
-            from ddpjob.cli.jobfile import dump_yaml
+def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> None:
+    if output not in ("json", "yaml"):
+        _print_table(jobs, is_wide=output == "wide")
+        return
+    items = [job for _, job in jobs]
+    shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
+    if output == "json":
+        print(json.dumps(shown, indent=2))
+    else:
+        from ddpjob.cli.jobfile import dump_yaml
 
-            print(dump_yaml(shown), end="")
-        return 0
+        print(dump_yaml(shown), end="")
+
+
+def _print_table(jobs: list[tuple[JobFolder, Json]], *, is_wide: bool) -> None:
     from ddpjob.api.crd import COLUMNS
 
-    columns = [column for column in COLUMNS if output == "wide" or not column.get("priority")]
-    several = output == "wide" or len({record.namespace for record, _ in jobs}) > 1
-    rows = [[*(["NAMESPACE"] if several else []), "NAME", *(column["name"].upper() for column in columns)]]
-    for record, job in jobs:
-        cells = [_cell(record, job, column) for column in columns]
-        rows.append([*([record.namespace] if several else []), record.name, *cells])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    columns = [column for column in COLUMNS if is_wide or not column.get("priority")]
+    rows = [["NAMESPACE", "NAME", *(column["name"].upper() for column in columns)]]
+    rows += [[record.namespace, record.name, *(_cell(record, job, c) for c in columns)] for record, job in jobs]
+    if not is_wide and len({record.namespace for record, _ in jobs}) < 2:
+        rows = [row[1:] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return 0
 
 
 def _cell(record: JobFolder, job: Json, column: Json) -> str:
@@ -98,17 +100,14 @@ def _cell(record: JobFolder, job: Json, column: Json) -> str:
         value = value or "Pending"
         return "Interrupted" if value in _ACTIVE and record.runner() is None else one_line(value)
     if column["type"] == "date":
-        return age(str(value)) if value else ""
+        return age(value)
     return "" if value is None else one_line(value)
 
 
 def _at(job: Json, path: str) -> Any:
     """Return the value at a column's JSONPath; supports only the syntax that the columns use."""
     value: Any = job
-    for part in re.split(r"\.(?![^\[]*\])", path.lstrip(".")):
-        if found := _FILTER.fullmatch(part):
-            listed, key, wanted = found.groups()
-            value = next((item for item in (value or {}).get(listed) or () if item.get(key) == wanted), None)
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
+    for name, key, wanted in _PART.findall(path):
+        value = (value or {}).get(name)
+        value = element(value, key, wanted) if key else value
     return value

@@ -64,13 +64,13 @@ def run(
     ] = None,
     data_dir: Annotated[
         str | None,
-        Option("--data-dir", metavar="DIR", help="Let ddptrain read the MNIST files in DIR."),
+        Option("--data-dir", metavar="DIR", help="Train on the MNIST files in DIR, for jobs that run ddptrain."),
     ] = None,
     digits_if_offline: Annotated[
         bool,
         Option(
             "--digits-if-offline",
-            help="If MNIST cannot be downloaded, let ddptrain train on scikit-learn's digits.",
+            help="Train on scikit-learn's digits if MNIST cannot be downloaded, for jobs that run ddptrain.",
         ),
     ] = False,
     fresh: Annotated[

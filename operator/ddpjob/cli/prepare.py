@@ -75,10 +75,12 @@ def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
         claim, equals, directory = text.partition("=")
         path = Path(directory).expanduser().absolute()
         if not equals or not directory:
-            raise LocalError(f"--volume {text}: =DIR is missing", "it takes CLAIM=DIR", "--volume my-claim=./my-folder")
+            raise LocalError(
+                f"--volume {text}: =DIR is missing", "--volume takes CLAIM=DIR", "--volume my-claim=./mine"
+            )
         if claim not in claims:
-            hint = did_you_mean(claim, claims, f"it mounts {', '.join(claims)}" if claims else "it mounts no claim")
-            raise LocalError(f"--volume {text}: the job mounts no claim {claim}", hint, "name a claim that it mounts")
+            hint = did_you_mean(claim, claims, f"claims of the job: {', '.join(claims) or 'none'}")
+            raise LocalError(f"--volume {text}: the job mounts no claim {claim}", hint, "name a claim of the job")
         if not path.is_dir():
             # Not created, so that a typo cannot look like an empty volume.
             raise LocalError(
@@ -216,8 +218,8 @@ def use_directory(admitted: AdmittedJob, paths: HostPaths, given: str) -> Admitt
     if not directory.is_dir():
         raise LocalError(
             f"--data-dir {given}: no such directory",
-            "it must hold the four MNIST files, gzipped or not",
-            f"ddptrain data fetch --data-dir {given} downloads them; without a network, use --digits-if-offline",
+            "the directory must hold the four MNIST files, gzipped or not",
+            f"ddptrain data fetch --data-dir {given} downloads the files; without a network, use --digits-if-offline",
         )
     for mount in paths.mounts():
         if directory.is_relative_to(mount):
@@ -246,7 +248,8 @@ def digits_if_offline(
     if problem is None:
         return _with_data_dir(admitted, kept)
     warn(f"NOT MNIST: it is not on this machine and cannot be downloaded ({problem})")
-    warn("training on scikit-learn's digits instead (1,797 images of 8×8); --data-dir DIR uses files you have")
+    warn("training on scikit-learn's digits instead (1,797 images of 8×8)")
+    warn("ddpjob run --data-dir DIR trains on MNIST files that you have")
     return admitted.with_args([*others, "--data", "digits"])
 
 
@@ -268,7 +271,7 @@ def _with_data_dir(admitted: AdmittedJob, directory: Path) -> AdmittedJob:
 def _require_ddptrain(admitted: AdmittedJob, option: str) -> None:
     if not runs_ddptrain(admitted):
         raise LocalError(
-            f"{option} is for jobs that run ddptrain; this one runs {' '.join(admitted.command)}",
+            f"{option} is for jobs that run ddptrain; this job runs {' '.join(admitted.command)}",
             "other programs have other options for their data",
             "--set 'args[0]=…' changes an argument, --volume CLAIM=DIR gives a volume a directory",
         )

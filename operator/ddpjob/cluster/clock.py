@@ -37,8 +37,8 @@ class ServerClock(SteadyClock):
 
     ``Date`` is the time of the response in whole seconds, rounded down. With the monotonic times at which the request
     was sent and the response arrived it bounds the offset between both clocks from below and above. The bounds of many
-    responses together are narrow; jitter only makes single ones wide. Before the first response, the time is that of
-    the local clock.
+    responses together are narrow; jitter only makes single ones wide. Before the first response, the local
+    clock gives the time.
 
     If a response contradicts the bounds, the server's clock was set, or another server with another clock answered.
     Its time is then approached by a tenth of the time that passes: jobs must not fail because an hour was skipped.

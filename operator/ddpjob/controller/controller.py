@@ -87,7 +87,7 @@ class Controller:
             asyncio.create_task(self.events.run(), name="events"),
         ]
         try:
-            # None of these returns before the stop; one that does has failed, and its error is raised below.
+            # A task that returns before the stop has failed: its error is raised below.
             done, _ = await asyncio.wait({working, *background}, return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             await asyncio.wait({working})

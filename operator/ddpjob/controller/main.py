@@ -92,7 +92,7 @@ class Operator:
             watching = asyncio.create_task(self._watch(), name="watching")
             background += [asyncio.create_task(watch.run(), name="watching pods") for watch in self._pod_watches()]
             working = asyncio.create_task(self.controller.run(self._stop), name="controller")
-            # None of these returns before the stop; one that does has failed, and the process ends with its error.
+            # A task that returns before the stop has failed: the process ends with its error.
             done, _ = await asyncio.wait({watching, working, *background}, return_when=asyncio.FIRST_COMPLETED)
             self._stop.set()
             await asyncio.wait({watching, working})

@@ -22,7 +22,7 @@ Owner = tuple[str, str]
 
 
 class Slots:
-    """``total`` slots. Of the waiting requests, those of the namespace and the job that hold the fewest come first."""
+    """``total`` slots. A free slot goes to the namespace, and within it to the job, that holds the fewest slots."""
 
     def __init__(self, total: int) -> None:
         self._free = total
