@@ -1,8 +1,6 @@
 """Start, stop and wait for programs in tests. Every program is killed by the kernel if the test run dies."""
 
 import asyncio
-import ctypes
-import signal
 import socket
 import subprocess
 import time
@@ -11,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ddpjob.local.shim import die_with_parent
 from ddptrain.distributed import topology
 
+__all__ = ["die_with_parent", "end", "eventually", "free_port", "spawn", "tail"]
 T = TypeVar("T")
 _HELD_PORTS: deque[socket.socket] = deque()
 _MOST_HELD = 200
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not take the loader's lock
 
 
 def free_port() -> int:
@@ -37,11 +35,6 @@ def free_port() -> int:
         if len(_HELD_PORTS) > _MOST_HELD:
             _HELD_PORTS.popleft().close()
         return port
-
-
-def die_with_parent() -> None:
-    """Make the kernel kill this child when its parent dies, even by SIGKILL. Called between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def spawn(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

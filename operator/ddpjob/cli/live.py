@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpjob.cli.output import Display
-from ddpjob.cli.snapshot import NodeState, Snapshot
+from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import age, duration, one_line, sanitize_line
 
@@ -96,7 +96,7 @@ def _wrapped(facts: list[str], width: int) -> Text:
     return Text(textwrap.fill(unbroken, width).replace(_NO_BREAK, " "))
 
 
-def _nodes(nodes: list[NodeState]) -> Table:
+def _nodes(nodes: list[Node]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("NODE", "POD", "STATE", "FOR", ""):
         table.add_column(column, no_wrap=column != "")

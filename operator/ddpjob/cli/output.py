@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Self, TextIO
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.snapshot import NodeState, Snapshot
+from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import duration, one_line, sanitize_line
 from ddpjob.local import LocalError
@@ -57,7 +57,7 @@ class PlainDisplay(Display):
         self._written = ""
         self._written_at = -INTERVAL
         self._urgent: tuple[object, ...] = ()
-        self._nodes: dict[int, NodeState] = {}
+        self._nodes: dict[int, Node] = {}
 
     def show(self, snapshot: Snapshot) -> None:
         """Write changes of state at once, and progress every few seconds."""
@@ -87,7 +87,7 @@ class PlainDisplay(Display):
             self._print(self._line)
             self._written, self._written_at = self._line, self._clock()
 
-    def _show_node(self, node: NodeState) -> None:
+    def _show_node(self, node: Node) -> None:
         if node.state in _STARTING and not node.detail:
             return
         known = self._nodes.get(node.rank)

@@ -4,12 +4,10 @@ Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used 
 """
 
 import argparse
-import ctypes
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +26,17 @@ from ddpjob.engine.launcher import launch_warning
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.resources import gpu_limit, visible_gpus
+from ddpjob.local.shim import die_with_parent
 from ddpjob.local.state import HostPaths
 
-Step = str | int
+Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
-_STEP = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
+_PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')\]')
 _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
 FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass
@@ -125,33 +123,33 @@ def assign(job: Json, assignment: str) -> None:
     try:
         if not equals:
             raise LocalError("the = is missing", "it takes FIELD=VALUE")
-        steps = _steps(path.strip())
-        _put(job, steps, _value(text, _schema_of(steps)))
+        parts = _parts(path.strip())
+        _put(job, parts, _value(text, _schema_of(parts)))
         require_known_fields(job)
     except LocalError as error:
         raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
 
-def _steps(path: str) -> list[Step]:
-    steps: list[Step] = []
+def _parts(path: str) -> list[Part]:
+    parts: list[Part] = []
     position = 0
     while position < len(path):
-        found = _STEP.match(path, position)
+        found = _PART.match(path, position)
         if found is None:
             raise LocalError(f'"{path[position:]}" is not part of a path', "dots separate fields")
         name, index, double, single = found.groups()
-        steps.append(int(index) if index is not None else name or double or single)
+        parts.append(int(index) if index is not None else name or double or single)
         position = found.end()
-    if not steps or isinstance(steps[0], int):
+    if not parts or isinstance(parts[0], int):
         raise LocalError("it names no field", "it takes FIELD=VALUE")
-    return steps if steps[0] in _ROOTS and len(steps) > 1 else ["spec", *steps]
+    return parts if parts[0] in _ROOTS and len(parts) > 1 else ["spec", *parts]
 
 
-def _schema_of(steps: list[Step]) -> Json:
+def _schema_of(parts: list[Part]) -> Json:
     """Return the schema of the value at a path, {} if it allows anything or there is no such field."""
     node = schema()
-    for step in steps:
-        node = (node.get("items") if isinstance(step, int) else child(node, step)) or {}
+    for part in parts:
+        node = (node.get("items") if isinstance(part, int) else child(node, part)) or {}
     return node
 
 
@@ -172,23 +170,23 @@ def _value(text: str, node: Json) -> Any:
     return value
 
 
-def _put(job: Json, steps: list[Step], value: Any) -> None:
+def _put(job: Json, parts: list[Part], value: Any) -> None:
     """Set the value at a path. Missing objects on the way are added, and the entry after the last of a list."""
     holder: Any = job
     path = ""
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        if isinstance(step, int):
-            _require_entry(holder, step, path)
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        if isinstance(part, int):
+            _require_entry(holder, part, path)
         elif not isinstance(holder, dict):
             raise LocalError(f"{path} is not a mapping here", "it has no fields")
-        path = f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip(".")
+        path = f"{path}[{part}]" if isinstance(part, int) else f"{path}.{part}".lstrip(".")
         if after is not None:
-            if (holder.get(step) if isinstance(holder, dict) else holder[step]) is None:
-                holder[step] = [] if isinstance(after, int) else {}
-            holder = holder[step]
-    holder[step] = value
+            if (holder.get(part) if isinstance(holder, dict) else holder[part]) is None:
+                holder[part] = [] if isinstance(after, int) else {}
+            holder = holder[part]
+    holder[part] = value
     if value is None:
-        del holder[step]
+        del holder[part]
 
 
 def _require_entry(entries: Any, index: int, path: str) -> None:
@@ -303,10 +301,5 @@ def _ddptrain(verb: str, directory: Path, *options: str) -> subprocess.Completed
         errors="replace",
         timeout=FETCH_SECONDS,
         check=False,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
-
-
-def _die_with_parent() -> None:
-    """Kill the download when the run that waits for it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -16,7 +16,7 @@ from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, speed_
 Line = Annotated[str, BeforeValidator(one_line)]
 
 
-class NodeState(ApiModel):
+class Node(ApiModel):
     """One node of the attempt. since: when this state began, as Kubernetes writes times."""
 
     rank: int
@@ -54,7 +54,7 @@ class Snapshot(ApiModel):
     eta_seconds: int | None = None
     checkpoint_step: int | None = None
     resumed_from_step: int | None = None
-    nodes: list[NodeState]
+    nodes: list[Node]
 
     def job_facts(self) -> list[str]:
         """Return what is known about the job's pods, one fact per entry."""
@@ -116,7 +116,7 @@ def _message(status: Mapping[str, Any]) -> str:
     return str(condition(status, "Running").get("message") or "")
 
 
-def _nodes(pods: Sequence[Json], attempt: int) -> Iterator[NodeState]:
+def _nodes(pods: Sequence[Json], attempt: int) -> Iterator[Node]:
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
         rank = str(labels.get(names.LABEL_NODE_RANK, ""))
@@ -124,7 +124,7 @@ def _nodes(pods: Sequence[Json], attempt: int) -> Iterator[NodeState]:
             yield _node(int(rank), pod)
 
 
-def _node(rank: int, pod: Json) -> NodeState:
+def _node(rank: int, pod: Json) -> Node:
     """Return the state of a pod's trainer as ``kubectl get pods`` shows it."""
     meta, status = pod["metadata"], pod.get("status") or {}
     state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
@@ -139,4 +139,4 @@ def _node(rank: int, pod: Json) -> NodeState:
     else:
         shown, since = waiting.get("reason") or status.get("phase") or "Pending", meta.get("creationTimestamp")
         detail = waiting.get("message") or None
-    return NodeState(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)
+    return Node(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)

@@ -94,6 +94,14 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process with SIGKILL when its parent dies. Called between fork and exec.
+
+    It calls the C library, which is loaded before: a forked child must not take the loader's lock.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _wakeup_on_child() -> int:
     """Return a descriptor that becomes readable when a child has ended."""
     read, write = os.pipe()
@@ -127,7 +135,7 @@ def _become(program: dict[str, Any], shim: int, report: int) -> NoReturn:
     step = "start"
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() != shim:
             os._exit(128 + signal.SIGKILL)
         # Python and the shim ignore some signals; a program must start with default handlers, as from a shell.
