@@ -14,7 +14,8 @@ needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is no
 
 # 300 samples in batches of 37: 9 steps an epoch, the last of 4 samples, of which four ranks get one each.
 SMALL = ("--data", "idx", "--batch-size", 37, "--epochs", 2)
-RESUMED = (*SMALL, "--epochs", 3, "--checkpoint-every", 4, "--keep", 50)
+SAVING = ("--epochs", 3, "--checkpoint-every", 4, "--keep", 50)
+RESUMED = (*SMALL, *SAVING)
 STEPS = 27  # of RESUMED
 
 # The fields of every progress report.
@@ -26,8 +27,12 @@ PROGRESS = {
 
 def command(world_size: int, idx: Path, checkpoints: Path, *more: object) -> list[object]:
     """Return the command of a training of STEPS steps that keeps every checkpoint."""
-    verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
-    return [*verb, *RESUMED, "--data-dir", idx, "--checkpoint-dir", checkpoints, *more]
+    return [*verb(world_size), *RESUMED, "--data-dir", idx, "--checkpoint-dir", checkpoints, *more]
+
+
+def verb(world_size: int) -> list[object]:
+    """Return the start of a command that trains with ``world_size`` ranks."""
+    return ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
 
 
 def node(rank: int, port: int, *, nnodes: int = 2, nproc: int = 2, **more: object) -> dict[str, object]:

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -173,6 +173,16 @@ class ForkServer:
     def _readline(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+
+class Trained(NamedTuple):
+    """A training that has ended: its checkpoint directory, and its termination message."""
+
+    folder: Path
+    message: dict[str, Any]
+
+
+Whole = Callable[..., Trained]
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer
 from tests.trainer.test_compare import check_losses, compare
+from tests.trainer.test_exactness import check_evaluations
 from tests.trainer.test_lessons import UNEVEN
 
 
@@ -48,6 +49,10 @@ def test_tutorials_launcher_passes_an_argument_that_lessons_accept(ddptrain: For
     argv = ("--nproc-per-node", 2, "--master-port", free_port(), start.__file__)
     run = ddptrain.run(*argv, module="torch.distributed.launch")
     assert run.output().count(": all_reduce of the ranks") == 3
+
+
+def test_ten_thousand_test_samples_are_evaluated_once_at_7_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    check_evaluations(ddptrain, tmp_path, 10_000, (1, 2, 3, 7))
 
 
 def test_torchrun_starts_a_training(ddptrain: ForkServer, idx: Path) -> None:

@@ -16,16 +16,17 @@ from ddptrain.config import Config
 from ddptrain.data.sampling import read_audit
 from ddptrain.distributed.device import has_bf16, uses_bf16
 from ddptrain.errors import RanksError
-from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
+from tests.trainer.builders import SMALL, verb
+from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 
 # 37 is not divisible by any number of ranks; the last batch of an epoch has four samples, so some ranks have none.
-UNEVEN = ("--data", "idx", "--batch-size", 37, "--epochs", 2, "--keep", 99)
+UNEVEN = (*SMALL, "--keep", 99)
 
 
-def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object) -> dict[str, Any]:
-    verb = ["train"] if world_size == 1 else ["launch", "--nproc-per-node", world_size]
-    return ddptrain.run(*verb, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more).message()
+def train(ddptrain: ForkServer, world_size: int, idx: Path, out: Path, *more: object, code: int = 0) -> dict[str, Any]:
+    argv = (*verb(world_size), *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, *more)
+    return ddptrain.run(*argv, code=code).message()
 
 
 def first_gradients(root: Path) -> torch.Tensor:
@@ -39,10 +40,9 @@ def first_gradients(root: Path) -> torch.Tensor:
 def test_first_gradients_in_single_precision_equal_one_process_to_1e6(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
+    settings = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off", "--stop-after", 1)
     for world_size in (1, 4):
-        out = tmp_path / str(world_size)
-        settings = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off", "--checkpoint-every", 1, "--epochs", 1)
-        train(ddptrain, world_size, idx, out, *settings)
+        train(ddptrain, world_size, idx, tmp_path / str(world_size), *settings, code=75)
     alone, four = first_gradients(tmp_path / "1"), first_gradients(tmp_path / "4")
     assert alone.norm() > 0.01
     assert (alone - four).norm() / alone.norm() < 1e-6
@@ -50,15 +50,15 @@ def test_first_gradients_in_single_precision_equal_one_process_to_1e6(
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_eval_in_one_process_gives_the_accuracy_that_the_ranks_recorded(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int
+    ddptrain: ForkServer, idx: Path, whole: Whole, world_size: int
 ) -> None:
-    message = train(ddptrain, world_size, idx, tmp_path)
-    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    evaluated = ddptrain.run("eval", "--checkpoint-dir", tmp_path, "--data-dir", idx)
+    folder, message = whole(world_size)
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    evaluated = ddptrain.run("eval", "--checkpoint-dir", folder, "--data-dir", idx)
     verdict = json.loads(evaluated.output().splitlines()[-1])
     assert verdict["accuracy"] == round(message["accuracy"], 8)
     assert verdict["checkpoint"] == message["checkpoint"]
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")), "eval only reads"
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")), "eval only reads"
 
 
 def test_run_resumes_with_another_number_of_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
@@ -78,20 +78,20 @@ def test_run_resumes_with_another_number_of_ranks(ddptrain: ForkServer, idx: Pat
         assert loss == pytest.approx(alone[step], rel=1e-10)
 
 
-def test_zero_gives_the_same_weights_and_ordinary_checkpoints(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    plain, spread = tmp_path / "plain", tmp_path / "spread"
-    train(ddptrain, 3, idx, plain)
-    verb = ("launch", "--nproc-per-node", 3, *UNEVEN, "--data-dir", idx, "--checkpoint-dir", spread)
-    ddptrain.run(*verb, "--zero", "--stop-after", 7, code=75)
-    train(ddptrain, 3, idx, spread)  # resumes without --zero, because the checkpoint is an ordinary one
-    whole, resumed = final_weights(plain), final_weights(spread)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def test_zero_gives_the_same_weights_and_ordinary_checkpoints(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    train(ddptrain, 3, idx, tmp_path, "--zero", "--stop-after", 7, code=75)
+    train(ddptrain, 3, idx, tmp_path)  # resumes without --zero, because the checkpoint is an ordinary one
+    plain, resumed = final_weights(whole(3).folder), final_weights(tmp_path)
+    assert all(torch.equal(plain[name], resumed[name]) for name in plain)
 
 
-def test_every_test_sample_is_evaluated_once_at_1_2_3_and_7_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
-    data = write_idx(tmp_path / "idx", train=64, test=10_000, zipped=False)
+def check_evaluations(ddptrain: ForkServer, tmp_path: Path, samples: int, worlds: tuple[int, ...]) -> None:
+    """Check that each test sample is evaluated once, with the same result at each number of ranks."""
+    data = write_idx(tmp_path / "idx", train=64, test=samples, zipped=False)
     results = set()
-    for world_size in (1, 2, 3, 7):
+    for world_size in worlds:
         out = tmp_path / str(world_size)
         message = ddptrain.run(
             "launch", "--nproc-per-node", world_size, "--data", "idx", "--data-dir", data, "--model", "mlp",
@@ -99,10 +99,14 @@ def test_every_test_sample_is_evaluated_once_at_1_2_3_and_7_ranks(ddptrain: Fork
         ).message()  # fmt: skip
         evaluated = read_audit(out)["eval"]
         assert len(evaluated) == 1
-        assert sorted(next(iter(evaluated.values()))) == list(range(10_000))
+        assert sorted(next(iter(evaluated.values()))) == list(range(samples))
         assert len(list(out.iterdir())) == world_size
         results.add((message["accuracy"], message["loss"]))
     assert len(results) == 1, "the same weights give the same sums to the last bit"
+
+
+def test_every_test_sample_is_evaluated_once_at_1_2_and_3_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    check_evaluations(ddptrain, tmp_path, 2_000, (1, 2, 3))
 
 
 def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
@@ -115,37 +119,38 @@ def test_bitwise_refuses_to_resume_with_another_number_of_threads(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     train(ddptrain, 2, idx, tmp_path / "whole", "--sync", "bitwise")
-    verb = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "cut", "--sync", "bitwise")
-    ddptrain.run(*verb, "--stop-after", 5, code=75)
-    refused = ddptrain.run(*verb, "--threads", 2, code=78)
+    cut = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "cut", "--sync", "bitwise")
+    ddptrain.run(*cut, "--stop-after", 5, code=75)
+    refused = ddptrain.run(*cut, "--threads", 2, code=78)
     assert "threads was 1, is 2" in refused.message()["message"]
-    ddptrain.run(*verb)
+    ddptrain.run(*cut)
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "state_dict"])
-def test_init_from_starts_with_the_given_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path, form: str) -> None:
-    message = train(ddptrain, 1, idx, tmp_path / "first")
+def test_init_from_starts_with_the_given_weights(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, form: str
+) -> None:
+    first, message = whole(1)
     place = message["checkpoint"]
-    source = tmp_path / "first" / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
+    source = first / f"run-{place['run']:06d}" / f"step-{place['step']:09d}.pt"
     if form == "state_dict":
-        torch.save(final_weights(tmp_path / "first"), tmp_path / "weights.pt")
+        torch.save(final_weights(first), tmp_path / "weights.pt")
         source = tmp_path / "weights.pt"
     elif form == "directory":
-        source = tmp_path / "first"
+        source = first
     out = tmp_path / "second"
     # With learning rate 0 the second run ends with the weights it started with, on all ranks.
     frozen = ("--init-from", source, "--optimizer", "sgd", "--lr", 0, "--epochs", 1)
     train(ddptrain, 2, idx, out, *frozen)
-    given, kept = final_weights(tmp_path / "first"), final_weights(out)
+    given, kept = final_weights(first), final_weights(out)
     assert all(torch.equal(given[name], kept[name]) for name in given)
 
 
 def test_a_run_resumes_with_the_same_initial_weights_elsewhere_and_refuses_others(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    train(ddptrain, 1, idx, tmp_path / "first")
-    weights = final_weights(tmp_path / "first")
+    weights = final_weights(whole(1).folder)
     torch.save(weights, tmp_path / "weights.pt")
     command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "out", "--checkpoint-every", 2)
     ddptrain.run(*command, "--init-from", tmp_path / "weights.pt", "--stop-after", 2, code=75)
@@ -197,7 +202,8 @@ def test_flags_that_need_a_gpu_are_refused_on_a_cpu(ddptrain: ForkServer, idx: P
 def test_bfloat16_is_used_and_recorded_if_the_processor_has_it(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     for wanted, used in (("auto", has_bf16()), ("off", False)):
         out = tmp_path / wanted
-        run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, "--bf16", wanted)
+        argv = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", out, "--bf16", wanted, "--stop-after", 1)
+        run = ddptrain.run(*argv, code=75)
         assert (", bfloat16;" in run.output()) is used
         assert {json.loads(path.read_text())["bf16"] for _, path in manifests(out, 1)} == {used}
     run = ddptrain.run("train", *UNEVEN, "--data-dir", idx, "--bf16", "on", "--dtype", "float64", code=71)
@@ -230,16 +236,16 @@ def test_zero_gives_the_same_weights_with_adamw_too(ddptrain: ForkServer, idx: P
 
 @pytest.mark.parametrize("sync", ["ddp", "manual", "bucketed"])
 def test_a_backend_by_name_forms_a_process_group_for_one_rank(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, sync: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, sync: str
 ) -> None:
-    train(ddptrain, 1, idx, tmp_path / "without", "--sync", sync)
-    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path / "with", "--sync", sync)
+    command = ("train", *UNEVEN, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--sync", sync)
     run = ddptrain.run(*command, "--backend", "gloo", "--chaos", "slow:0:1:destroy_process_group")
     assert "chaos: slow in phase destroy_process_group" in run.output(), "there was a group to destroy"
-    assert_same_end(tmp_path / "without", tmp_path / "with")
+    assert_same_end(whole(1).folder, tmp_path)  # whatever --sync is: a single rank has nothing to exchange
 
 
-def test_one_rank_with_deterministic_algorithms_trains(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    train(ddptrain, 1, idx, tmp_path / "without")
-    train(ddptrain, 1, idx, tmp_path / "with", "--deterministic")
-    assert_same_end(tmp_path / "without", tmp_path / "with")
+def test_one_rank_with_deterministic_algorithms_trains(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    train(ddptrain, 1, idx, tmp_path, "--deterministic")
+    assert_same_end(whole(1).folder, tmp_path)
