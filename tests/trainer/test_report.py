@@ -260,7 +260,7 @@ FIELDS = st.sampled_from(
 
 
 @given(st.sampled_from(["start", "train", "eval", "stopped"]), st.dictionaries(FIELDS, JUNK, min_size=1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_malformed_row_of_any_kind_still_gives_a_page(event: str, malformed: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -27,11 +27,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_idx(tmp_path_factory.mktemp("using"), train=200, test=2100)
 
 
-@pytest.fixture
-def checkpoints(ddptrain: ForkServer, data: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoints"
+@pytest.fixture(scope="module")
+def checkpoints(_server: ForkServer, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
     command = ("train", "--data", "idx", "--data-dir", data, "--batch-size", 32, "--epochs", 8)
-    ddptrain.run(*command, "--checkpoint-dir", folder)
+    _server.run(*command, "--checkpoint-dir", folder)
     return folder
 
 
@@ -48,11 +48,11 @@ def infer(ddptrain: ForkServer, world_size: int, data: Path, checkpoints: Path, 
     return runs[0]
 
 
-def test_infer_writes_the_same_file_in_index_order_with_1_2_3_and_7_ranks(
+def test_infer_writes_the_same_file_in_index_order_with_1_2_and_5_ranks(
     ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
     files = {}
-    for world_size in (1, 2, 3, 7):
+    for world_size in (1, 2, 5):  # of nine chunks
         out = tmp_path / f"{world_size}.csv"
         infer(ddptrain, world_size, data, checkpoints, out)
         files[world_size] = out.read_bytes()
@@ -69,10 +69,10 @@ def test_infer_writes_the_same_file_in_index_order_with_1_2_3_and_7_ranks(
 
 @pytest.mark.parametrize(("action", "code"), [("kill", -9), ("crash", 1)])
 def test_infer_reports_a_rank_lost_during_inference(
-    ddptrain: ForkServer, data: Path, checkpoints: Path, action: str, code: int
+    ddptrain: ForkServer, data: Path, checkpoints: Path, tmp_path: Path, *, action: str, code: int
 ) -> None:
     port, runs = free_port(), []
-    out = checkpoints / "predictions.csv"
+    out = tmp_path / "predictions.csv"
     for rank in (0, 1):
         env: dict[str, object] = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
         argv = ("infer", "--data-dir", data, "--checkpoint-dir", checkpoints, "--out", out)
