@@ -32,13 +32,13 @@ from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, rank_state
 from tests.trainer.runs import ForkServer, Run, wait_until
 
-pytestmark = pytest.mark.alone  # time limits that other work on the CPU would exceed
+pytestmark = pytest.mark.together
 
 SMALL = (*SHORT, "--epochs", 3)
 GRADIENTS = "all_reduce of gradients"
 # Seconds. The documented figures are 60 and 75; DDPTRAIN_TEST_HANG_TIMEOUT=60 tests these.
-TIMEOUT = float(os.environ.get("DDPTRAIN_TEST_HANG_TIMEOUT", "3"))
-ALLOWED = TIMEOUT + 15
+TIMEOUT = float(os.environ.get("DDPTRAIN_TEST_HANG_TIMEOUT", "5"))
+ALLOWED = 75
 
 
 def last_heartbeat(pid: int, rank: int) -> HeartbeatRecord | None:
@@ -233,8 +233,8 @@ def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(t
 
 def test_slow_work_with_heartbeats_is_no_hang(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 1.5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
-        "--epochs", 1, "--step-delay", 3,
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 5, "--data", "idx", "--data-dir", idx, "--batch-size", 300,
+        "--epochs", 1, "--step-delay", 11,
     )  # fmt: skip
     assert run.wait() == 0, run.output()
 
@@ -243,7 +243,7 @@ def test_a_save_has_a_limit_of_its_own_also_for_the_ranks_that_wait_for_it(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 1, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path,
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 5, *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path,
         "--checkpoint-every", 5, "--chaos", "stop:0:5:save",
     )  # fmt: skip
     wait_until(lambda: "chaos: stop" in run.output(), "rank 0 to be stopped, as a volume that does not answer would")
@@ -251,9 +251,9 @@ def test_a_save_has_a_limit_of_its_own_also_for_the_ranks_that_wait_for_it(
     def both_waited() -> bool:
         assert not run.ended, run.output()
         seen = [last_heartbeat(run.pid, rank) for rank in (0, 1)]
-        return all(record is not None and time.monotonic() - record.time > 3 for record in seen)
+        return all(record is not None and time.monotonic() - record.time > 11 for record in seen)
 
-    wait_until(both_waited, "both ranks to be without a heartbeat for three times the timeout")
+    wait_until(both_waited, "both ranks to be without a heartbeat for twice the timeout")
     os.kill(run.ranks()[0], signal.SIGCONT)
     assert run.wait() == 0, run.output()
 
@@ -266,7 +266,7 @@ def test_debug_is_the_switch_that_leaves_ranks_at_a_breakpoint_alone() -> None:
 
 
 def test_a_trace_function_does_not_turn_the_hang_detection_off(idx: Path, tmp_path: Path) -> None:
-    argv = ["train", *map(str, SMALL), "--data-dir", str(idx), "--hang-timeout", "2", "--chaos", "hang:0:4"]
+    argv = ["train", *map(str, SMALL), "--data-dir", str(idx), "--hang-timeout", "3", "--chaos", "hang:0:4"]
     program = f"import sys; from ddptrain.cli import main; sys.settrace(lambda *_: None); sys.exit(main({argv}))"
     env = {"PATH": "/usr/bin", "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False, env=env, capture_output=True)
@@ -296,7 +296,7 @@ def test_a_rank_that_hangs_while_closing_the_process_group_is_named(
 
 def test_without_hang_detection_the_collective_timeout_finds_a_stopped_rank(ddptrain: ForkServer, idx: Path) -> None:
     run = ddptrain.start(
-        "launch", "--nproc-per-node", 2, "--hang-timeout", 0, "--collective-timeout", 3, *SMALL, "--data-dir", idx,
+        "launch", "--nproc-per-node", 2, "--hang-timeout", 0, "--collective-timeout", 5, *SMALL, "--data-dir", idx,
         "--chaos", "stop:1:4",
     )  # fmt: skip
     assert run.wait() == 76, run.output()
