@@ -21,6 +21,8 @@ from tests.processes import free_port
 from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, wait_until
 
+pytestmark = pytest.mark.together
+
 
 def test_run_with_timeout_returns_the_result() -> None:
     assert run_with_timeout(60, lambda: {"run": 3, "paths": ["é"] * 50_000}) == {"run": 3, "paths": ["é"] * 50_000}
@@ -61,7 +63,7 @@ def _is_gone(pid: int) -> bool:
 
 def test_a_launcher_exits_although_the_reports_cannot_be_read(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
-    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.1)
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--step-delay", 0.3)
     zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
     zero.at_step(2)
     folder = tmp_path / "reports" / "u-0"

@@ -16,30 +16,29 @@ import pytest
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
 from ddptrain.fault_injection import Fault, planned
-from tests.trainer.builders import command
-from tests.trainer.runs import ForkServer, assert_same_end, wait_until
+from tests.trainer.builders import SAVING, command
+from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
+
+pytestmark = pytest.mark.together
 
 
 def test_the_attempt_after_a_crash_ends_with_the_weights_of_an_undisturbed_run(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    ddptrain.run(*command(2, idx, whole, "--model", "mlp"))
+    cut = tmp_path / "cut"
     run = ddptrain.run(*command(2, idx, cut, "--model", "mlp", "--chaos", "crash:1:7"), code=1)
     message = run.message()
     assert (message["rank"], message["exception"], message["cause"]) == (1, "RuntimeError", "own")
     assert "chaos: crash in phase batch of step 7" in run.output()
     again = {"DDPJOB_ATTEMPT": 2}  # the operator restarts the same command
     ddptrain.run(*command(2, idx, cut, "--model", "mlp", "--chaos", "crash:1:7"), env=again)
-    assert_same_end(whole, cut)
+    assert_same_end(whole(2, *SAVING, "--model", "mlp").folder, cut)
 
 
-def test_a_slow_rank_does_not_change_the_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    whole, slow = tmp_path / "whole", tmp_path / "slow"
-    ddptrain.run(*command(2, idx, whole, "--model", "mlp"))
-    run = ddptrain.run(*command(2, idx, slow, "--model", "mlp", "--chaos", "slow:1:25"))
+def test_a_slow_rank_does_not_change_the_weights(ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole) -> None:
+    run = ddptrain.run(*command(2, idx, tmp_path, "--model", "mlp", "--chaos", "slow:1:25"))
     assert "chaos: slow in phase batch of step 25" in run.output()
-    assert_same_end(whole, slow)
+    assert_same_end(whole(2, *SAVING, "--model", "mlp").folder, tmp_path)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 from ddptrain.checkpoint_files import Checkpoints, newest_valid, verify
 from ddptrain.errors import VolumeError
 from ddptrain.reporting.metrics import read_rows
-from tests.trainer.builders import command
+from tests.trainer.builders import SAVING, command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
-from tests.trainer.runs import ForkServer, assert_same_end, losses
+from tests.trainer.runs import ForkServer, Whole, assert_same_end, losses
 
 
 def content_of(run: int, step: int) -> bytes:
@@ -148,7 +148,7 @@ def test_last_save_on_a_full_volume_replaces_older_checkpoints(small_disk: Path)
 
 
 def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
-    ddptrain: ForkServer, idx: Path, small_disk: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, small_disk: Path, whole: Whole
 ) -> None:
     run = ddptrain.start(*command(2, idx, small_disk, "--model", "mlp", "--keep", 1, "--step-delay", 0.1))
     run.at_step(5)
@@ -162,8 +162,7 @@ def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     assert message["progress"]["checkpointProblem"] is None
     assert message["checkpoint"] == {"run": 1, "step": 27}
     assert "training continues without saving" in run.output()
-    ddptrain.run(*command(2, idx, tmp_path / "whole", "--model", "mlp"))
-    assert_same_end(tmp_path / "whole", small_disk)
+    assert_same_end(whole(2, *SAVING, "--model", "mlp").folder, small_disk)
     assert len(losses(small_disk)) == 27, "no row was lost or written twice"
     rows = read_rows(small_disk)
     assert [row["event"] for row in rows].count("refused") == 1

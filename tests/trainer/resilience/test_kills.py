@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.builders import STEPS, command
-from tests.trainer.runs import ForkServer, assert_same_end
+from tests.trainer.builders import SAVING, STEPS, command
+from tests.trainer.runs import ForkServer, Whole, assert_same_end
 
 KILLS = int(os.environ.get("DDPTRAIN_TEST_KILLS", "0"))
 PLACES = ("batch", "step", "all_reduce of gradients", "evaluate", "save")
@@ -30,19 +30,10 @@ def plans() -> list[tuple[int, int, int, str]]:
     return chosen if KILLS else [plan for plan in chosen if plan[1] in (0, plan[0] - 1)]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Return the checkpoint directory of an uninterrupted run, by world size."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    for world_size in (2, 3, 4):
-        _server.run(*command(world_size, idx, folder / str(world_size)))
-    return {world_size: folder / str(world_size) for world_size in (2, 3, 4)}
-
-
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_killed_runs_resume_to_the_weights_of_an_uninterrupted_run(
-    ddptrain: ForkServer, idx: Path, uninterrupted: dict[int, Path], tmp_path: Path, world_size: int
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, world_size: int
 ) -> None:
     for number, (_, rank, step, place) in enumerate(plan for plan in plans() if plan[0] == world_size):
         cut = tmp_path / str(number)
@@ -57,4 +48,4 @@ def test_killed_runs_resume_to_the_weights_of_an_uninterrupted_run(
                 f"{case}: the report has the last checkpoint even if rank 0 was killed"
             )
         ddptrain.run(*command(world_size, idx, cut))
-        assert_same_end(uninterrupted[world_size], cut)
+        assert_same_end(whole(world_size, *SAVING).folder, cut)

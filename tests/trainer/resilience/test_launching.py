@@ -18,12 +18,14 @@ from tests.processes import free_port
 from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, losses, wait_until
 
+pytestmark = pytest.mark.together
+
 
 def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "checkpoints", "--step-delay", 0.05)
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path / "checkpoints", "--step-delay", 0.2)
     # Node 1 starts first and must wait for the master's port to open.
     one = ddptrain.start(*command, env=node(1, port))
     zero = ddptrain.start(*command, env=node(0, port))
@@ -48,7 +50,7 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
 
 def test_a_node_that_loses_its_peer_exits_with_77(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
-    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.1)
+    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.3)
     zero, one = (ddptrain.start(*command, env=node(rank, port)) for rank in (0, 1))
     zero.at_step(2)
     os.killpg(one.pid, signal.SIGKILL)  # the launcher and, through it, its ranks
@@ -88,7 +90,7 @@ def test_a_killed_rank_is_named_although_a_stopped_one_delays_its_node(
 
 def test_a_missing_rank_is_named_after_the_rendezvous_timeout(ddptrain: ForkServer, idx: Path) -> None:
     port = free_port()
-    env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=3")
+    env = node(0, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=8")
     patient = node(1, port, nnodes=3, nproc=1, PET_RDZV_CONF="timeout=60")
     one = ddptrain.start("train", *SMALL, "--data-dir", idx, env=patient)
     wait_until(one.ranks, "rank 1 to be started, so that only rank 2 is missing in time")

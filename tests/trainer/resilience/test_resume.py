@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,20 +12,20 @@ import pytest
 
 from ddptrain.checkpoint_files import manifests, run_numbers
 from ddptrain.reporting.metrics import read_rows
-from tests.trainer.builders import RESUMED, STEPS, command
-from tests.trainer.runs import ForkServer, assert_same_end, final_weights, losses
+from tests.trainer.builders import RESUMED, SAVING, STEPS, command
+from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
+
+pytestmark = pytest.mark.together
 
 
 @pytest.mark.parametrize("killed", [(1, 0, 6, "cnn"), (2, 1, 11, "cnn"), (2, 0, 15, "mlp"), (4, 2, 13, "cnn")])
 def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, killed: tuple[int, int, int, str]
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, killed: tuple[int, int, int, str]
 ) -> None:
     world_size, victim, step, model = killed
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    ddptrain.run(*command(world_size, idx, whole, "--model", model))
-
-    first = ddptrain.start(*command(world_size, idx, cut, "--model", model, "--step-delay", 0.1))
+    cut = tmp_path / "cut"
+    first = ddptrain.start(*command(world_size, idx, cut, "--model", model, "--step-delay", 0.2))
     first.at_step(step)
     os.kill(first.ranks()[victim] if world_size > 1 else first.pid, signal.SIGKILL)
     assert first.wait() == (128 + signal.SIGKILL if world_size > 1 else -signal.SIGKILL)
@@ -38,15 +39,14 @@ def test_killed_and_resumed_run_ends_like_an_uninterrupted_one(
     assert resumed["step"] >= step // 4 * 4
     assert f"resumed from run 1, step {resumed['step']}" in second.output()
     assert [at for at, _ in losses(cut)] == list(range(1, STEPS + 1))
-    assert_same_end(whole, cut)
+    assert_same_end(whole(world_size, *SAVING, "--model", model).folder, cut)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_sigterm_saves_and_exits_with_75_and_the_resumed_run_loses_no_step(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, world_size: int
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, world_size: int
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    ddptrain.run(*command(world_size, idx, whole, "--checkpoint-every", 0))
+    cut = tmp_path / "cut"
     stopped = ddptrain.start(*command(world_size, idx, cut, "--checkpoint-every", 0, "--step-delay", 0.1))
     stopped.at_step(3)
     # Only one rank gets the signal, as when one node is drained; all must leave after the same step.
@@ -59,7 +59,7 @@ def test_sigterm_saves_and_exits_with_75_and_the_resumed_run_loses_no_step(
     second = ddptrain.run(*command(world_size, idx, cut, "--checkpoint-every", 0))
     assert second.message()["resumedFrom"] == message["checkpoint"]
     assert second.message()["progress"]["resumedFrom"] == message["checkpoint"]
-    assert_same_end(whole, cut)
+    assert_same_end(whole(world_size, *SAVING).folder, cut)
 
 
 def test_launcher_forwards_sigterm_to_its_ranks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
@@ -79,25 +79,24 @@ def test_sigterm_without_a_checkpoint_directory_exits_with_75_unsaved(ddptrain: 
 
 
 def test_finished_training_started_again_reports_so_and_writes_nothing(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, whole: Whole
 ) -> None:
-    first = ddptrain.run(*command(2, idx, tmp_path)).message()
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
-    again = ddptrain.run(*command(1, idx, tmp_path))
+    folder, first = whole(2, *SAVING)
+    before = {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+    again = ddptrain.run(*command(1, idx, folder))
     assert "already finished" in again.output()
     assert "resuming" not in again.output(), "there is nothing to resume, also with another number of ranks"
     message = again.message()
     assert (message["outcome"], message["code"]) == ("already finished", 0)
     assert (message["accuracy"], message["checkpoint"]) == (first["accuracy"], first["checkpoint"])
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
+    after = {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
     assert before == after, "not even a probe is written, because the volume may be read-only"
 
 
 def test_damaged_checkpoint_is_quarantined_and_the_previous_one_resumed(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    ddptrain.run(*command(1, idx, whole))
+    cut = tmp_path / "cut"
     run = ddptrain.start(*command(1, idx, cut, "--step-delay", 0.1))
     run.at_step(14)
     os.kill(run.pid, signal.SIGKILL)
@@ -111,11 +110,11 @@ def test_damaged_checkpoint_is_quarantined_and_the_previous_one_resumed(
     assert second.message()["resumedFrom"] == {"run": 1, "step": previous}
     assert f"step-{newest:09d}.json is unusable: content does not match its digest" in second.output()
     assert (cut / "run-000001" / f"step-{newest:09d}.pt.corrupt").exists()
-    assert_same_end(whole, cut)
+    assert_same_end(whole(1, *SAVING).folder, cut)
 
 
 def test_run_superseded_by_a_newer_one_exits_with_80(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    old = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.2))
+    old = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.6))
     old.at_step(2)
     new = ddptrain.start(*command(2, idx, tmp_path, "--step-delay", 0.01))
     assert new.wait() == 0, new.output()
@@ -126,15 +125,17 @@ def test_run_superseded_by_a_newer_one_exits_with_80(ddptrain: ForkServer, idx: 
     assert final_weights(tmp_path)
 
 
-def test_resume_with_another_configuration_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    ddptrain.run(*command(1, idx, tmp_path))
+def test_resume_with_another_configuration_is_refused_with_78(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    shutil.copytree(whole(1, *SAVING).folder, tmp_path, dirs_exist_ok=True)
     run = ddptrain.run(*command(1, idx, tmp_path, "--lr", 0.5), code=78)
     assert "lr 0.006 → 0.5" in run.message()["message"]
     assert run_numbers(tmp_path) == [1]
 
 
-def test_resume_with_other_data_is_refused_with_78(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
-    ddptrain.run(*command(1, idx, tmp_path / "checkpoints"))
+def test_resume_with_other_data_is_refused_with_78(ddptrain: ForkServer, tmp_path: Path, whole: Whole) -> None:
+    shutil.copytree(whole(1, *SAVING).folder, tmp_path / "checkpoints")
     other = write_idx(tmp_path / "other", seed=1)
     run = ddptrain.run(*command(1, other, tmp_path / "checkpoints"), code=78)
     assert "other data" in run.message()["message"]

@@ -14,9 +14,11 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import free_port
-from tests.trainer.builders import SMALL, command, node
-from tests.trainer.runs import ForkServer, assert_same_end, wait_until
+from tests.trainer.builders import SAVING, SMALL, command, node
+from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
 from tests.trainer.synthetic import write_idx
+
+pytestmark = pytest.mark.together
 
 
 def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int) -> list[object]:
@@ -24,25 +26,9 @@ def by_hand(idx: Path, checkpoints: Path, init: str, rank: int, world_size: int)
     return ["train", *SMALL, "--data-dir", idx, "--checkpoint-dir", checkpoints, *place]
 
 
-@pytest.fixture(scope="module")
-def launched(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the checkpoint directory of a whole run of two launched ranks."""
-    folder = tmp_path_factory.mktemp("launched")
-    _server.run(*command(2, idx, folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def launched_three(_server: ForkServer, idx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the checkpoint directory of a short run of three launched ranks."""
-    folder = tmp_path_factory.mktemp("launched-three")
-    _server.run("launch", "--nproc-per-node", 3, *SMALL, "--data-dir", idx, "--checkpoint-dir", folder)
-    return folder
-
-
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
 def test_ranks_started_by_hand_train_like_launched_ones(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched_three: Path, scheme: str
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole, scheme: str
 ) -> None:
     port = free_port()
     init = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path / 'meet'}", "env": "env"}[scheme]
@@ -50,27 +36,27 @@ def test_ranks_started_by_hand_train_like_launched_ones(
     ranks = [ddptrain.start(*by_hand(idx, tmp_path / "hand", init, rank, 3), env=env) for rank in (2, 1, 0)]
     for run in ranks:
         assert run.wait() == 0, run.output()
-    assert_same_end(launched_three, tmp_path / "hand")
+    assert_same_end(whole(3).folder, tmp_path / "hand")
 
 
 def test_ranks_with_the_argument_of_torch_distributed_launch_train_the_same(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
     env = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     argv = ["train", *command(2, idx, tmp_path / "launch")[3:]]
     given = (["--local-rank=0", *argv], [*argv, "--local_rank=1"])  # before the verb, as that launcher puts it
     runs = [ddptrain.start(*words, env=env | {"RANK": rank, "LOCAL_RANK": rank}) for rank, words in enumerate(given)]
     assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
-    assert_same_end(launched, tmp_path / "launch")
+    assert_same_end(whole(2, *SAVING).folder, tmp_path / "launch")
 
 
 def test_two_jobs_on_one_machine_take_ports_of_their_own(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
     runs = [ddptrain.start(*command(2, idx, tmp_path / name)) for name in ("one", "other")]
     assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
     for name in ("one", "other"):
-        assert_same_end(launched, tmp_path / name)
+        assert_same_end(whole(2, *SAVING).folder, tmp_path / name)
 
 
 def test_a_rank_of_another_job_with_the_same_port_does_not_join(ddptrain: ForkServer, idx: Path) -> None:
@@ -131,11 +117,11 @@ def test_a_backend_that_the_build_or_machine_lacks_is_refused(
 
 
 def test_spawned_ranks_train_like_forked_ones_and_write_their_logs(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
     more = ("--how", "spawn", "--log-dir", tmp_path / "logs", "--log-format", "json")
     run = ddptrain.run(*command(2, idx, tmp_path / "spawned", *more))
-    assert_same_end(launched, tmp_path / "spawned")
+    assert_same_end(whole(2, *SAVING).folder, tmp_path / "spawned")
     lines = [json.loads(line) for line in run.output().splitlines()]
     assert {line["rank"] for line in lines} == {0}
     assert any("finished: test accuracy" in line["message"] for line in lines)
@@ -148,7 +134,7 @@ def test_a_killed_spawned_rank_is_reported_like_a_forked_one(ddptrain: ForkServe
     assert (run.message()["rank"], run.message()["step"]) == (1, 3)
 
 
-def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, launched: Path) -> None:
+def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, whole: Whole) -> None:
     argv = map(str, command(2, idx, tmp_path / "torchrun", "--how", "torchrun", "--show-env"))
     done = subprocess.run(
         [sys.executable, "-m", "ddptrain", *argv],
@@ -156,14 +142,14 @@ def test_how_torchrun_trains_the_same_model(idx: Path, tmp_path: Path, launched:
         env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_end(launched, tmp_path / "torchrun")
+    assert_same_end(whole(2, *SAVING).folder, tmp_path / "torchrun")
     shown = [line.split() for line in done.stdout.splitlines() if line.startswith("environment: ")]
     assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=1"]
     assert all({"GROUP_RANK=0", "ROLE_WORLD_SIZE=2", "TORCHELASTIC_RESTART_COUNT=0"} <= set(words) for words in shown)
 
 
 def test_max_restarts_starts_the_ranks_again_and_they_resume(
-    ddptrain: ForkServer, idx: Path, tmp_path: Path, launched: Path
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
 ) -> None:
     more = ("--max-restarts", 1, "--chaos", "kill:1:11", "--log-format", "json", "--show-env")
     run = ddptrain.run(*command(2, idx, tmp_path / "cut", *more))
@@ -175,7 +161,7 @@ def test_max_restarts_starts_the_ranks_again_and_they_resume(
     assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=0", "RANK=1", "RANK=1"]
     assert sum("TORCHELASTIC_RESTART_COUNT=1" in words for words in shown) == 2
     assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
-    assert_same_end(launched, tmp_path / "cut")
+    assert_same_end(whole(2, *SAVING).folder, tmp_path / "cut")
 
 
 def test_after_max_restarts_the_last_failure_is_reported(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
