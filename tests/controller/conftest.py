@@ -8,6 +8,7 @@ from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
 from tests.faults import FaultProxy
+from tests.processes import tail
 
 NEVER = 86_400
 """A sweep interval so long that only watch events can report changes."""
@@ -38,5 +39,6 @@ def operator_behind_proxy(control_plane: ControlPlane, namespace: str, proxy: Fa
         control_plane, namespace, server=proxy.server, name="operator-behind-proxy", sweep_interval_seconds=NEVER
     )
     yield operator
-    if operator.process is not None:
+    if operator.is_alive:
         operator.kill()
+    print(tail(operator.log, lines=60))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from tests.controller.operator_process import OperatorProcess
 from tests.injection.cluster import Cluster, path_of
 from tests.injection.faults import At
-from tests.injection.operators import ForkedOperator
 from tests.injection.runs import NEVER, QUIET_SECONDS, Run
 from tests.injection.stories import STORIES
 from tests.processes import eventually_async
@@ -110,13 +110,13 @@ class Campaign:
     async def check_rest(self) -> None:
         """Start one operator for all namespaces of the finished runs. It must write nothing about their jobs."""
         namespace = await self.cluster.new_namespace()
-        operator = ForkedOperator(
-            self.cluster.plane, "", self.cluster.proxy.server, "at-rest", sweep_interval_seconds=NEVER
+        operator = OperatorProcess(
+            self.cluster.plane, "", server=self.cluster.proxy.server, name="at-rest", sweep_interval_seconds=NEVER
         )
         marker = Run(self.cluster, namespace, operators=0)
         async with marker:
             self.cluster.strays.clear()
-            operator.start()
+            operator.start(wait=False)
             try:
                 await marker.create_job()
                 await marker.until(

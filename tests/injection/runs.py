@@ -13,10 +13,10 @@ from aiohttp import web
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cluster.memory.store import Change
+from tests.controller.operator_process import OperatorProcess
 from tests.faults import Fault
 from tests.injection.cluster import WRITES, Cluster, path_of
 from tests.injection.faults import CRASHES, ERRORS_IN_A_ROW, EXPIRED, FAULTS, At
-from tests.injection.operators import ForkedOperator
 from tests.simulator.oracle import Outcome, check_history, story_of
 from tests.simulator.simulation import KEY
 
@@ -39,8 +39,12 @@ class Run:
         self.writes: list[str] = []
         self.injected = 0
         self.operators = [
-            ForkedOperator(
-                cluster.plane, namespace, cluster.proxy.server, f"operator-{number}", sweep_interval_seconds=NEVER
+            OperatorProcess(
+                cluster.plane,
+                namespace,
+                server=cluster.proxy.server,
+                name=f"operator-{number}",
+                sweep_interval_seconds=NEVER,
             )
             for number in range(operators)
         ]
@@ -52,7 +56,7 @@ class Run:
     async def __aenter__(self) -> "Run":
         self.cluster.rules[self.namespace] = self._rule
         for operator in self.operators:
-            operator.start()
+            operator.start(wait=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -172,7 +176,7 @@ class Run:
 
     def _restart(self) -> None:
         self.operators[0].kill()
-        self.operators[0].start()
+        self.operators[0].start(wait=False)
 
     # The oracle.
 

@@ -55,7 +55,7 @@ def test_operator_that_was_down_for_minutes_restarts_nothing(collecting_plane: C
         job = run.job() or {}
         body = {"status": earlier(job["status"], 2)}
         await run.cluster.request("PATCH", f"{path_of(names.DDPJOBS, job)}/status", body)
-        operator.start()
+        operator.start(wait=False)
         await goes_on(run, pods)
 
     in_a_run(collecting_plane, test)
@@ -103,7 +103,7 @@ def test_job_deleted_while_no_operator_runs_is_collected(collecting_plane: Contr
         await run.until("its pods are gone", lambda: not run.all_pods())
         await run.until("its Service is gone", lambda: not run.cluster.history.objects(names.SERVICES, run.namespace))
         writes = len(run.writes)
-        run.operators[0].start()
+        run.operators[0].start(wait=False)
         await run.create_job()
         await run.running_attempt()
         assert not [write for write in run.writes[writes:] if write.startswith("DELETE")]

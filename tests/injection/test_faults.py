@@ -15,7 +15,7 @@ from tests.injection.stories import STORIES
 ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(10_800 if ALL else 1_800)]
 SAMPLED_STORIES = ("success", "rank-failure", "drain")
-SAMPLE = 6
+SAMPLE = 12
 """One write of so many gets a fault of each kind; another one for each kind."""
 
 
@@ -34,14 +34,16 @@ def on(plane: ControlPlane, test: Callable[[Campaign], Awaitable[None]]) -> None
 
 
 def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
+    """Before or after each write in turn, both with DDPJOB_TEST_FAULTS=all."""
+
     async def test(campaign: Campaign) -> None:
         writes = dict(zip(STORIES, await asyncio.gather(*map(campaign.writes, STORIES)), strict=True))
         await campaign.compare(
             [
                 Case(story, At(kind, number + 1))
                 for story in STORIES
-                for kind in CRASHES
                 for number in range(len(writes[story]))
+                for kind in (CRASHES if ALL else CRASHES[number % 2 :][:1])
             ]
         )
         assert campaign.missed <= campaign.runs / 10
@@ -72,6 +74,6 @@ def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: Co
 
 def test_two_operators_at_once_change_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
     async def test(campaign: Campaign) -> None:
-        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(10 if ALL else 3)])
+        await campaign.compare([Case(story, operators=2) for story in STORIES for _ in range(10 if ALL else 1)])
 
     on(collecting_plane, test)
