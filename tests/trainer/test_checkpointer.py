@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
+from ddptrain.distributed.process_group import alone
 from ddptrain.errors import VolumeError
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger, effective_rows
@@ -28,7 +30,9 @@ def claimed(folder: Path | str, idx: Path) -> tuple[Checkpointer, MetricsLogger,
     progress = Progress(1, "idx")
     metrics = MetricsLogger(progress, Console(0, None), epochs=1, steps_per_epoch=LAST)
     schedule = Schedule(len(dataset.train_labels), 37, 1, seed=0)
-    checkpointer = Checkpointer(config, dataset, schedule, 1, bf16=False, metrics=metrics, log=print)
+    checkpointer = Checkpointer(
+        config, dataset, schedule, alone(torch.device("cpu")), bf16=False, metrics=metrics, log=print
+    )
     assert checkpointer.newest() is None
     checkpointer.claim(None)
     return checkpointer, metrics, progress

@@ -18,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.config import Config
 from ddptrain.data.batches import GlobalBatch, Piece
-from ddptrain.distributed.process_group import Group
+from ddptrain.distributed.process_group import Group, alone
 from ddptrain.distributed.topology import Ranks
 from ddptrain.heartbeat import Heartbeat
-from ddptrain.inference import alone
 from ddptrain.signals import StopFlag
 from ddptrain.training import models
 from ddptrain.training.gradient_sync import Bucketed, Ddp, GradientSync, Manual

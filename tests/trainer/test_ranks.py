@@ -32,6 +32,7 @@ from ddptrain.distributed.topology import (
 )
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.experiments import trials
+from ddptrain.jobs import Train
 from ddptrain.reporting.console import Console
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddptrain.worker import run_forked
@@ -238,7 +239,7 @@ def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatc
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
         run_forked(
-            Config(), Ranks(), Console(0, None), job="train", diagnostics=Diagnostics(-1, -1, -1, -1), reports=-1
+            Config(), Ranks(), Console(0, None), job=Train(), diagnostics=Diagnostics(-1, -1, -1, -1), reports=-1
         )
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import DataMissing
-from ddptrain.inference import read_png
+from ddptrain.inference.predict import read_png
 from ddptrain.launcher.node_reports import NodeReports
 from ddptrain.report_page import figure, page
 from ddptrain.report_page.history import History, read_history
@@ -161,7 +161,7 @@ def test_a_stopped_run_says_what_stopped_it(ddptrain: ForkServer, idx: Path, tmp
          "rank 3: ValueError: boom, after step 4"),
         ({"message": "loss is nan at step 5", "exception": "NotFinite", "step": 5}, "rank 3: loss is nan at step 5"),
         ({"message": "KeyError", "exception": "KeyError", "traceback": "…", "step": 0}, "rank 3: KeyError"),
-        ({"message": "network: refused", "preflight": {"checks": []}}, ""),
+        ({"message": "network: refused", "phase": "preflight"}, ""),
     ],
 )  # fmt: skip
 def test_a_cause_names_rank_exception_or_signal_and_step(tmp_path: Path, report: dict[str, Any], cause: str) -> None:

@@ -220,9 +220,9 @@ def ended(
 ) -> WorkerProcess:
     """Return an ended rank as the launcher has it after waitpid."""
     report = {"schema": 1, "code": code, "cause": cause, "rank": rank, "checkpoint": None}
-    text = json.dumps(report).encode() if reported else b""
+    text = json.dumps({"report": report, "result": None}).encode() if reported else b""
     diagnostics, status = Diagnostics.create(rank), signal_number or code << 8
-    return WorkerProcess(rank, 0, -1, -1, diagnostics, report=text, status=status, ended=at)
+    return WorkerProcess(rank, 0, -1, -1, diagnostics, ending=text, status=status, ended=at)
 
 
 def test_the_root_cause_is_the_killed_rank_though_its_peer_ended_first() -> None:

@@ -17,10 +17,9 @@ from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.sampling import Schedule
 from ddptrain.distributed.device import has_bf16
-from ddptrain.distributed.process_group import Group
+from ddptrain.distributed.process_group import Group, alone
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import UsageError
-from ddptrain.inference import alone
 from ddptrain.reporting.metrics import read_rows
 from ddptrain.signals import StopFlag
 from ddptrain.training import models, optim

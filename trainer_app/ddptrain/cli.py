@@ -17,9 +17,10 @@ from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError, UsageError
-from ddptrain.files import Json
 from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
+from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
+from ddptrain.reporting.termination import Ending
 from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddptrain.signals import StopFlag
 
@@ -221,34 +222,31 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    return Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop).run_here()
+    return Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, Train()).run_here().code
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     ignore_write_errors()
-    return int(_run_launcher(arguments, "train")["code"])
+    return _run_launcher(arguments, Train()).code
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    def show(report: Json) -> None:
-        if found := report.get("preflight"):
-            print(preflight_text(found, as_json=arguments.json), flush=True)
-
     from ddptrain.distributed import topology
 
-    if "RANK" not in topology.without_operator_rank(os.environ):
-        report = _run_launcher(arguments, "preflight")
-        if report.get("node") == 0:
-            show(report)
-        return int(report["code"])
-    stop, ranks = StopFlag.installed(), topology.from_rank_environment(os.environ)
-    from ddptrain.worker import Worker
+    if "RANK" in topology.without_operator_rank(os.environ):
+        stop, ranks = StopFlag.installed(), topology.from_rank_environment(os.environ)
+        from ddptrain.worker import Worker
 
-    worker = Worker(_training_config(arguments), ranks, Console(ranks.rank, None), stop, job="preflight")
-    return worker.run_here(show if ranks.is_zero else lambda _: None)
+        config, console = _training_config(arguments), Console(ranks.rank, None)
+        ending = Worker(config, ranks, console, stop, Preflight()).run_here()
+    else:
+        ending = _run_launcher(arguments, Preflight())
+    if ending.result:  # only rank 0 has it
+        print(preflight_text(ending.result, as_json=arguments.json), flush=True)
+    return ending.code
 
 
-def _run_launcher(arguments: argparse.Namespace, job: str) -> Json:
+def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Ending:
     from ddptrain.distributed import topology
     from ddptrain.launcher import launcher
 
@@ -259,8 +257,8 @@ def _run_launcher(arguments: argparse.Namespace, job: str) -> Json:
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = launcher.LaunchOptions(
-        given.get("how", "prefork"),
         job,
+        given.get("how", "prefork"),
         given.get("log_dir", ""),
         given.get("max_restarts", 0),
         fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
@@ -282,7 +280,7 @@ def _training_config(arguments: argparse.Namespace) -> Config:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference import evaluate_checkpoint
+    from ddptrain.inference.data_set import evaluate_checkpoint
 
     return evaluate_checkpoint(resolve_flags(arguments), run=arguments.run, step=arguments.step)
 
@@ -297,23 +295,22 @@ def _infer(arguments: argparse.Namespace) -> int:
             hint="without RANK, every pod would process all samples and write the same file",
             next_step="torchrun --nnodes N --nproc-per-node M … -m ddptrain infer …",
         )
-    from ddptrain.inference import Wanted
     from ddptrain.worker import Worker
 
-    wanted = Wanted(Path(arguments.out), arguments.split, arguments.run, arguments.step)
+    job = Infer(Path(arguments.out), arguments.split, arguments.run, arguments.step)
     config, ranks = resolve_flags(arguments), topology.from_rank_environment(os.environ)
-    return Worker(config, ranks, Console(ranks.rank, None), stop, job="infer", wanted=wanted).run_here()
+    return Worker(config, ranks, Console(ranks.rank, None), stop, job).run_here().code
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference import predict
+    from ddptrain.inference.predict import predict
 
     config = resolve_flags(arguments)
     return predict(config, arguments.images, weights_file=arguments.weights, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from ddptrain.inference import export
+    from ddptrain.inference.export import export
 
     config, out = resolve_flags(arguments), Path(arguments.out)
     return export(config, out, arguments.format, run=arguments.run, step=arguments.step)

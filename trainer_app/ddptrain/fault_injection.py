@@ -15,13 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ddptrain import files
 from ddptrain.config import Config
-from ddptrain.errors import UsageError
+from ddptrain.errors import UsageError, volume_error
 
 ACTIONS = ("crash", "kill", "stop", "hang", "slow", "oom", "diskfull")
 SLOW = 0.5  # seconds that ``slow`` adds to every step
-_BLOCK = 64 * 2**20
 
 
 @dataclass
@@ -51,42 +49,39 @@ class Fault:
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3] if len(parts) > 3 else "batch")
 
     def __call__(self, phase: str, step: int) -> None:
-        """Act if it is time: once, but ``slow`` at every step."""
-        if phase != self.phase or step < self.step or (self.occurred and self.action != "slow"):
-            return
-        if not self.occurred:
+        """Act if it is time: once, but ``slow`` at every step from then on, and ``diskfull`` at every save.
+
+        Raises:
+            VolumeError: the volume is full, says ``diskfull``.
+        """
+        begins = not self.occurred and phase == self.phase and step >= self.step
+        if begins:
             print(f"chaos: {self.action} in phase {phase} of step {step}", flush=True)
-        self.occurred = True
-        getattr(self, f"_{self.action}")()
+            self.occurred = True
+        if self.action == "slow" and self.occurred and phase == self.phase:
+            time.sleep(SLOW)
+        elif self.action == "diskfull" and self.occurred and phase in ("resume", "save"):
+            raise volume_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "the volume")
+        elif begins:
+            _act(self.action)
 
-    def _crash(self) -> None:
+
+def _act(action: str) -> None:
+    if action == "crash":
         raise RuntimeError("crash injected by --chaos")
-
-    def _kill(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _stop(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _hang(self) -> None:
-        """Block in C as in a collective: a mutex that is locked twice waits, and no signal handler ends the wait."""
+    if action in ("kill", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    if action == "hang":
+        # In C, as in a collective: a mutex that is locked twice waits, and no signal handler ends the wait.
         lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
         lock(mutex)
         lock(mutex)
-
-    def _slow(self) -> None:
-        time.sleep(SLOW)
-
-    def _oom(self) -> None:
-        """Allocate memory until the kernel kills this process; for containers with a memory limit."""
+    if action == "oom":  # allocate until the kernel kills this process; for containers with a memory limit
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - not a file
             score.write("1000")
         blocks = []
         while True:
-            blocks.append(b"\1" * _BLOCK)
-
-    def _diskfull(self) -> None:
-        files.refusal = errno.ENOSPC
+            blocks.append(b"\1" * 64 * 2**20)
 
 
 def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str, int], None] | None:

@@ -19,9 +19,6 @@ Json = dict[str, Any]
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
 
-# An errno set by fault_injection alone: every durable write fails with it, as on a full volume.
-refusal = 0
-
 
 def unique(name: str) -> str:
     """Return ``name`` with a suffix that no other process uses; process ids are not enough, pods often share them."""
@@ -38,8 +35,6 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
     Raises:
         OSError: it cannot be written; no temporary file is left.
     """
-    if refusal and durable:
-        raise OSError(refusal, os.strerror(refusal), str(path))
     temporary = path.with_name(f".{unique(path.name)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)

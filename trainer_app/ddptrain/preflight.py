@@ -32,6 +32,8 @@ from ddptrain.errors import (
     VolumeError,
 )
 from ddptrain.files import Json, unique, write_atomically
+from ddptrain.reporting import termination
+from ddptrain.reporting.termination import Ending
 
 MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
 SHOULD_AGREE = ("isa", "threads", "device")
@@ -51,6 +53,17 @@ def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json
     failed = [check["code"] for check in checks if check["verdict"] == "failed"]
     bandwidth = measure_bandwidths(group) if group.world_size > 1 and not failed else []
     return {"code": failed[0] if failed else 0, "worldSize": group.world_size, "checks": checks, "bandwidth": bandwidth}
+
+
+def ending_of(found: Json, *, rank: int) -> Ending:
+    """Return how a rank ends whose ``preflight`` gave ``found``, which rank 0 passes on."""
+    result = found if rank == 0 else None
+    bad = [check for check in found["checks"] if check["verdict"] == "failed"]
+    if not bad:
+        return Ending(termination.done("ready to train", rank=rank), result)
+    message = "; ".join(f"{check['check']}: {check['detail']}" for check in bad)
+    place = {"phase": "preflight"}
+    return Ending(termination.failed(found["code"], bad[0]["kind"], message, rank=rank, progress=place), result)
 
 
 def _facts(config: Config, group: Group, load: Callable[[], Dataset]) -> Json:

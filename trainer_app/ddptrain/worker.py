@@ -14,9 +14,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,17 +32,16 @@ from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
 from ddptrain.errors import Hang, Stopped, TrainerError, classify
 from ddptrain.files import dumps_json
 from ddptrain.heartbeat import Heartbeat
+from ddptrain.jobs import Infer, Job, Preflight, Train
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
+from ddptrain.reporting.termination import Ending
 from ddptrain.resources import keep_freed_memory, threads_per_rank
 from ddptrain.self_watchdog import SelfWatchdog
 from ddptrain.signals import STOP_SIGNALS, StopFlag
 from ddptrain.training import bitwise
-from ddptrain.training.trainer import Result, Trainer
-
-if TYPE_CHECKING:
-    from ddptrain.inference import Wanted
+from ddptrain.training.trainer import train
 
 _TRACE_LIMIT = 1.5  # seconds; a launcher ends the other ranks 2 s after the first one failed
 
@@ -53,8 +51,6 @@ class Worker:
     """Runs one rank and reports how it ended.
 
     Attributes:
-        job: train, preflight or infer.
-        wanted: what infer computes.
         diagnostics: where a launcher reads the heartbeat and the dumps; None without a launcher.
     """
 
@@ -62,8 +58,7 @@ class Worker:
     ranks: Ranks
     console: Console
     stop: StopFlag
-    job: str = "train"
-    wanted: Wanted | None = None
+    job: Job
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
@@ -71,32 +66,19 @@ class Worker:
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._heartbeat = Heartbeat(memory, fault_injection.planned(self.config, self.ranks.rank, os.environ))
         self._group: Group | None = None
-        self._timeout, self._description = DEFAULT_TIMEOUT, ""
+        self._timeout = DEFAULT_TIMEOUT
 
-    def run_here(self, on_report: Callable[[termination.Report], None] = lambda report: None) -> int:
-        """Run the job without a launcher, write the report, and return the exit code.
+    def run_here(self) -> Ending:
+        """Run the job without a launcher, and write the report. Never raises."""
+        return self.run(
+            lambda ending: termination.write(ending.report, termination.destination(), shared=self.ranks.world_size > 1)
+        )
 
-        Args:
-            on_report: also called with the report.
-        """
-
-        def deliver(report: termination.Report) -> None:
-            termination.write(report, termination.destination(), shared=self.ranks.world_size > 1)
-            on_report(report)
-
-        code = self.run(deliver)
-        if code and self.ranks.world_size > 1:
-            # The process group was left inside a collective: its destructor could wait for peers that never come.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
-
-    def run(self, deliver: Callable[[termination.Report], None]) -> int:
-        """Run the job and return the exit code. Never raises.
+    def run(self, deliver: Callable[[Ending], None]) -> Ending:
+        """Run the job. Never raises.
 
         Args:
-            deliver: takes the report, once; the watchdog may call it from its thread just before it ends the process.
+            deliver: takes the ending, once; the watchdog may call it from its thread just before it ends the process.
         """
 
         def terminate(error: Stopped | Hang) -> None:
@@ -112,28 +94,28 @@ class Worker:
         watchdog.start()
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
-            report = {"train": self._train, "preflight": self._preflight, "infer": self._infer}[self.job]()
+            match self.job:
+                case Train():
+                    ending = self._train()
+                case Preflight():
+                    ending = self._preflight()
+                case Infer():
+                    ending = self._infer(self.job)
         except BaseException as error:
             if self._group:
                 self._group.announce_exit(str(error))
-            report = self._failure(error)
+            ending = self._failure(error)
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
-        deliver(report)
-        if report["code"]:
-            self._end_trace(int(report["code"]))
-        return int(report["code"])
-
-    def _end_trace(self, code: int) -> None:
-        """Let a profiler write what it has, after the report; exit if the volume takes too long for that."""
-        if self._heartbeat.listener is None:
-            return
-        limit = threading.Timer(_TRACE_LIMIT, os._exit, (code,))
-        limit.daemon = True
-        limit.start()
-        with contextlib.suppress(Exception):  # the error that was reported is the one to end with
-            self._heartbeat.listener.failed()
-        limit.cancel()
+        deliver(ending)
+        if ending.code and self._heartbeat.listener:  # a profiler, which writes the trace that it has
+            limit = threading.Timer(_TRACE_LIMIT, os._exit, (ending.code,))  # the volume may not answer
+            limit.daemon = True
+            limit.start()
+            with contextlib.suppress(Exception):  # the error that was reported is the one to end with
+                self._heartbeat.listener.failed()
+            limit.cancel()
+        return ending
 
     def _join(self, next_phase: str) -> Group:
         """Set up device, threads and progress port, join the process group, and begin ``next_phase``."""
@@ -151,7 +133,12 @@ class Worker:
         threads = config.threads or (bitwise.THREADS if config.sync == "bitwise" else 0)
         torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node))
         uses_bf16(config, device)  # raises, before any rank is waited for, if it is impossible
-        self._serve_progress()
+        port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
+        if ranks.is_zero and port.isdecimal():
+            try:
+                self._progress.serve(int(port))
+            except (OSError, OverflowError) as error:
+                self.console.log(f"warning: no progress on port {port}: {error}")
         self._timeout = config.rendezvous_timeout or parse_rendezvous_timeout(os.environ.get("PET_RDZV_CONF", ""))
         if config.sync == "ddp":
             importlib.import_module("torch._dynamo")  # DDP does it, and once the group exists, it would keep the group
@@ -166,48 +153,58 @@ class Worker:
             heartbeat=self._heartbeat,
             also_alone=config.backend != "auto",
         )
-        where = f"{backend} on {device.type}" if self._group.has_process_group else device.type
-        self._description = f"{ranks.world_size} rank(s) on {ranks.nnodes} node(s), {where}"
         self._begin(next_phase)
         return self._group
 
-    def _preflight(self) -> termination.Report:
-        from ddptrain.preflight import preflight
+    def _preflight(self) -> Ending:
+        from ddptrain.preflight import ending_of, preflight
 
         group = self._join("preflight")
         found = preflight(self.config, group, self._load_data)
         group.close()
-        return termination.preflighted(found, rank=self.ranks.rank, node=self.ranks.node_rank)
+        return ending_of(found, rank=self.ranks.rank)
 
-    def _infer(self) -> termination.Report:
-        from ddptrain.inference import infer
+    def _infer(self, job: Infer) -> Ending:
+        from ddptrain.inference.data_set import infer
 
-        assert self.wanted is not None
         group = self._join("infer")
-        done = infer(self.config, group, self.wanted, self._timeout)
+        done = infer(self.config, group, self._timeout, job)
         self.console.log(done)
         group.close()
-        return termination.done(done, rank=self.ranks.rank)
+        return Ending(termination.done(done, rank=self.ranks.rank))
 
-    def _train(self) -> termination.Report:
-        config = self.config
+    def _train(self) -> Ending:
+        config, ranks = self.config, self.ranks
         group = self._join("data")
         dataset = group.run_on_all_ranks("data", self._load_data, self._timeout)
         # Nodes may differ. After the data: until then ranks wait in the store, which names a rank that failed.
         bf16 = all(group.gather(uses_bf16(config, group.device), "all_gather of bfloat16"))
+        device = group.device.type
+        where = f"{resolve_backend(config.backend, group.device)} on {device}" if group.has_process_group else device
         self.console.log(
-            f"ddptrain: {self._description}, {torch.get_num_threads()} thread(s) each"
-            f"{', bfloat16' if bf16 else ''}; "
+            f"ddptrain: {ranks.world_size} rank(s) on {ranks.nnodes} node(s), {where}, "
+            f"{torch.get_num_threads()} thread(s) each{', bfloat16' if bf16 else ''}; "
             f"{dataset.name}: {len(dataset.train_labels):,} samples, global batch {config.global_batch}, "
             f"{config.epochs} epoch(s)"
         )
-        trainer = Trainer(
-            config, dataset, group, bf16=bf16, progress=self._progress, console=self.console, stop=self.stop
-        )
-        result = trainer.run()
-        self._progress.update(phase="done", accuracy=result.evaluation["accuracy"], checkpoint=result.checkpoint)
+        result = train(config, dataset, group, bf16=bf16, progress=self._progress, console=self.console, stop=self.stop)
+        accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
+        self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
-        return self._success(result)
+        message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"
+        saved = f"; checkpoint {checkpoint_file(Path(config.checkpoint_dir), **place)}" if place else ""
+        self.console.log(f"{message}, loss {loss:.4f}{saved}")
+        report = termination.done(
+            message,
+            rank=ranks.rank,
+            outcome="already finished" if result.already_finished else "succeeded",
+            accuracy=accuracy,
+            loss=loss,
+            checkpoint=place,
+            resumedFrom=result.resumed_from,
+            progress=self._progress.snapshot(),
+        )
+        return Ending(report)
 
     def _begin(self, phase: str) -> None:
         self._progress.update(phase=phase)
@@ -217,56 +214,30 @@ class Worker:
         with self.stop.interruptible("data"):
             return download.load(self.config, log=self.console.log, alive=self._heartbeat.touch)
 
-    def _serve_progress(self) -> None:
-        port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
-        if not self.ranks.is_zero or not port.isdecimal():
-            return
-        try:
-            self._progress.serve(int(port))
-        except (OSError, OverflowError) as error:
-            self.console.log(f"warning: no progress on port {port}: {error}")
-
-    def _success(self, result: Result) -> termination.Report:
-        accuracy, loss = result.evaluation["accuracy"], result.evaluation["loss"]
-        before, place = result.already_finished, result.checkpoint
-        message = f"{'already finished' if before else 'finished'}: test accuracy {accuracy:.4f}"
-        saved = f"; checkpoint {checkpoint_file(Path(self.config.checkpoint_dir), **place)}" if place else ""
-        self.console.log(f"{message}, loss {loss:.4f}{saved}")
-        return termination.done(
-            message,
-            rank=self.ranks.rank,
-            outcome="already finished" if before else "succeeded",
-            accuracy=accuracy,
-            loss=loss,
-            checkpoint=place,
-            resumedFrom=result.resumed_from,
-            progress=self._progress.snapshot(),
-        )
-
-    def _failure(self, error: BaseException) -> termination.Report:
+    def _failure(self, error: BaseException) -> Ending:
         typed = classify(error)
         if isinstance(typed, TrainerError):
             print(typed.lines(), file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
-        return termination.failure(error, rank=self.ranks.rank, progress=self._progress.snapshot())
+        return Ending(termination.failure(error, rank=self.ranks.rank, progress=self._progress.snapshot()))
 
 
 def run_forked(
-    config: Config, ranks: Ranks, console: Console, *, job: str, diagnostics: Diagnostics, reports: int
+    config: Config, ranks: Ranks, console: Console, *, job: Job, diagnostics: Diagnostics, reports: int
 ) -> int:
     """Run one rank in a child of the launcher and return its exit code.
 
     Args:
-        reports: the pipe on which the launcher reads the report.
+        reports: the pipe on which the launcher reads the ending.
     """
 
-    def deliver(report: termination.Report) -> None:
+    def deliver(ending: Ending) -> None:
         with os.fdopen(reports, "wb") as pipe:
-            pipe.write(dumps_json(report).encode())
+            pipe.write(dumps_json(asdict(ending)).encode())
 
     # The runtime of CUDA does not survive a fork; the launcher must not have initialized it.
     assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
-    return Worker(config, ranks, console, stop, job=job, diagnostics=diagnostics).run(deliver)
+    return Worker(config, ranks, console, stop, job, diagnostics).run(deliver).code

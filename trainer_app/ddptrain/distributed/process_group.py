@@ -195,6 +195,11 @@ class Group:
         return outcome
 
 
+def alone(device: torch.device) -> Group:
+    """Return a group of this process only."""
+    return Group(Ranks(local_rank=0), device, None, StopFlag())
+
+
 def interface_variables(interface: str, nnodes: int) -> dict[str, str]:
     """Return the variables by which gloo and, between nodes, NCCL use exactly this network interface."""
     gloo = {"GLOO_SOCKET_IFNAME": interface}

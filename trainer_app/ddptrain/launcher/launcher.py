@@ -21,12 +21,13 @@ from ddptrain.config import Config
 from ddptrain.distributed.topology import Ranks, free_port
 from ddptrain.errors import Stopped, UsageError
 from ddptrain.files import make_directory
+from ddptrain.jobs import Preflight, Train
 from ddptrain.launcher import processes
 from ddptrain.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
 from ddptrain.launcher.node_reports import NodeReports, with_root_cause
 from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
-from ddptrain.reporting.termination import Report
+from ddptrain.reporting.termination import Ending, Report
 from ddptrain.resources import oom_kills, set_torch_defaults, uncollected_imports
 from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals
 
@@ -53,22 +54,21 @@ class LaunchOptions:
 
     Attributes:
         how: prefork, or spawn (a fresh interpreter per rank).
-        job: what each rank does: train or preflight.
         log_dir: also write each rank's output to ``rank-N.log`` there.
         max_restarts: how often the ranks are started again; only on a node that trains alone.
         fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
             keeps two jobs on one machine apart.
     """
 
+    job: Train | Preflight
     how: str = "prefork"
-    job: str = "train"
     log_dir: str = ""
     max_restarts: int = 0
     fixed_port: bool = False
 
 
-def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Report:
-    """Start this node's ranks, wait for them, and return the node's report: that of the root cause.
+def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
+    """Start this node's ranks, wait for them, and return how the node ended: the report is that of the root cause.
 
     Args:
         ranks: the node's place.
@@ -97,15 +97,16 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
         supervisor = Supervisor(config, _with_port(ranks, options), options, signals, reports)
-        report = supervisor.run()
-        if report["code"] in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
+        ending = supervisor.run()
+        if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
-        supervisor.printer.launcher_line(f"restart {restart + 1} of {options.max_restarts}: {report['message']}")
-    termination.write(report, termination.destination())
-    if report["code"] and "preflight" not in report:  # ``preflight`` prints its table last
-        for line in termination.root_cause_lines(report):
+        message = ending.report["message"]
+        supervisor.printer.launcher_line(f"restart {restart + 1} of {options.max_restarts}: {message}")
+    termination.write(ending.report, termination.destination())
+    if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
+        for line in termination.root_cause_lines(ending.report):
             supervisor.printer.launcher_line(line)
-    return report
+    return ending
 
 
 def _with_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
@@ -159,18 +160,19 @@ class Supervisor:
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
-    def run(self) -> Report:
-        """Run the ranks once and return the node's report."""
+    def run(self) -> Ending:
+        """Run the ranks once and return how the node ended."""
         options = self.options
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
             worker = processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
             self._workers.append(worker)
         self._supervise()
-        report = self._final_report()
+        result = next(filter(None, map(processes.result_of, self._workers)), None)
+        ending = Ending(self._final_report(), result)
         for worker in self._workers:
             worker.close()
-        return report
+        return ending
 
     def _supervise(self) -> None:
         """Return when all ranks have ended and their output is printed."""
@@ -180,7 +182,11 @@ class Supervisor:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)
             while any(worker.status is None for worker in self._workers):
-                for key, _ in selector.select(self._select_timeout()):
+                detector = self._active_detector()
+                limit = detector.interval if detector else None
+                if self._deadline is not None:
+                    limit = max(0.0, self._deadline - time.monotonic())
+                for key, _ in selector.select(limit):
                     if key.data is None:
                         os.read(self.signals.wakeup, 4096)
                     elif not self._read(key.data, key.fd):
@@ -194,12 +200,6 @@ class Supervisor:
             for descriptor in (worker.output, worker.reports):
                 while self._read(worker, descriptor, last=True):
                     pass
-
-    def _select_timeout(self) -> float | None:
-        if self._deadline is not None:
-            return max(0.0, self._deadline - time.monotonic())
-        detector = self._active_detector()
-        return detector.interval if detector else None
 
     def _active_detector(self) -> HangDetector | None:
         """Return None once the ranks have a deadline (a signal came or a peer failed) or were killed for a hang."""
@@ -215,7 +215,7 @@ class Supervisor:
             if not last:
                 return True
         if descriptor == worker.reports:
-            worker.report += data
+            worker.ending += data
             return bool(data)
         *lines, worker.unfinished = (worker.unfinished + data).split(b"\n")
         if not data and worker.unfinished:
@@ -306,14 +306,12 @@ class Supervisor:
             processes.run_with_timeout(_ANNOUNCE, lambda: _announce_killed(self.ranks, report))
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             lost_peer = several_nodes and cause == "peer"
-            if lost_peer and (other := self.reports.cause_on_another_node(self._is_told_to_stop)):
+            # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
+            told_to_stop = lambda: bool(self.stop_signal or STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
+            if lost_peer and (other := self.reports.cause_on_another_node(told_to_stop)):
                 report = with_root_cause(report, other)
             self.reports.write(report, self._states, [])
         return report
-
-    def _is_told_to_stop(self) -> bool:
-        """Return whether a stop signal came. The operator then has its verdict, and the next attempt waits for us."""
-        return self.stop_signal is not None or bool(STOP_SIGNALS & set(self.signals.pending))
 
     def _with_oom_kill(self, report: Report) -> Report:
         """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import json
 import os
+import pickle
 import re
 import select
 import signal
@@ -27,9 +28,11 @@ from ddptrain.config import Config
 from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import Stopped, UsageError, cuda_error
+from ddptrain.files import Json, dumps_json
+from ddptrain.jobs import Job
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
-from ddptrain.reporting.termination import Report
+from ddptrain.reporting.termination import Ending, Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
 _CHUNK = 65536
@@ -47,11 +50,11 @@ _OWN_CUDA = re.compile(r"CUDA error:|unhandled cuda error|uncorrectable ECC|\bXi
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a rank's process needs to know: its job (train or preflight) and the descriptors it writes to."""
+    """What a rank's process needs to know, with the descriptors that it writes to."""
 
     config: Config
     ranks: Ranks
-    job: str
+    job: Job
     output: int
     reports: int
     diagnostics: Diagnostics
@@ -71,7 +74,7 @@ class WorkerProcess:
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
     unfinished: bytes = b""
-    report: bytes = b""
+    ending: bytes = b""  # as JSON
     status: int | None = None
     ended: float = 0.0
     killed_by_us: bool = False
@@ -85,7 +88,7 @@ class WorkerProcess:
         self.diagnostics.close()
 
 
-def start(config: Config, ranks: Ranks, *, how: str, job: str, log_dir: str) -> WorkerProcess:
+def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
@@ -130,7 +133,7 @@ def _open_log(path: Path) -> BinaryIO:
 def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
     program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
     return subprocess.Popen(
-        [sys.executable, "-c", program, json.dumps(asdict(spec))],
+        [sys.executable, "-c", program, pickle.dumps(spec).hex()],
         stdout=spec.output,
         stderr=spec.output,
         pass_fds=(spec.output, spec.reports, *astuple(spec.diagnostics)),
@@ -139,11 +142,8 @@ def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
 
 def run_spawned() -> NoReturn:
     """Run the rank that the interpreter's first argument describes."""
-    fields = json.loads(sys.argv[1])
     ignore_write_errors()
-    fields["config"], fields["ranks"] = Config(**fields["config"]), Ranks(**fields["ranks"])
-    fields["diagnostics"] = Diagnostics(**fields["diagnostics"])
-    _run_worker(WorkerSpec(**fields))
+    _run_worker(pickle.loads(bytes.fromhex(sys.argv[1])))  # noqa: S301 - from the launcher
 
 
 def _run_worker(spec: WorkerSpec) -> NoReturn:
@@ -178,7 +178,7 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
         traceback.print_exc()
         report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})
         with contextlib.suppress(OSError):
-            os.write(spec.reports, termination.encode(report))
+            os.write(spec.reports, dumps_json(asdict(Ending(report))).encode())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -231,7 +231,10 @@ def root_cause(
     elif not failed:
         return reports[0][1]
     elif not unforced and stop_signal is not None:
-        return _killed_after_grace(failed[0][1], stop_signal)
+        name = signal.Signals(stop_signal).name
+        message = f"{name} was passed on, but no rank ended within the grace: killed, and nothing was saved"
+        stopped = Stopped(message, saved=False)
+        return termination.failure(stopped, rank=failed[0][1]["rank"], progress=failed[0][1])
     else:
         cause = min(unforced or failed, key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))[1]
     if cause.get("checkpoint") is None:  # only rank 0 knows it
@@ -239,12 +242,12 @@ def root_cause(
     return cause
 
 
-def _killed_after_grace(report: Report, stop_signal: int) -> Report:
-    name = signal.Signals(stop_signal).name
-    message = (
-        f"{name} was passed on, but no rank ended within the grace; killed, progress since the last checkpoint is lost"
-    )
-    return termination.failure(Stopped(message, saved=False), rank=report["rank"], progress=report)
+def result_of(worker: WorkerProcess) -> Json | None:
+    """Return the result of the rank's job; None if the job has none, or the rank could not send it."""
+    with contextlib.suppress(ValueError, KeyError):
+        result: Json | None = json.loads(worker.ending)["result"]
+        return result
+    return None
 
 
 def report_of(worker: WorkerProcess) -> Report:
@@ -252,7 +255,7 @@ def report_of(worker: WorkerProcess) -> Report:
     assert worker.status is not None
     code = os.waitstatus_to_exitcode(worker.status)
     with contextlib.suppress(ValueError, KeyError):
-        report: Report = json.loads(worker.report)
+        report: Report = json.loads(worker.ending)["report"]
         if report["code"] == code:
             return report
     last = worker.diagnostics.last_heartbeat()

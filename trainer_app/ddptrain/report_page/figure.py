@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from ddptrain.report_page.history import History, StepRow
+from ddptrain.report_page.history import History
 
 # The first four are the colours in which lessons draw.
 STYLE = """
@@ -46,7 +46,6 @@ STYLE = """
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
 _HEIGHTS = (200, 110, 90)
 _HITS = 90  # columns that show their numbers under the pointer
-_UNITS = 2**1074  # every float is a whole number of 1 / _UNITS
 _SMOOTHING = 80  # the strong line of the loss averages over two of so many parts of the training
 
 Places = Sequence[tuple[float, float]]
@@ -115,56 +114,46 @@ def _drawing(history: History, width: int, *, hits: bool) -> tuple[str, int, int
         *_accuracy(history, across, tops[1], bottoms[1]),
         *_speed(history, across, tops[2], bottoms[2]),
         *_restarts(history, across, tops, bottoms),
-        *_steps(across, bottoms[2] + 18),
-        _text((_LEFT + width - _RIGHT) / 2, bottoms[2] + 36, "step", "middle"),
     ]
+    for tick in across.ticks(int(across.end - across.start) // 100):
+        x = across(tick)
+        parts.append(_text(x, bottoms[2] + 18, f"{tick:,.0f}", "end" if x > across.end - 20 else "middle"))
+    parts.append(_text((_LEFT + width - _RIGHT) / 2, bottoms[2] + 36, "step", "middle"))
     if hits:
         parts += _hits(history, across, tops[0], bottoms[2])
     return "\n".join(parts), width, bottoms[2] + _BOTTOM
 
 
-def _steps(across: _Scale, y: float) -> list[str]:
-    ticks = [(across(tick), f"{tick:,.0f}") for tick in across.ticks(int(across.end - across.start) // 100)]
-    return [_text(x, y, label, "end" if x > across.end - 20 else "middle") for x, label in ticks]
-
-
 def _loss(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
     taken = [(step.step, step.loss) for step in history.steps if step.loss is not None]
-    tested = [(one.step, one.loss) for one in history.evaluations if one.loss is not None]
-    lost = [(step.step, step.loss) for step in history.lost if step.loss is not None]
-    values = [loss for _, loss in (*taken, *tested, *lost)]
+    tested = [(row.step, row.loss) for row in history.evaluations if row.loss is not None]
+    values = [loss for _, loss in (*taken, *tested)] + [step.loss for step in history.lost if step.loss is not None]
     is_log = bool(values) and min(values) > 0
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    margin = 1.12 if is_log else 0.06 * (high - low or 1.0)
-    down = (
-        _Scale(low / margin, high * margin, bottom, top, True)
-        if is_log
-        else _Scale(low - margin, high + margin, bottom, top)
-    )
-    parts = _panel("loss" + (" (logarithmic)" if is_log else ""), across, down, top, show=_plain, ticks=6)
-    parts.append(_path(_columns(_placed(taken, across, down)), "raw loss"))
+    margin = 0.06 * (high - low or 1.0)
+    low, high = (low / 1.12, high * 1.12) if is_log else (low - margin, high + margin)
+    down = _Scale(low, high, bottom, top, is_log)
+    name = "loss (logarithmic)" if is_log else "loss"
+    parts = _panel(name, across, down, top, show=lambda value: f"{value:.3g}", ticks=6)
+    parts.append(_path(_extremes(_placed(taken, across, down)), "raw loss"))
     reach = max(1, len(taken) // _SMOOTHING)
     for run in {step.run: None for step in history.lost}:
         of_run = [(step.step, step.loss) for step in history.lost if step.run == run and step.loss is not None]
-        parts.append(_path(_columns(_placed(_smooth(of_run, reach), across, down)), "lost"))
-    smooth = _thin(_placed(_smooth(taken, reach), across, down))
-    parts.append(_path(smooth, "line loss"))
-    parts += [_dot(x, y, "loss") for x, y in _placed(tested, across, down)]
+        parts.append(_path(_extremes(_placed(_smooth(of_run, reach), across, down)), "lost"))
+    parts.append(_path(_thin(_placed(_smooth(taken, reach), across, down)), "line loss"))
+    places = _placed(tested, across, down)
+    parts += [_dot(x, y, "loss") for x, y in places]
     if tested and len(tested) <= 40:
-        x, y = _placed(tested, across, down)[-1]
-        label, is_left = f"test {tested[-1][1]:.4f}", x + 90 > across.end
-        parts.append(
-            _text(x - 8, y - 7, label, "end", "value loss")
-            if is_left
-            else _text(x + 9, y + 4, label, "start", "value loss")
-        )
+        x, y = places[-1]
+        dx, dy, anchor = (-8, -7, "end") if x + 90 > across.end else (9, 4, "start")
+        parts.append(_text(x + dx, y + dy, f"test {tested[-1][1]:.4f}", anchor, "value loss"))
     if across.end - across.start > 600:
         parts.append(_text(across.end, top - 9, "line: training, smoothed · dots: test set", "end"))
     return parts
 
 
 def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
-    found = [(one.step, one.accuracy) for one in history.evaluations]
+    found = [(row.step, row.accuracy) for row in history.evaluations]
     low, high = (min(a for _, a in found), max(a for _, a in found)) if found else (0.0, 1.0)
     margin = max(0.35 * (high - low), 0.002)
     down = _Scale(max(0.0, low - margin), min(1.0, high + margin), bottom, top)
@@ -183,13 +172,13 @@ def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> li
 
 
 def _speed(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
-    parts, runs = [], {step.run: None for step in history.steps}
     found = [step.speed for step in history.steps if step.speed is not None]
     down = _Scale(0, max(found, default=1.0) * 1.1 or 1.0, bottom, top)
-    parts += _panel("samples per second", across, down, top, show=_thousands, ticks=4)
-    for run in runs:  # a new run starts its average anew
+    show = lambda value: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"  # noqa: E731
+    parts = _panel("samples per second", across, down, top, show=show, ticks=4)
+    for run in {step.run: None for step in history.steps}:  # a new run starts its average anew
         own = [(step.step, step.speed) for step in history.steps if step.run == run and step.speed is not None]
-        parts.append(_path(_columns(_placed(own, across, down)), "line speed"))
+        parts.append(_path(_extremes(_placed(own, across, down)), "line speed"))
     return parts
 
 
@@ -241,7 +230,7 @@ def _panel(
 
 
 def _hits(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
-    """Return invisible columns; the one under the pointer shows the numbers of its step. This needs no script."""
+    """Return invisible columns; the column under the pointer shows the numbers of its step. This needs no script."""
     if not history.steps:
         return []
     count = min(_HITS, len(history.steps))
@@ -251,50 +240,35 @@ def _hits(history: History, across: _Scale, top: float, bottom: float) -> list[s
     parts = []
     size = f'y="{top}" height="{bottom - top}"'
     for step, x, (left, right) in zip(shown, middles, pairwise(edges), strict=True):
+        loss = f"loss {step.loss:.4f}" if step.loss is not None else ""
+        numbers = f"step {step.step:,}", loss, f"{step.speed:,.0f} samples/s" if step.speed is not None else ""
         parts.append(
             f'<g class="hit"><rect x="{left:.1f}" width="{max(0.0, right - left):.1f}" {size}/>'
             f'<g><line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
-            + _text((across.start + across.end) / 2, top - 9, _numbers(step), "middle")
+            + _text((across.start + across.end) / 2, top - 9, " · ".join(filter(None, numbers)), "middle")
             + "</g></g>"
         )
     return parts
 
 
-def _numbers(step: StepRow) -> str:
-    parts = [f"step {step.step:,}"]
-    parts += [f"loss {step.loss:.4f}"] if step.loss is not None else []
-    parts += [f"{step.speed:,.0f} samples/s"] if step.speed is not None else []
-    return " · ".join(parts)
-
-
 def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, float]]:
-    """Return the mean of each value and up to ``reach`` on each side of it.
+    """Return the mean of each value and up to ``reach`` values on each side, the same number on both.
 
-    In the first ones it takes as many on both sides, because there a loss falls steeply.
+    Fewer values are used at the first steps, where a loss falls steeply, and at the last steps.
     """
-    result = []
-    total = first = end = 0  # the exact sum of a window: rounded ones would lose the values beside a very high one
+    values, result = [value for _, value in found], []
     for at, (step, _) in enumerate(found):
         left = min(reach, at)
-        right = min(left, len(found) - 1 - at)
-        while end <= at + right:
-            total, end = total + _exact(found[end][1]), end + 1
-        while first < at - left:
-            total, first = total - _exact(found[first][1]), first + 1
-        result.append((step, total / ((end - first) * _UNITS)))
+        window = values[at - left : at + min(left, len(values) - 1 - at) + 1]
+        result.append((step, math.fsum(window) / len(window)))
     return result
-
-
-def _exact(value: float) -> int:
-    numerator, denominator = value.as_integer_ratio()
-    return numerator * (_UNITS // denominator)
 
 
 def _placed(found: Sequence[tuple[int, float]], across: _Scale, down: _Scale) -> list[tuple[float, float]]:
     return [(across(step), down(value)) for step, value in found]
 
 
-def _columns(places: Places) -> Places:
+def _extremes(places: Places) -> Places:
     """Return at most two places per pixel column, its highest and its lowest, so that a long curve keeps its noise."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for place in places:
@@ -323,11 +297,3 @@ def _dot(x: float, y: float, kind: str) -> str:
 def _text(x: float, y: float, content: str, anchor: str, kind: str = "") -> str:
     attribute = f' class="{kind}"' if kind else ""
     return f'<text{attribute} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

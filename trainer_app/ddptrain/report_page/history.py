@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ddptrain.checkpoint_files import reading, run_folder
 from ddptrain.errors import DataMissing
 from ddptrain.launcher import node_reports
-from ddptrain.reporting.metrics import effective_rows, read_rows
+from ddptrain.reporting.metrics import RecordedMetrics, read_metrics, whole
 
 _LARGEST = 1e300  # what is not smaller cannot be drawn
 
@@ -21,13 +22,13 @@ _LARGEST = 1e300  # what is not smaller cannot be drawn
 class StepRow:
     """One training step.
 
-    ``loss``, ``rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw.
+    ``loss``, ``learning_rate`` and ``speed`` (samples per second) are None if they are not finite or too large to draw.
     """
 
     run: int
     step: int
     loss: float | None
-    rate: float | None
+    learning_rate: float | None
     speed: float | None
     time: float | None
 
@@ -100,60 +101,51 @@ def read_history(root: Path) -> History:
         DataMissing: there are no metrics, or they cannot be read.
     """
     with reading(root):
-        rows, counted = read_rows(root), effective_rows(root)
-    starts = {number: row for row in rows if row.get("event") == "start" and (number := _whole(row.get("run")))}
-    if not starts:
+        found = read_metrics(root)
+    if not found.starts:
         raise DataMissing(
             f"no metrics of a training in {root}",
             hint="a training writes metrics/run-000001.jsonl into its --checkpoint-dir, else to a path that it prints",
             next_step="name that directory",
         )
-    taken = [_step(row) for row in rows if row.get("event") == "train" and _whole(row.get("step"))]
-    kept = {(row["run"], row["step"]) for row in counted if row["event"] == "train"}
-    lost = [step for step in taken if (step.run, step.step) not in kept]
-    newest = starts[max(starts)]
-    stopped = [row for row in rows if row.get("event") == "stopped"]
-    stops = {_whole(row.get("run")): str(row.get("message") or "stopped") for row in stopped}
-    runs = [
-        replace(_run(root, number, starts[number], taken, lost), cause=stops.get(number, ""))
-        for number in sorted(starts)
-    ]
-    return History(
-        _with_causes(runs, root),
-        [_step(row) for row in counted if row["event"] == "train"],
-        lost,
-        [evaluated for row in counted if row["event"] == "eval" and (evaluated := _evaluated(row))],
-        _whole(newest.get("totalSteps")) or None,
-        str(newest.get("data", "")),
-    )
+    steps, lost, evaluations, stops = list[StepRow](), list[StepRow](), list[EvaluationRow](), dict[int, str]()
+    for row in found.rows:
+        run, step = row["run"], row["step"]
+        if row["event"] == "train" and step:
+            numbers = (_number(row.get(name)) for name in ("loss", "lr", "samplesPerSecond", "time"))
+            (steps if found.counts(row) else lost).append(StepRow(run, step, *numbers))
+        elif row["event"] == "stopped":
+            stops[run] = str(row.get("message") or "stopped")
+        elif found.counts(row) and (accuracy := _number(row.get("accuracy"))) is not None:
+            evaluations.append(EvaluationRow(run, step, accuracy, _number(row.get("loss"))))
+    for counted in (steps, evaluations):
+        counted.sort(key=lambda row: row.step)
+    newest = found.starts[max(found.starts)]
+    runs = [_run(root, number, found, steps, lost) for number in sorted(found.starts)]
+    runs = [replace(run, cause=stops.get(run.number, "")) for run in runs]
+    total_steps, data = whole(newest.get("totalSteps")) or None, str(newest.get("data", ""))
+    return History(_with_causes(runs, root), steps, lost, evaluations, total_steps, data)
 
 
-def _run(root: Path, number: int, start: Mapping[str, Any], taken: Iterable[StepRow], lost: Iterable[StepRow]) -> Run:
-    own = [step for step in taken if step.run == number]
+def _run(root: Path, number: int, found: RecordedMetrics, steps: list[StepRow], lost: list[StepRow]) -> Run:
+    start, origin = found.starts[number], found.origins[number]
+    own = [step for step in (*steps, *lost) if step.run == number]
     times = [time for time in (_number(start.get("time")), *(step.time for step in own)) if time is not None]
-    origin = start.get("resumedFrom")
-    resumed = _whole(origin.get("step")) if isinstance(origin, dict) else 0
-    attempt = start.get("attempt")
+    host, attempt, resumed = "", start.get("attempt"), origin[1] if origin else 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the folder of an old run may be gone
+        owner = json.loads((run_folder(root, number) / "owner.json").read_bytes())
+        host = str(owner.get("host") or "")
     return Run(
         number,
         "" if attempt is None else str(attempt),
-        _host(root, number),
-        _whole(start.get("worldSize")) or None,
+        host,
+        whole(start.get("worldSize")) or None,
         resumed,
         min(times, default=None),
         max(times, default=None),
         max((step.step for step in own), default=resumed),
         sum(step.run == number for step in lost),
     )
-
-
-def _host(root: Path, number: int) -> str:
-    """Return the host of the run's rank 0; empty if its folder is gone."""
-    try:
-        owner = json.loads((run_folder(root, number) / "owner.json").read_bytes())
-        return str(owner.get("host") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 def _with_causes(runs: list[Run], root: Path) -> list[Run]:
@@ -164,25 +156,18 @@ def _with_causes(runs: list[Run], root: Path) -> list[Run]:
     """
     base = root / node_reports.FOLDER
     attempts = [nodes for path in base.iterdir() if (nodes := node_reports.read(path))] if base.is_dir() else []
-    attempts.sort(key=_last_time)
-    return [_with_cause(run, following, attempts) for run, following in zip(runs, [*runs[1:], None], strict=True)]
-
-
-def _with_cause(run: Run, following: Run | None, attempts: Iterable[list[dict[str, Any]]]) -> Run:
-    if run.cause:  # it was stopped
-        return run
-    end = following.began if following and following.began else math.inf
-    for nodes in attempts:
-        report, _ = node_reports.merge_reports(nodes)
-        if run.began and run.began <= _last_time(nodes) <= end and "preflight" not in report:
-            reached = max(run.reached, (_whole(report.get("step")) or 1) - 1)
+    ended = [(max(float(node["time"]) for node in nodes), node_reports.merge_reports(nodes)[0]) for nodes in attempts]
+    ended = sorted((pair for pair in ended if pair[1].get("phase") != "preflight"), key=lambda pair: pair[0])
+    completed = []
+    for run, following in zip(runs, [*runs[1:], None], strict=True):
+        end = following.began if following and following.began else math.inf
+        report = next((report for time, report in ended if run.began and run.began <= time <= end), None)
+        if report and not run.cause:  # else it was stopped
+            reached = max(run.reached, (whole(report.get("step")) or 1) - 1)
             repeated = max(run.repeated, reached - following.resumed) if following else 0
-            return replace(run, cause=_cause(report), reached=reached, repeated=repeated)
-    return run
-
-
-def _last_time(nodes: Iterable[Mapping[str, Any]]) -> float:
-    return max(float(node["time"]) for node in nodes)
+            run = replace(run, cause=_cause(report), reached=reached, repeated=repeated)  # noqa: PLW2901
+        completed.append(run)
+    return completed
 
 
 def _cause(report: Mapping[str, Any]) -> str:
@@ -199,20 +184,5 @@ def _cause(report: Mapping[str, Any]) -> str:
     return f"{message}, {'in' if report.get('signal') else 'after'} step {step}"
 
 
-def _step(row: Mapping[str, Any]) -> StepRow:
-    numbers = (_number(row.get(name)) for name in ("loss", "lr", "samplesPerSecond", "time"))
-    return StepRow(_whole(row.get("run")), _whole(row.get("step")), *numbers)
-
-
-def _evaluated(row: Mapping[str, Any]) -> EvaluationRow | None:
-    accuracy = _number(row.get("accuracy"))
-    return None if accuracy is None else EvaluationRow(row["run"], row["step"], accuracy, _number(row.get("loss")))
-
-
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
-
-
-def _whole(value: Any) -> int:
-    """Return the value if it is a whole number that can be drawn, else 0."""
-    return value if isinstance(value, int) and abs(value) < _LARGEST else 0

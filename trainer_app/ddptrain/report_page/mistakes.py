@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddptrain import inference
 from ddptrain.checkpoint_files import Saved
 from ddptrain.config import Config
-from ddptrain.distributed.device import resolve_device
-from ddptrain.distributed.topology import Ranks
-from ddptrain.resources import threads_per_rank
+from ddptrain.inference.trained_model import as_trained, data_of, model_of, one_process
 from ddptrain.training.evaluate import forward_chunks, resident
 
 CLASSES = 10
@@ -65,14 +61,13 @@ def find_mistakes(config: Config, saved: Saved, content: bytes, most: int) -> Mi
     Raises:
         DataError, Mismatch, UsageError: the test set is absent, or not the one of the training.
     """
-    config = inference.as_trained(config, saved.manifest)
-    dataset = inference.data_of(config, saved.manifest["dataDigest"])
-    device = resolve_device(config, Ranks(local_rank=0))
-    torch.set_num_threads(config.threads or threads_per_rank(1))
-    model = inference.model_of(config, content, device, str(saved.path))
+    config = as_trained(config, saved.manifest)
+    dataset = data_of(config, saved.manifest)
+    group = one_process(config)
+    model = model_of(config, content, group.device, str(saved.path))
     probabilities = np.zeros((len(dataset.test_labels), CLASSES))
     with torch.no_grad():
-        for first, end, logits in forward_chunks(model, resident(dataset.test_images, device), inference.alone(device)):
+        for first, end, logits in forward_chunks(model, resident(dataset.test_images, group.device), group):
             probabilities[first:end] = logits.double().softmax(1).cpu().numpy()
     return mistakes_of(probabilities, dataset.test_labels, dataset.test_images, most)
 
@@ -104,13 +99,9 @@ def mistakes_of(
 
 
 def grey_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return a (height, width) image as PNG (RFC 2083): 8-bit grey, every row preceded by the filter number 0."""
+    """Return a (height, width) image as PNG."""
+    from PIL import Image
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    height, width = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 The trainer writes them through ``MetricsLogger``. ``effective_rows`` reads the files of all runs as if the training had
 never been interrupted; the experiments and people who plot a curve use it. Each run has its own file, because NFS does
-not append atomically: rows of an older attempt that still runs would overwrite those of the newer one.
+not append atomically: rows of an older attempt that still runs would overwrite rows of the newer attempt.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import VolumeError, volume_errors
-from ddptrain.files import dumps_json, share, write_atomically
+from ddptrain.files import Json, dumps_json, share, write_atomically
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
 
@@ -28,7 +29,6 @@ _OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
 _FLUSH_INTERVAL = 1.0  # seconds between writes of buffered rows, for readers that follow the file
 _SPEED_SMOOTHING = 0.9  # weight of the past in the moving average of the speed
 _LARGEST = 10**12  # number of a run or of a step
-_Origin = tuple[int, int]  # the run and the step of the checkpoint that a run resumed from
 
 
 class MetricsLogger:
@@ -192,7 +192,7 @@ class MetricsLogger:
                 os.fsync(self._file)
 
 
-def read_rows(path: Path | str) -> list[dict[str, Any]]:
+def read_rows(path: Path | str) -> list[Json]:
     """Return all rows of a checkpoint directory, run by run, or of one file. Incomplete lines are skipped."""
     root = Path(path)
     files = [root] if root.is_file() else [root / _OLDER_FILE, *sorted((root / FOLDER).glob("run-*.jsonl"))]
@@ -208,65 +208,71 @@ def read_rows(path: Path | str) -> list[dict[str, Any]]:
     return rows
 
 
-def effective_rows(path: Path | str, event: str | None = None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class RecordedMetrics:
+    """The metrics of all runs of a training, without rows whose numbers are malformed.
+
+    Attributes:
+        starts: the start row of each run, by the number of the run.
+        origins: the run and step that each run resumed from, by the number of the run; None for a run from step 0.
+        rows: the rows of steps, evaluations and stops, run by run.
+        last_steps: the last step that counts of the newest run and of each of its ancestors, by run.
+    """
+
+    starts: dict[int, Json]
+    origins: dict[int, tuple[int, int] | None]
+    rows: list[Json]
+    last_steps: dict[int, float]
+
+    def counts(self, row: Mapping[str, Any]) -> bool:
+        """Return whether the row belongs to the training as if it had never been interrupted."""
+        return bool(row["step"] <= self.last_steps.get(row["run"], -1))
+
+
+def read_metrics(path: Path | str) -> RecordedMetrics:
+    """Return the metrics in a checkpoint directory, or in the file of one run.
+
+    A run's ancestors are the run that it resumed from, up to the step where it resumed, and so on back to a run from
+    step 0. If a run does not say from which step it resumed, it has no ancestor, and a warning is printed.
+    """
+    starts: dict[int, Json] = {}
+    origins: dict[int, tuple[int, int] | None] = {}
+    rows = []
+    for row in read_rows(path):
+        run, step = whole(row.get("run")), whole(row.get("step"))
+        if run and row.get("event") == "start":
+            found = row.get("resumedFrom", "absent")
+            place = [whole(found.get(name)) for name in ("run", "step")] if isinstance(found, dict) else [None]
+            starts[run] = row
+            if None in place and found is not None:
+                said = f"warning: run {run} in {path}: resumedFrom is {str(found)[:100]}, not a run and a step"
+                print(f"{said}; the steps of earlier runs are not counted", file=sys.stderr)
+            origins[run] = None if None in place else (found["run"], found["step"])
+        elif run and step is not None and row.get("event") in ("train", "eval", "stopped"):
+            rows.append(row)
+    last_steps: dict[int, float] = {}
+    counted: tuple[int, float] | None = (max(origins, default=0), math.inf)
+    while counted and counted[0] in origins and counted[0] not in last_steps:
+        number, last = counted
+        last_steps[number] = min([last, *last_steps.values()])
+        counted = origins[number]
+    return RecordedMetrics(starts, origins, rows, last_steps)
+
+
+def effective_rows(path: Path | str, event: str | None = None) -> list[Json]:
     """Return the train and eval rows that count, in order of step: those of the newest run and of its ancestors.
 
-    All rows of the newest run count, then those of the run that it resumed from up to the step where it resumed, and so
-    on back to a run that started at step 0. Rows that a killed run wrote after its last checkpoint, and rows that an
-    older attempt still appends, are dropped. Incomplete lines are skipped. If a run does not say from which step it
-    resumed, the rows of earlier runs do not count, and a warning is printed.
+    Rows that a killed run wrote after its last checkpoint, and rows that an older attempt still appends, are dropped.
 
     Args:
         path: a checkpoint directory, or the file of one run.
         event: ``train`` or ``eval`` to return only those rows.
     """
-    origins: dict[int, _Origin | None] = {}
-    rows: list[dict[str, Any]] = []
-    for row in read_rows(path):
-        kind, run, step = row.get("event"), _whole(row.get("run")), _whole(row.get("step"))
-        if run is not None and kind == "start":
-            origins[run] = _origin(row, run, path)
-        elif run is not None and step is not None and kind in ("train", "eval"):
-            rows.append({**row, "run": run, "step": step})
-    last_steps = _ancestry(origins)
-    kept = [
-        row
-        for row in rows
-        if row["step"] <= last_steps.get(row["run"], -1) and (event is None or row["event"] == event)
-    ]
+    found, events = read_metrics(path), (event,) if event else ("train", "eval")
+    kept = [row for row in found.rows if row["event"] in events and found.counts(row)]
     return sorted(kept, key=lambda row: (row["step"], row["event"] == "eval"))
 
 
-def _origin(start: Mapping[str, Any], run: int, path: Path | str) -> _Origin | None:
-    """Return the run and step that a ``start`` row resumed from; None if it resumed from none, or does not say it."""
-    found = start.get("resumedFrom", "absent")
-    if isinstance(found, dict):
-        origin, step = _whole(found.get("run")), _whole(found.get("step"))
-        if origin is not None and step is not None:
-            return origin, step
-    if found is not None:
-        said = f"warning: run {run} in {path}: resumedFrom is {str(found)[:100]}, not a run and a step"
-        print(f"{said}; the steps of earlier runs are not counted", file=sys.stderr)
-    return None
-
-
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """Return the value as the number of a run or of a step; None if it cannot be one."""
-    try:
-        number = int(value)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return number if abs(number) <= _LARGEST else None
-
-
-def _ancestry(origins: Mapping[int, _Origin | None]) -> dict[int, float]:
-    """Return the last step that counts of the newest run and of each of its ancestors, by run."""
-    last_steps: dict[int, float] = {}
-    run, step = max(origins, default=0), math.inf
-    while run in origins and run not in last_steps:
-        last_steps[run] = step
-        origin = origins[run]
-        if origin is None:
-            break
-        run, step = origin[0], min(step, origin[1])
-    return last_steps
+    return value if type(value) is int and 0 <= value <= _LARGEST else None

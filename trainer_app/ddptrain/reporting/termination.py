@@ -12,13 +12,14 @@ import os
 import signal
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddptrain import exit_codes
 from ddptrain.errors import Stopped, TrainerError, classify
 from ddptrain.errors import where as innermost_frame
-from ddptrain.files import dumps_json
+from ddptrain.files import Json, dumps_json
 
 SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
 MAX_BYTES = 4096
@@ -34,21 +35,29 @@ _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 _ADVICE = 400  # bytes of hint and of next in a report that is too long
 DEFAULT_PATH = "/dev/termination-log"
-Report = dict[str, Any]
+Report = dict[str, Any]  # the fields of docs/trainer.md
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank or a node ended.
+
+    Attributes:
+        result: what its job found out, if that is more than success or failure: the result of ``preflight``.
+    """
+
+    report: Report
+    result: Json | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return int(self.report["code"])
 
 
 def done(message: str, *, rank: int, **fields: Any) -> Report:
     """Return the report of a rank that succeeded, with further ``fields``."""
     return {"schema": SCHEMA, "outcome": "succeeded", "code": 0, "rank": rank, "message": message} | fields
-
-
-def preflighted(found: Report, *, rank: int, node: int) -> Report:
-    """Return the report of a rank that ran ``preflight``; ``found`` is its result."""
-    bad = [check for check in found["checks"] if check["verdict"] == "failed"]
-    if not bad:
-        return done("ready to train", rank=rank, node=node, preflight=found)
-    message = "; ".join(f"{check['check']}: {check['detail']}" for check in bad)
-    return failed(found["code"], bad[0]["kind"], message, rank=rank, node=node, preflight=found)
 
 
 def failed(

@@ -67,19 +67,19 @@ class Checkpointer:
         config: Config,
         dataset: Dataset,
         schedule: Schedule,
-        world_size: int,
+        group: Group,
         *,
         bf16: bool,
         metrics: MetricsLogger,
         log: Callable[[str], None],
     ) -> None:
-        self._init_from = config.init_from
-        self._bitwise, self._schedule, self._metrics, self._log = config.sync == "bitwise", schedule, metrics, log
+        self._config, self._schedule, self._metrics, self._log = config, schedule, metrics, log
+        self._heartbeat = group.heartbeat
         self._checkpoints: Checkpoints | None = None
         if config.checkpoint_dir:
             self._checkpoints = Checkpoints(Path(config.checkpoint_dir), keep=config.keep, keep_best=config.keep_best)
         self.facts: dict[str, Any] = {
-            "worldSize": world_size,
+            "worldSize": group.world_size,
             "data": dataset.name,
             "dataDigest": dataset.digest,
             "config": config.identity(),
@@ -114,13 +114,13 @@ class Checkpointer:
         self.facts["initFrom"] = self._check_init_from(manifest)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
-            if changed and self._bitwise:
+            if changed and self._config.sync == "bitwise":
                 raise ConfigMismatch(
                     f"--sync bitwise cannot continue here with the same bits: {', '.join(changed)}",
                     hint="the last bits of a sum depend on the threads, the kind of processor and the version of torch",
                     next_step="continue where the run began, use its --threads, or start in another --checkpoint-dir",
                 )
-            if changed or (not self._bitwise and manifest.get("worldSize") != self.facts["worldSize"]):
+            if changed or (self._config.sync != "bitwise" and manifest.get("worldSize") != self.facts["worldSize"]):
                 self._log(
                     "resuming on another world size, threads, CPU or torch: equal up to rounding, not bit for bit"
                 )
@@ -128,10 +128,10 @@ class Checkpointer:
 
     def read_initial_weights(self) -> bytes:
         """Return the content of ``--init-from`` and record its digest in later manifests; empty without the flag."""
-        if not self._init_from:
+        if not self._config.init_from:
             return b""
-        content = weights.read(Path(self._init_from))
-        self.facts["initFrom"] = {"path": self._init_from, "sha256": hashlib.sha256(content).hexdigest()}
+        content = weights.read(Path(self._config.init_from))
+        self.facts["initFrom"] = {"path": self._config.init_from, "sha256": hashlib.sha256(content).hexdigest()}
         return content
 
     def _check_init_from(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -147,14 +147,14 @@ class Checkpointer:
         recorded: dict[str, Any] | None = manifest.get("initFrom") or (
             {"path": older, "sha256": None} if older else None
         )
-        path = Path(self._init_from)
-        if recorded and self._init_from == recorded["path"] and (path.is_dir() or not path.exists()):
+        path = Path(self._config.init_from)
+        if recorded and self._config.init_from == recorded["path"] and (path.is_dir() or not path.exists()):
             return recorded
-        if recorded and self._init_from:
+        if recorded and self._config.init_from:
             sha256 = hashlib.sha256(weights.read(path)).hexdigest()
-            same = sha256 == recorded["sha256"] if recorded["sha256"] else self._init_from == recorded["path"]
+            same = sha256 == recorded["sha256"] if recorded["sha256"] else self._config.init_from == recorded["path"]
         else:
-            same = not recorded and not self._init_from
+            same = not recorded and not self._config.init_from
         if not same:
             theirs = f"{recorded['path']}, SHA-256 {str(recorded['sha256'])[:16]}…" if recorded else "none"
             raise ConfigMismatch(
@@ -193,25 +193,26 @@ class Checkpointer:
             Superseded: a newer start has claimed a higher run.
             VolumeError: the checkpoint of the last step could not be written.
         """
-        flushed = self._metrics.flush(step)  # rows reach the disk before the checkpoint that makes them final
-        if self._checkpoints is None:
-            return SaveResult(None, "no --checkpoint-dir")
         last = step == self._schedule.total_steps
-        if not flushed and not last:
-            return SaveResult(None, _REFUSED)
-        values, content = state(), io.BytesIO()
-        if not all(bool(value.isfinite().all()) for value in values["model"].values()):
-            return SaveResult(None, _NOT_FINITE)  # the next loss will not be finite either, and end the training
-        torch.save(values, content)
-        epoch, position, _ = self._schedule.bounds(step)
-        facts = {
-            **self.facts,
-            "cursor": {"epoch": epoch, "position": position},
-            "evaluation": evaluation.as_dict() if evaluation else None,
-            "complete": last,
-            "time": time.time(),
-        }
         try:
+            self._heartbeat.mark("save", limit=self._config.volume_timeout)
+            flushed = self._metrics.flush(step)  # rows reach the disk before the checkpoint that makes them final
+            if self._checkpoints is None:
+                return SaveResult(None, "no --checkpoint-dir")
+            if not flushed and not last:
+                return SaveResult(None, _REFUSED)
+            values, content = state(), io.BytesIO()
+            if not all(bool(value.isfinite().all()) for value in values["model"].values()):
+                return SaveResult(None, _NOT_FINITE)  # the next loss will not be finite either, and end the training
+            torch.save(values, content)
+            epoch, position, _ = self._schedule.bounds(step)
+            facts = {
+                **self.facts,
+                "cursor": {"epoch": epoch, "position": position},
+                "evaluation": evaluation.as_dict() if evaluation else None,
+                "complete": last,
+                "time": time.time(),
+            }
             saved = self._checkpoints.save(step, content.getvalue(), facts, last=last)
         except VolumeError as error:
             if last:

@@ -1,0 +1,1 @@
+"""The verbs that use a trained model: ``eval``, ``infer``, ``predict`` and ``export``. They only read checkpoints."""
