@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, volume_error
+from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, volume_errors
 from ddptrain.files import Json, dumps_json, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
@@ -193,16 +193,6 @@ def set_aside(manifest_path: Path, suffix: str) -> None:
             path.rename(path.with_name(f"{path.name}.{suffix}"))
 
 
-def drop_from_cache(path: Path) -> None:
-    """Make the next read of a synced file come from the volume, if the file system supports it."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBING = 60.0  # seconds; a probe file that is older belongs to a dead process
 
@@ -230,7 +220,7 @@ class Checkpoints:
         Raises:
             VolumeError: it cannot be written.
         """
-        with self._writing():
+        with volume_errors(self.root):
             if not self.root.is_dir():
                 self.root.mkdir(parents=True, exist_ok=True)
                 share(self.root, 0o2775)
@@ -251,14 +241,14 @@ class Checkpoints:
                 done = f"cannot be renamed: {error.strerror}"
             log(f"checkpoint {path} is unusable: {reason}; {done}")
 
-        with self._writing():
+        with volume_errors(self.root):
             found = newest_valid(self.root, quarantine)
         self.last = found[0] if found else None
         return found
 
     def claim(self, owner: Mapping[str, Any]) -> int:
         """Claim the next run number by an exclusive mkdir, and write ``owner.json`` into it. Return the number."""
-        with self._writing():
+        with volume_errors(self.root):
             while True:
                 number = max(run_numbers(self.root), default=0) + 1
                 folder = run_folder(self.root, number)
@@ -288,50 +278,46 @@ class Checkpoints:
             Superseded: a newer start has claimed a higher run.
             VolumeError: it cannot be written. Earlier checkpoints are untouched, and no temporary file is left.
         """
-        self.check_superseded()
-        try:
-            return self._save(step, content, facts)
-        except OSError as error:
-            self.check_superseded()  # a newer run may have deleted the file being written
-            if not (last and error.errno in _FULL):
-                raise volume_error(error, error.filename or self.root) from error
-        with self._writing():
+        with volume_errors(self.root):
+            self._check_superseded()
+            try:
+                return self._save(step, content, facts)
+            except OSError as error:
+                self._check_superseded()  # a newer run may have deleted the file being written
+                if not (last and error.errno in _FULL):
+                    raise
             self._retire(1, keep_best=False)
             return self._save(step, content, facts)
 
     def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
         path = checkpoint_file(self.root, self.run, step)
+        manifest_path = path.with_suffix(".json")
         digest = hashlib.sha256(content).hexdigest()
         manifest = {**facts, "format": FORMAT, "run": self.run, "step": step, "sha256": digest, "bytes": len(content)}
         manifest["seal"] = seal(manifest)
         first = self.last is None or self.last.run != self.run
         try:
             write_atomically(path, content)
-            write_atomically(path.with_suffix(".json"), dumps_json(manifest, indent=1).encode())
-            # The parent's checkpoint is kept until the first save of this run has been read back.
-            if first:
-                self._read_back(path)
+            write_atomically(manifest_path, dumps_json(manifest, indent=1).encode())
+            if first:  # until this checkpoint is read back, the newest one of the run before is kept
+                for file in (path, manifest_path):
+                    _drop_from_cache(file)
+                if reason := verify(manifest_path)[0]:
+                    raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
         except OSError:
-            self._clear_own_leftovers(path)
+            with contextlib.suppress(OSError):
+                if not manifest_path.exists():
+                    path.unlink(missing_ok=True)
+                for leftover in path.parent.glob(".step-*.tmp"):
+                    leftover.unlink(missing_ok=True)
             raise
         self.last = Saved(self.run, step, path, manifest)
-        # Only an evaluation or the next loss shows whether the weights have diverged: until then the one before stays.
+        # Only an evaluation or the next loss shows whether the weights have diverged: until then keep another one.
         keep = self._keep if manifest.get("evaluation") else max(self._keep, 2)
         self._retire(keep, keep_best=self._keep_best)
         if first:
             self._remove_old_runs()
         return self.last
-
-    def _read_back(self, path: Path) -> None:
-        """Verify the new checkpoint as the volume holds it, and not as this machine's page cache does.
-
-        Raises:
-            OSError: it is damaged.
-        """
-        for file in (path, path.with_suffix(".json")):
-            drop_from_cache(file)
-        if reason := verify(path.with_suffix(".json"))[0]:
-            raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
 
     def _remove_old_runs(self) -> None:
         """Remove the folders of earlier runs that hold nothing any more, so that a save need not search them.
@@ -345,10 +331,8 @@ class Checkpoints:
                     (folder / "owner.json").unlink(missing_ok=True)
                     folder.rmdir()
 
-    def check_superseded(self) -> None:
-        """Raise Superseded if a higher run exists."""
-        with self._writing():
-            highest = max(run_numbers(self.root), default=0)
+    def _check_superseded(self) -> None:
+        highest = max(run_numbers(self.root), default=0)
         if highest > self.run:
             raise Superseded(
                 f"run {highest} has claimed {self.root}; this is run {self.run}",
@@ -360,21 +344,11 @@ class Checkpoints:
         """Delete temporary and incomplete files of earlier runs; their writers are dead or superseded."""
         leftovers = list(self.root.glob(".progress.json.*.tmp"))
         leftovers += [path for path in self.root.glob(".*probe.*") if path.stat().st_mtime < time.time() - _PROBING]
-        for run in run_numbers(self.root):
-            if run < self.run:
-                folder = run_folder(self.root, run)
-                leftovers += folder.glob(".step-*.tmp")  # not owner.json: another start may be writing it now
-                leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
+        for folder in [run_folder(self.root, run) for run in run_numbers(self.root) if run < self.run]:
+            leftovers += folder.glob(".step-*.tmp")  # not owner.json: another start may be writing it now
+            leftovers += [path for path in folder.glob("step-*.pt") if not path.with_suffix(".json").exists()]
         for path in leftovers:
             path.unlink(missing_ok=True)
-
-    def _clear_own_leftovers(self, content: Path) -> None:
-        """Delete what a failed save left: its content without a manifest, and temporary files."""
-        with contextlib.suppress(OSError):
-            if not content.with_suffix(".json").exists():
-                content.unlink(missing_ok=True)
-            for path in content.parent.glob(".step-*.tmp"):
-                path.unlink(missing_ok=True)
 
     def _retire(self, keep: int, *, keep_best: bool) -> None:
         """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first."""
@@ -382,16 +356,15 @@ class Checkpoints:
         best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:
-                with contextlib.suppress(OSError):  # one that cannot be deleted stays
+                with contextlib.suppress(OSError):  # a file that cannot be deleted stays
                     path.unlink(missing_ok=True)
                     path.with_suffix(".pt").unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise volume_error(error, error.filename or self.root) from error
+
+def _drop_from_cache(path: Path) -> None:
+    """Make the next read of a synced file come from the volume, if the file system supports it."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _accuracy(manifest_path: Path) -> float:

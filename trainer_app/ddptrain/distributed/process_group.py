@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from ddptrain.distributed.rendezvous import EXIT_KEY, connect_store, key_prefix, wait_for_all_ranks, wait_for_key
+from ddptrain.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
 from ddptrain.distributed.topology import Ranks, route_interface
 from ddptrain.errors import Hang, PeerLost, RendezvousError
 from ddptrain.heartbeat import Heartbeat
@@ -231,9 +231,9 @@ def join_group(
     if ranks.world_size == 1:
         store = HashStore()  # in memory, so it needs no port
     else:
-        deadline = time.monotonic() + rendezvous_timeout
-        store = PrefixStore(key_prefix(os.environ), connect_store(ranks, deadline, stop, heartbeat))
-        wait_for_all_ranks(store, ranks, deadline, stop, heartbeat, backend=backend)
+        rendezvous = Rendezvous(ranks, time.monotonic() + rendezvous_timeout, stop, heartbeat)
+        store = PrefixStore(key_prefix(os.environ), rendezvous.connect())
+        rendezvous.wait_for_all_ranks(store, backend)
     if not ranks.init_file and (interface := route_interface(ranks.master_addr)):
         for name, value in interface_variables(interface, ranks.nnodes).items():
             os.environ.setdefault(name, value)

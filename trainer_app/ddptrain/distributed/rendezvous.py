@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +29,7 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this key
 _REPLY_TIMEOUT = 2.0  # seconds for a store to answer a new connection
 _VERDICT_READ = 5.0  # seconds that rank 0 keeps the store up for the others to read why it fails
+_POLL = 0.02  # seconds
 
 
 def parse_rendezvous_timeout(rdzv_conf: str) -> float:
@@ -45,60 +47,108 @@ def key_prefix(env: Mapping[str, str]) -> str:
     return "ddptrain/" + "/".join(env.get(name, "") for name in names)
 
 
-def wait_for_all_ranks(
-    store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, *, backend: str = ""
-) -> None:
-    """Register this rank and wait until rank 0 has seen all of them.
+@dataclass
+class Rendezvous:
+    """One rank's wait for the store and for the other ranks.
 
-    Raises:
-        RendezvousError: a rank is missing at ``deadline`` (of time.monotonic).
-        RanksError: two processes claim one rank, or the ranks have different world sizes or backends.
-        PeerLost: rank 0 failed before all ranks were present.
+    Attributes:
+        deadline: of time.monotonic; the waits that fail at it raise RendezvousError.
     """
-    if store.add(f"claims/{ranks.rank}", 1) > 1:
-        raise RanksError(
-            f"two processes claim rank {ranks.rank}",
-            hint=f"{ranks.init_file} is left from an earlier run, or two processes got the same rank"
-            if ranks.init_file
-            else "two nodes have the same NODE_RANK, or an earlier run still holds the port",
-            next_step="name a new file" if ranks.init_file else "give every node its own NODE_RANK",
-        )
-    presence = {"world": ranks.world_size, "host": socket.gethostname(), "backend": backend}
-    store.set(f"present/{ranks.rank}", json.dumps(presence))
-    if ranks.is_zero:
+
+    ranks: Ranks
+    deadline: float
+    stop: StopFlag
+    heartbeat: Heartbeat
+
+    def connect(self) -> Store:
+        """Return the store. Rank 0 hosts it, under torchrun its agent does; the other ranks connect.
+
+        Raises:
+            RendezvousError: the store cannot be opened, or does not answer in time.
+        """
+        ranks = self.ranks
+        if ranks.init_file:
+            try:
+                Path(ranks.init_file).touch()  # FileStore would wait silently for a missing directory
+            except OSError as error:
+                raise RendezvousError(
+                    f"cannot use file://{ranks.init_file} for the rendezvous: {error.strerror}",
+                    next_step="name a file that every rank can write, a new one for every start",
+                ) from error
+            return FileStore(ranks.init_file, ranks.world_size)
+        seconds = max(1.0, self.deadline - time.monotonic())
+        if not ranks.is_zero or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            self._wait_for_port()
+            try:
+                return _client(ranks, seconds, self._poll)
+            except RuntimeError as error:
+                raise RendezvousError(
+                    f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_first_line(error)}",
+                    hint="another program has that port there, or a proxy answers for a host that is gone",
+                    next_step="check MASTER_ADDR; choose another MASTER_PORT",
+                ) from error
         try:
-            _check_presence(store, ranks, deadline, stop, heartbeat, backend=backend)
-        except TrainerError as error:
-            store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
-            _wait_for_readers(store, ranks)
-            raise
-        store.set("verdict", "{}")
-        return
-    # Rank 0 decides at its own deadline; the margin lets its verdict, with the missing ranks, arrive.
-    what = "rank 0's verdict on who is here"
-    verdict = json.loads(wait_for_key(store, "verdict", deadline + 15, what, stop=stop, heartbeat=heartbeat))
-    if verdict:
-        store.add("readers", 1)
-        if verdict["missing"]:
-            raise RendezvousError(verdict["message"], hint="rank 0 stopped waiting")
-        raise PeerLost(f"rank 0 left before all ranks were present: {verdict['message']}")
+            return TCPStore(
+                "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
+                ranks.master_port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=seconds),
+            )
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"rank 0 cannot listen on port {ranks.master_port}: {_first_line(error)}",
+                hint="another process has the port, perhaps an earlier run that has not ended yet",
+                next_step="choose another MASTER_PORT",
+            ) from error
 
+    def wait_for_all_ranks(self, store: Store, backend: str) -> None:
+        """Register this rank and wait until rank 0 has seen all ranks.
 
-def _wait_for_readers(store: Store, ranks: Ranks) -> None:
-    """Keep the store up until all present ranks have read the verdict; without it they only see a lost connection."""
-    present = sum(store.check([f"present/{rank}"]) for rank in range(1, ranks.world_size))
-    end = time.monotonic() + _VERDICT_READ
-    while store.add("readers", 0) < present and time.monotonic() < end:
-        time.sleep(0.02)
+        Raises:
+            RendezvousError: a rank is missing at the deadline.
+            RanksError: two processes claim one rank, or the ranks have different world sizes or backends.
+            PeerLost: rank 0 failed before all ranks were present.
+        """
+        ranks = self.ranks
+        if store.add(f"claims/{ranks.rank}", 1) > 1:
+            raise RanksError(
+                f"two processes claim rank {ranks.rank}",
+                hint=f"{ranks.init_file} is left from an earlier run, or two processes got the same rank"
+                if ranks.init_file
+                else "two nodes have the same NODE_RANK, or an earlier run still holds the port",
+                next_step="name a new file" if ranks.init_file else "give every node its own NODE_RANK",
+            )
+        presence = {"world": ranks.world_size, "host": socket.gethostname(), "backend": backend}
+        store.set(f"present/{ranks.rank}", json.dumps(presence))
+        if ranks.is_zero:
+            try:
+                self._check_presence(store, backend)
+            except TrainerError as error:
+                store.set("verdict", json.dumps({"missing": isinstance(error, RendezvousError), "message": str(error)}))
+                # The store stays up until all present ranks have read the verdict; else they only lose a connection.
+                present = sum(store.check([f"present/{rank}"]) for rank in range(1, ranks.world_size))
+                end = time.monotonic() + _VERDICT_READ
+                while store.add("readers", 0) < present and time.monotonic() < end:
+                    time.sleep(_POLL)
+                raise
+            store.set("verdict", "{}")
+            return
+        # Rank 0 decides at its own deadline; the margin lets its verdict, with the missing ranks, arrive.
+        what = "rank 0's verdict on who is here"
+        deadline = self.deadline + 15
+        verdict = json.loads(wait_for_key(store, "verdict", deadline, what, stop=self.stop, heartbeat=self.heartbeat))
+        if verdict:
+            store.add("readers", 1)
+            if verdict["missing"]:
+                raise RendezvousError(verdict["message"], hint="rank 0 stopped waiting")
+            raise PeerLost(f"rank 0 left before all ranks were present: {verdict['message']}")
 
-
-def _check_presence(
-    store: Store, ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat, *, backend: str
-) -> None:
-    waiting = set(range(ranks.world_size))
-    while waiting:
-        for rank in sorted(waiting):
-            if store.check([f"present/{rank}"]):
+    def _check_presence(self, store: Store, backend: str) -> None:
+        """Wait, on rank 0, until all ranks are present and agree."""
+        ranks, waiting = self.ranks, set(range(self.ranks.world_size))
+        while True:
+            for rank in [rank for rank in sorted(waiting) if store.check([f"present/{rank}"])]:
                 waiting.discard(rank)
                 theirs = json.loads(store.get(f"present/{rank}"))
                 if theirs["world"] != ranks.world_size:
@@ -112,23 +162,43 @@ def _check_presence(
                         hint="--device auto takes the CPU on a node with fewer GPUs than ranks",
                         next_step="give every node the same number of GPUs, or set --device",
                     )
-        if waiting and time.monotonic() > deadline:
-            raise RendezvousError(
-                f"missing {_names(sorted(waiting), ranks)} of {ranks.world_size} ranks",
-                hint="their pods have not started, cannot reach rank 0, or failed before the rendezvous",
-                next_step="look at the log of the first missing node",
-            )
-        if waiting:
-            stop.raise_if_requested("rendezvous")
-            heartbeat.touch()
-            time.sleep(0.02)
+            if not waiting:
+                return
+            if time.monotonic() > self.deadline:
+                names = [f"rank {rank} (node {ranks.node_of(rank)})" for rank in sorted(waiting)]
+                more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+                raise RendezvousError(
+                    f"missing {', '.join(names[:8])}{more} of {ranks.world_size} ranks",
+                    hint="their pods have not started, cannot reach rank 0, or failed before the rendezvous",
+                    next_step="look at the log of the first missing node",
+                )
+            self._poll()
+            time.sleep(_POLL)
 
+    def _wait_for_port(self) -> None:
+        """Wait until the store accepts connections. Its name may not resolve yet: a pod's appears with its address."""
+        ranks, pause = self.ranks, 0.05
+        while True:
+            self._poll()
+            try:
+                with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3) as connection:
+                    # Both ends are one socket if the kernel picked the wanted port as the source port.
+                    if connection.getsockname() == connection.getpeername():
+                        raise ConnectionRefusedError("no process listens on this port")
+                    return
+            except OSError as error:
+                if time.monotonic() > self.deadline:
+                    raise RendezvousError(
+                        f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer: {error}",
+                        hint="the node of rank 0 has not started, or a network policy or firewall is in the way",
+                        next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
+                    ) from error
+            time.sleep(pause)
+            pause = min(0.5, pause * 1.5)
 
-def _names(missing: list[int], ranks: Ranks) -> str:
-    """Return ``rank 2 (node 1), rank 3 (node 1)``, cut after eight ranks."""
-    names = [f"rank {r} (node {ranks.node_of(r)})" for r in missing[:8]]
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    return ", ".join(names) + more
+    def _poll(self) -> None:
+        self.stop.raise_if_requested("rendezvous")
+        self.heartbeat.touch()
 
 
 def wait_for_key(
@@ -159,80 +229,6 @@ def wait_for_key(
         pause = min(0.05, pause * 1.5)
     value: bytes = store.get(key)
     return value
-
-
-def connect_store(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> Store:
-    """Return the store. Rank 0 hosts it, under torchrun its agent does; the other ranks connect."""
-    if ranks.init_file:
-        return _file_store(ranks)
-    if not ranks.is_zero or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        _wait_for_port(ranks, deadline, stop, heartbeat)
-
-        def on_poll() -> None:
-            stop.raise_if_requested("rendezvous")
-            heartbeat.touch()
-
-        try:
-            return _client(ranks, _seconds_until(deadline), on_poll)
-        except RuntimeError as error:
-            raise RendezvousError(
-                f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_reason(error)}",
-                hint="another program has that port there, or a proxy answers for a host that is gone",
-                next_step="check MASTER_ADDR; choose another MASTER_PORT",
-            ) from error
-    try:
-        return TCPStore(
-            "localhost",  # it listens on every address; the host's own DNS name may be the last to resolve
-            ranks.master_port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_seconds_until(deadline)),
-        )
-    except RuntimeError as error:
-        raise RendezvousError(
-            f"rank 0 cannot listen on port {ranks.master_port}: {_reason(error)}",
-            hint="another process has the port, perhaps an earlier run that has not ended yet",
-            next_step="choose another MASTER_PORT",
-        ) from error
-
-
-def _file_store(ranks: Ranks) -> Store:
-    """Return a store in a file, on one machine or on a shared volume that supports locks."""
-    try:
-        Path(ranks.init_file).touch()  # FileStore would wait silently for a missing directory
-    except OSError as error:
-        raise RendezvousError(
-            f"cannot use file://{ranks.init_file} for the rendezvous: {error.strerror}",
-            next_step="name a file that every rank can write, a new one for every start",
-        ) from error
-    return FileStore(ranks.init_file, ranks.world_size)
-
-
-def _wait_for_port(ranks: Ranks, deadline: float, stop: StopFlag, heartbeat: Heartbeat) -> None:
-    """Wait until the store accepts connections. Its name may not resolve yet: a pod's appears with its address."""
-    pause = 0.05
-    while True:
-        stop.raise_if_requested("rendezvous")
-        heartbeat.touch()
-        try:
-            with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3) as connection:
-                if is_connected_to_itself(connection):
-                    raise ConnectionRefusedError("no process listens on this port")
-                return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RendezvousError(
-                    f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer ({error})",
-                    hint="the node of rank 0 has not started, or a network policy or firewall blocks the connection",
-                    next_step="look at rank 0's log; check MASTER_ADDR and MASTER_PORT",
-                ) from error
-        time.sleep(pause)
-        pause = min(0.5, pause * 1.5)
-
-
-def is_connected_to_itself(connection: socket.socket) -> bool:
-    """Return whether both ends are one socket, as TCP allows if the kernel picks the wanted port as the source port."""
-    return bool(connection.getsockname() == connection.getpeername())
 
 
 def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: None) -> Store:
@@ -267,11 +263,7 @@ def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: 
         return reply
 
 
-def _seconds_until(deadline: float) -> float:
-    return max(1.0, deadline - time.monotonic())
-
-
-def _reason(error: RuntimeError) -> str:
+def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0][:300]
 
 

@@ -29,7 +29,6 @@ WORKER_VARIABLES = (
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
-_OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,15 @@ class Ranks:
         """Return the place of this node's process ``local_rank``."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which a launcher gives a rank its place."""
+        values = {
+            "RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": self.nproc_per_node, "GROUP_RANK": self.node_rank, "GROUP_WORLD_SIZE": self.nnodes,
+            "MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port,
+        }  # fmt: skip
+        return {name: str(value) for name, value in values.items()}
+
 
 def without_operator_rank(env: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment without the rank that the operator set for a program that no launcher starts.
@@ -76,7 +84,8 @@ def without_operator_rank(env: Mapping[str, str]) -> Mapping[str, str]:
     place = (env.get("RANK"), env.get("WORLD_SIZE"))
     if not is_of_pod or place != (env.get("NODE_RANK"), env.get("NNODES")):
         return env
-    return {name: value for name, value in env.items() if name not in _OF_ONE_PROCESS}
+    own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return {name: value for name, value in env.items() if name not in own}
 
 
 def needs_launch(env: Mapping[str, str]) -> bool:
@@ -90,17 +99,11 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
     Args:
         given: values from flags, named like the fields; None means not given.
     Raises:
-        UsageError: a value is impossible; the message names the variable.
+        UsageError: a value is impossible; the message names the variable or flag.
     """
-
-    def number(field: str, default: int, low: int, high: int) -> int:
-        flag, variable = given.get(field), field.upper()
-        name, value = (variable, env.get(variable)) if flag is None else ("--" + field.replace("_", "-"), flag)
-        return _number(name, value, default, low, high)
-
-    nnodes = number("nnodes", 1, 1, MAX_NODES)
-    nproc = number("nproc_per_node", 1, 1, 1024)
-    node_rank = number("node_rank", 0, 0, MAX_RANKS)
+    nnodes = _number(env, "NNODES", 1, 1, MAX_NODES, flag=given.get("nnodes"))
+    nproc = _number(env, "NPROC_PER_NODE", 1, 1, 1024, flag=given.get("nproc_per_node"))
+    node_rank = _number(env, "NODE_RANK", 0, 0, MAX_RANKS, flag=given.get("node_rank"))
     if node_rank >= nnodes:
         raise UsageError(
             f"node rank {node_rank} does not exist among {nnodes} node(s)",
@@ -114,14 +117,8 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
             hint="it is the name or address of the node with NODE_RANK 0, where the ranks meet",
             next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
         )
-    return Ranks(
-        nnodes=nnodes,
-        node_rank=node_rank,
-        nproc_per_node=nproc,
-        world_size=nnodes * nproc,
-        master_addr=addr or "127.0.0.1",
-        master_port=number("master_port", DEFAULT_PORT, 1, 65535),
-    )
+    port = _number(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535, flag=given.get("master_port"))
+    return Ranks(nnodes, node_rank, nproc, None, 0, nnodes * nproc, addr or "127.0.0.1", port)
 
 
 def from_flags(env: Mapping[str, str], *, init: str | None = None, **given: str | None) -> Ranks:
@@ -170,30 +167,32 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
             hint="a rank needs both: its own number and the number of ranks",
             next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
         )
-    world = _number("WORLD_SIZE", env.get("WORLD_SIZE"), 1, 1, MAX_RANKS)
-    rank = _number("RANK", env.get("RANK"), 0, 0, MAX_RANKS)
+    world = _number(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
+    rank = _number(env, "RANK", 0, 0, MAX_RANKS)
     if rank >= world:
         raise UsageError(
             f"RANK={rank} does not exist among WORLD_SIZE={world}",
             hint="ranks count from 0",
             next_step=f"use ranks 0 to {world - 1}",
         )
-    local_world = _number("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE"), 1, 1, world)
+    local_world = _number(env, "LOCAL_WORLD_SIZE", 1, 1, world)
     return Ranks(
         nnodes=max(1, world // local_world),
         node_rank=rank // local_world,
         nproc_per_node=local_world,
-        local_rank=_number("LOCAL_RANK", env.get("LOCAL_RANK"), 0, 0, MAX_RANKS)
-        if env.get("LOCAL_RANK") or world == 1
-        else None,
+        local_rank=_number(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
         rank=rank,
         world_size=world,
         master_addr=(env.get("MASTER_ADDR") or "127.0.0.1").strip("[]"),
-        master_port=_number("MASTER_PORT", env.get("MASTER_PORT"), DEFAULT_PORT, 1, 65535),
+        master_port=_number(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
     )
 
 
-def _number(name: str, value: int | str | None, default: int, low: int, high: int) -> int:
+def _number(
+    env: Mapping[str, str], variable: str, default: int, low: int, high: int, *, flag: int | str | None = None
+) -> int:
+    """Return the value of the flag, else of the variable, else the default."""
+    name, value = (variable, env.get(variable)) if flag is None else (f"--{variable.lower().replace('_', '-')}", flag)
     if value is None or value == "":
         return default
     try:
@@ -224,9 +223,15 @@ def route_interface(host: str) -> str | None:
             local = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
     except OSError:
         return None
-    for _, name in socket.if_nameindex():
-        if local in _addresses(name):
-            return name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if local.version == 6:
+            lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+            return next((fields[5] for fields in lines if int(fields[0], 16) == int(local)), None)
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                if answer[20:24] == local.packed:
+                    return name
     return "lo" if local.is_loopback else None
 
 
@@ -253,21 +258,3 @@ def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_ran
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _addresses(interface: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    found: set[ipaddress.IPv4Address | ipaddress.IPv6Address] = set()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
-            found.add(ipaddress.IPv4Address(answer[20:24]))
-        except OSError:
-            pass  # an interface without an IPv4 address
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return found
-    for fields in (line.split() for line in lines):
-        if len(fields) == 6 and fields[5] == interface:
-            found.add(ipaddress.IPv6Address(int(fields[0], 16)))
-    return found

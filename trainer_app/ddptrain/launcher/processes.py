@@ -160,16 +160,7 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
             terminal = os.fdopen(os.dup(terminal.fileno()), "w")
         os.dup2(spec.output, 1)
         os.dup2(spec.output, 2)
-        os.environ |= {
-            "RANK": str(ranks.rank),
-            "LOCAL_RANK": str(ranks.local_rank),
-            "WORLD_SIZE": str(ranks.world_size),
-            "LOCAL_WORLD_SIZE": str(ranks.nproc_per_node),
-            "GROUP_RANK": str(ranks.node_rank),
-            "GROUP_WORLD_SIZE": str(ranks.nnodes),
-            "MASTER_ADDR": ranks.master_addr,
-            "MASTER_PORT": str(ranks.master_port),
-        }
+        os.environ |= ranks.environment()
         from ddptrain.worker import run_forked
 
         console = Console(ranks.rank, terminal)

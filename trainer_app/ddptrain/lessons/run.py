@@ -81,17 +81,7 @@ def _start(name: str, ranks: topology.Ranks) -> int:
 
 def _be_rank(local_rank: int, name: str, ranks: topology.Ranks) -> None:
     """Set the variables that torchrun sets, and run the lesson."""
-    mine = ranks.of_local_rank(local_rank)
-    os.environ |= {
-        "RANK": str(mine.rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(mine.world_size),
-        "LOCAL_WORLD_SIZE": str(mine.nproc_per_node),
-        "GROUP_RANK": str(mine.node_rank),
-        "GROUP_WORLD_SIZE": str(mine.nnodes),
-        "MASTER_ADDR": mine.master_addr,
-        "MASTER_PORT": str(mine.master_port),
-    }
+    os.environ |= ranks.of_local_rank(local_rank).environment()
     import torch
 
     torch.set_num_threads(1)  # the ranks share the cores
