@@ -103,17 +103,21 @@ def tutorial(dataset: Dataset, *, target: float, most_epochs: int, threads: int)
     accuracies: list[float] = []
     while len(accuracies) < most_epochs and (not accuracies or accuracies[-1] < target):
         started = time.perf_counter()
-        net.train()
-        for images, labels in loader:
-            optimizer.zero_grad()
-            loss = functional.nll_loss(net(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        _train_epoch(net, optimizer, loader)
         seconds += time.perf_counter() - started
         accuracies.append(_accuracy(net, dataset))
         print(f"epoch {len(accuracies)}: {accuracies[-1]:.4f} after {seconds:.1f} s", flush=True)
     reached = accuracies[-1] >= target
     return {"seconds": seconds, "epochs": len(accuracies), "accuracies": accuracies, "reached": reached}
+
+
+def _train_epoch(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
+    net.train()
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = functional.nll_loss(net(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
 
 @torch.no_grad()
@@ -157,12 +161,8 @@ def example(dataset: Dataset, *, threads: int, seed: int = 1) -> dict[str, Any]:
     net = ExampleNet()
     optimizer = torch.optim.Adadelta(net.parameters(), lr=1.0)
     schedule = StepLR(optimizer, step_size=1, gamma=0.7)
-    net.train()
-    for images, labels in DataLoader(Samples(dataset.train_images, dataset.train_labels), batch_size=64, shuffle=True):
-        optimizer.zero_grad()
-        loss = functional.nll_loss(net(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    loader = DataLoader(Samples(dataset.train_images, dataset.train_labels), batch_size=64, shuffle=True)
+    _train_epoch(net, optimizer, loader)
     schedule.step()
     return {"accuracy": _accuracy(net, dataset)}
 

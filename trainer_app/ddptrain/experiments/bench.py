@@ -88,128 +88,96 @@ class Bench:
     def _recipes(self) -> list[dict[str, Any]]:
         """Compare the default recipe with others and with pytorch/examples; the recipes alternate in every turn."""
         rows: list[dict[str, Any]] = []
-        recipes = dict(_RECIPES)
-        if self.options.config.data != "digits":  # their batch has always been 32
+        config, threads, recipes = self.options.config, threads_per_rank(1), dict(_RECIPES)
+        if config.data != "digits":  # their batch has always been 32
             recipes["earlier"] = (*recipes["earlier"], "--batch-size", 256)
         for world in self.options.worlds:
-            warm: dict[str, list[dict[str, float]]] = {recipe: [] for recipe in _RECIPES}
-            cold: dict[str, list[float]] = {recipe: [] for recipe in _RECIPES}
-            for turn in range(self.options.seeds):
-                for recipe, flags in recipes.items():
-                    if recipe == "default" or turn < _FEWER:
-                        given = (*flags, "--seed", _FIRST_SEED + turn)
-                        name = f"{recipe.replace(' ', '-')}-{world}-{turn}"
-                        warm[recipe].append(self._timed(name, world, *given))
-                        if turn < _FEWER:
-                            cold[recipe].append(self._cold(name, world, *given))
-            rows += [_recipe_row(recipe, world, warm[recipe], cold[recipe]) for recipe in _RECIPES]
-            earlier = rows[-1]
-            for row in rows[-len(_RECIPES) :]:
+            warm: dict[str, list[dict[str, float]]] = {recipe: [] for recipe in recipes}
+            cold: dict[str, list[float]] = {recipe: [] for recipe in recipes}
+            for turn, recipe in itertools.product(range(self.options.seeds), recipes):
+                if recipe == "default" or turn < _FEWER:
+                    given = (*recipes[recipe], "--seed", _FIRST_SEED + turn)
+                    name = f"{recipe.replace(' ', '-')}-{world}-{turn}"
+                    warm[recipe].append(self._timed(name, world, *given))
+                    if turn < _FEWER:
+                        cold[recipe].append(self._cold(name, world, *given))
+            of_world = [
+                _row(warm[recipe], recipe=recipe, worldSize=world) | {"coldSeconds": _summary(cold[recipe])}
+                for recipe in recipes
+            ]
+            earlier = of_world[-1]
+            for row in of_world:
                 row["warmShare"] = row["warmSeconds"]["median"] / earlier["warmSeconds"]["median"]
                 row["coldShare"] = row["coldSeconds"]["median"] / earlier["coldSeconds"]["median"]
-        return [*rows, self._example()]
-
-    def _example(self) -> dict[str, Any]:
-        """Return the cost of one epoch of pytorch/examples, in a new interpreter."""
-        config, threads = self.options.config, threads_per_rank(1)
+            rows += of_world
         _log("running pytorch/examples …")
-        seconds, output = self.trials.run_module_cold(
-            "ddptrain.experiments.baselines", [config.data, config.data_dir, threads]
-        )
-        return {"recipe": "pytorch/examples", "coldSeconds": seconds, **json.loads(output.splitlines()[-1])}
+        example = [config.data, config.data_dir, threads]
+        seconds, output = self.trials.run_cold("ddptrain.experiments.baselines", example)
+        return [
+            *rows,
+            {"recipe": "pytorch/examples", "coldSeconds": seconds, **json.loads(output.splitlines()[-1])},
+        ]
 
     def _accuracy(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         for world in self.options.worlds:
             names = [f"accuracy-{world}-{seed}" for seed in range(self.options.seeds)]
-            runs = [self._timed(name, world, "--seed", seed) for seed, name in enumerate(names)]
-            accuracies = [run["accuracy"] for run in runs]
-            rows.append(
-                {
-                    "worldSize": world,
-                    "seeds": self.options.seeds,
-                    "mean": statistics.fmean(accuracies),
-                    "worst": min(accuracies),
-                    "best": max(accuracies),
-                    "reached": statistics.fmean(accuracies) >= _TARGET,
-                    "warmSeconds": _summary([run["seconds"] for run in runs]),
-                    "cpuSeconds": _summary([run["cpuSeconds"] for run in runs]),
-                    "coldSeconds": self._cold(str(world), world),
-                    "samplesPerSecond": statistics.median(map(self._speed, names)),
-                }
-            )
-        for row in rows:
-            row["samplesPerSecondPerRank"] = row["samplesPerSecond"] / row["worldSize"]
+            row = _row([self._timed(name, world, "--seed", seed) for seed, name in enumerate(names)], worldSize=world)
+            row |= {"reached": row["mean"] >= _TARGET, "coldSeconds": self._cold(str(world), world)}
+            row["samplesPerSecond"] = statistics.median(map(self._speed, names))
+            row["samplesPerSecondPerRank"] = row["samplesPerSecond"] / world
+            rows.append(row)
             row["scaling"] = row["samplesPerSecond"] / rows[0]["samplesPerSecond"]
         return rows
 
     def _sync(self) -> list[dict[str, Any]]:
         """Compare the ways to average gradients, which alternate in every turn. One rank has nothing to average."""
         rows: list[dict[str, Any]] = []
+        ways = self.options.sync
         for world in [world for world in self.options.worlds if world > 1] or self.options.worlds:
-            runs: dict[str, list[dict[str, float]]] = {way: [] for way in self.options.sync}
-            measured: dict[str, list[float]] = {way: [] for way in self.options.sync}
-            for seed, way in itertools.product(range(self.options.seeds), self.options.sync):
+            runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+            speeds: dict[str, list[float]] = {way: [] for way in ways}
+            for seed, way in itertools.product(range(self.options.seeds), ways):
                 name = f"sync-{way}-{world}-{seed}"
                 runs[way].append(self._timed(name, world, "--sync", way, "--seed", seed))
-                measured[way].append(self._speed(name))
-            speeds = {way: statistics.median(of_way) for way, of_way in measured.items()}
-            rows += [
-                {
-                    "sync": way,
-                    "worldSize": world,
-                    "seeds": self.options.seeds,
-                    "mean": statistics.fmean(run["accuracy"] for run in runs[way]),
-                    "warmSeconds": _summary([run["seconds"] for run in runs[way]]),
-                    "samplesPerSecond": speeds[way],
-                    "times": speeds[way] / speeds[self.options.sync[0]],
-                }
-                for way in self.options.sync
-            ]
+                speeds[way].append(self._speed(name))
+            first = statistics.median(speeds[ways[0]])
+            for way in ways:
+                speed = statistics.median(speeds[way])
+                row = _row(runs[way], sync=way, worldSize=world)
+                rows.append(row | {"samplesPerSecond": speed, "times": speed / first})
         return rows
 
     def _throughput(self) -> list[dict[str, Any]]:
         rows = []
-        threads = threads_per_rank(1)
+        threads, batch = threads_per_rank(1), self.options.config.global_batch
         for model in ("cnn", "mlp"):
             loop = functools.partial(
-                baselines.dataloader_loop,
-                model=model,
-                batch=self.options.config.global_batch,
-                steps=_LOOP_STEPS,
-                threads=threads,
+                baselines.dataloader_loop, model=model, batch=batch, steps=_LOOP_STEPS, threads=threads
             )
             # Alternately, and the best of each, because other work on a shared machine slows one or the other.
             ours, theirs = dict.fromkeys(_SHIFTS, 0.0), dict.fromkeys(_SHIFTS, 0.0)
             for turn, shift in itertools.product(range(_TURNS), _SHIFTS):
-                flags = ("--model", model, "--threads", threads, "--shift", shift, *_PLAIN)
                 name = f"throughput-{model}-shift-{shift}-{turn}"
-                self._timed(name, 1, *flags)
+                self._timed(name, 1, "--model", model, "--threads", threads, "--shift", shift, *_PLAIN)
                 ours[shift] = max(ours[shift], self._speed(name))
                 timed = self._call(f"loop-{name}", functools.partial(loop, shift=shift))
                 theirs[shift] = max(theirs[shift], timed["samplesPerSecond"])
             rows += [
-                {
-                    "model": model,
-                    "shift": shift,
-                    "samplesPerSecond": ours[shift],
-                    "dataLoaderLoop": theirs[shift],
-                    "times": ours[shift] / theirs[shift],
-                }
+                {"model": model, "shift": shift, "samplesPerSecond": ours[shift], "dataLoaderLoop": theirs[shift],
+                 "times": ours[shift] / theirs[shift]}
                 for shift in _SHIFTS
-            ]
+            ]  # fmt: skip
         return rows
 
     def _tutorial(self) -> dict[str, Any]:
         threads = threads_per_rank(1)
         # The target needs one epoch; a schedule depends on its length, so half of a longer run would not be the same.
         ours = self._timed("tutorial-ours", 1, "--epochs", 1, "--threads", threads)
-        theirs = self._call(
-            "tutorial-theirs",
-            lambda data: baselines.tutorial(
-                data, target=_TUTORIAL_TARGET, most_epochs=_TUTORIAL_EPOCHS, threads=threads
-            ),
+        loop = functools.partial(
+            baselines.tutorial, target=_TUTORIAL_TARGET, most_epochs=_TUTORIAL_EPOCHS, threads=threads
         )
+        theirs = self._call("tutorial-theirs", loop)
         times = theirs["seconds"] / ours["seconds"]
         return {"target": _TUTORIAL_TARGET, "ours": ours, "theirs": theirs, "times": times}
 
@@ -219,21 +187,17 @@ class Bench:
         cost = self.trials.run([*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder)
         accuracy = effective_rows(folder / "checkpoints", "eval")[-1]["accuracy"]
         _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
-        return {
-            "seconds": cost.seconds,
-            "cpuSeconds": cost.cpu_seconds,
-            "accuracy": accuracy,
-        }
+        return {"seconds": cost.seconds, "cpuSeconds": cost.cpu_seconds, "accuracy": accuracy}
 
     def _speed(self, name: str) -> float:
-        """Return the samples per second, over all ranks, of a timed command with the global batch of the plan."""
+        """Return the samples per second, over all ranks, of a timed command with the configured global batch."""
         return speed(self.trials.folder / name / "checkpoints", self.options.config.global_batch)
 
     def _cold(self, name: str, world: int, *flags: object) -> float:
         """Return the elapsed seconds of the same command in a new interpreter."""
         _log(f"running cold-{name} …")
         folder = self.trials.folder / f"cold-{name}"
-        return self.trials.run_cold([*self._command(world), *flags, "--checkpoint-dir", folder])
+        return self.trials.run_cold("ddptrain", [*self._command(world), *flags, "--checkpoint-dir", folder])[0]
 
     def _command(self, world: int) -> list[object]:
         config = self.options.config
@@ -246,7 +210,7 @@ class Bench:
 
 
 def bench(options: BenchOptions, main: Callable[[Sequence[str]], int], *, as_json: bool = False) -> int:
-    """Measure every part of the plan and print tables, or one JSON object. Returns 0.
+    """Measure the chosen parts and print tables, or one JSON object. Returns 0.
 
     Args:
         main: runs one command line of ddptrain.
@@ -257,17 +221,18 @@ def bench(options: BenchOptions, main: Callable[[Sequence[str]], int], *, as_jso
     return 0
 
 
+def _row(runs: list[dict[str, float]], **labels: object) -> dict[str, Any]:
+    """Return the labels with accuracies and times of the runs."""
+    accuracies = [run["accuracy"] for run in runs]
+    return {
+        **labels, "seeds": len(runs), "mean": statistics.fmean(accuracies), "worst": min(accuracies),
+        "best": max(accuracies), "warmSeconds": _summary([run["seconds"] for run in runs]),
+        "cpuSeconds": _summary([run["cpuSeconds"] for run in runs]),
+    }  # fmt: skip
+
+
 def _summary(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "fastest": min(values), "slowest": max(values)}
-
-
-def _recipe_row(recipe: str, world: int, warm: list[dict[str, float]], cold: list[float]) -> dict[str, Any]:
-    accuracies = [run["accuracy"] for run in warm]
-    return {
-        "recipe": recipe, "worldSize": world, "seeds": len(warm), "mean": statistics.fmean(accuracies),
-        "worst": min(accuracies), "warmSeconds": _summary([run["seconds"] for run in warm]),
-        "cpuSeconds": _summary([run["cpuSeconds"] for run in warm]), "coldSeconds": _summary(cold),
-    }  # fmt: skip
 
 
 def _log(text: str) -> None:
@@ -276,74 +241,55 @@ def _log(text: str) -> None:
 
 def tables(results: dict[str, Any]) -> str:
     """Return the measured parts as Markdown tables, and a line about the machine."""
-    lines = _recipe_table(results["recipes"]) if "recipes" in results else []
+    lines: list[str] = []
+    warm = ("warm: median (slowest)", "{warmSeconds[median]:.1f} s ({warmSeconds[slowest]:.1f} s)")
+    ranks, seeds = ("ranks", "{worldSize}"), ("seeds", "{seeds}")
+    accuracy = ("accuracy: mean (worst)", "{mean:.2%} ({worst:.2%})")
+    cpu = ("CPU time", "{cpuSeconds[median]:.1f} s")
+    if "recipes" in results:
+        *recipes, example = results["recipes"]
+        cold = ("cold: median (slowest)", "{coldSeconds[median]:.1f} s ({coldSeconds[slowest]:.1f} s)")
+        of_warm, of_cold = ("of the earlier", "{warmShare:.2f}"), ("of the earlier", "{coldShare:.2f}")
+        columns = [("recipe", "{recipe}"), ranks, seeds, accuracy, warm, of_warm, cpu, cold, of_cold]
+        lines += _table(recipes, columns)[:-1]
+        shown = f"{example['accuracy']:.2%} | | | | {example['coldSeconds']:.1f} s"
+        lines += [f"| {example['recipe']}, one epoch | 1 | 1 | {shown} | |", ""]
     if "accuracy" in results:
-        lines += [
-            "| ranks | seeds | accuracy: mean (worst) | warm: median (slowest) | CPU time | cold (one run) "
-            "| samples/s per rank | scaling |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for r in results["accuracy"]:
-            warm = r["warmSeconds"]
-            lines.append(
-                f"| {r['worldSize']} | {r['seeds']} | {r['mean']:.2%} ({r['worst']:.2%}) "
-                f"| {warm['median']:.1f} s ({warm['slowest']:.1f} s) "
-                f"| {r['cpuSeconds']['median']:.1f} s | {r['coldSeconds']:.1f} s "
-                f"| {r['samplesPerSecondPerRank']:,.0f} | {r['scaling']:.2f} |"
-            )
-        lines.append("")
+        cold = ("cold (one run)", "{coldSeconds:.1f} s")
+        speeds = [("samples/s per rank", "{samplesPerSecondPerRank:,.0f}"), ("scaling", "{scaling:.2f}")]
+        lines += _table(results["accuracy"], [ranks, seeds, accuracy, warm, cpu, cold, *speeds], names=0)
     if "sync" in results:
-        lines += [
-            "| sync | ranks | seeds | mean accuracy | warm: median (slowest) | samples/s | times |",
-            "|---|---:|---:|---:|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {r['sync']} | {r['worldSize']} | {r['seeds']} | {r['mean']:.2%} "
-            f"| {r['warmSeconds']['median']:.1f} s ({r['warmSeconds']['slowest']:.1f} s) "
-            f"| {r['samplesPerSecond']:,.0f} | {r['times']:.2f} |"
-            for r in results["sync"]
-        ]
-        lines.append("")
+        speeds = [("samples/s", "{samplesPerSecond:,.0f}"), ("times", "{times:.2f}")]
+        columns = [("sync", "{sync}"), ranks, seeds, ("mean accuracy", "{mean:.2%}"), warm, *speeds]
+        lines += _table(results["sync"], columns)
     if "throughput" in results:
-        lines += [
-            "| model | augmentation | samples/s | DataLoader loop | times |",
-            "|---|---|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {r['model']} | {'±' + str(r['shift']) + ' pixel' if r['shift'] else 'none'} "
-            f"| {r['samplesPerSecond']:,.0f} | {r['dataLoaderLoop']:,.0f} | **{r['times']:.1f}** |"
-            for r in results["throughput"]
-        ]
-        lines.append("")
+        rows = [row | {"of": f"±{row['shift']} pixel" if row["shift"] else "none"} for row in results["throughput"]]
+        columns = [
+            ("model", "{model}"), ("augmentation", "{of}"), ("samples/s", "{samplesPerSecond:,.0f}"),
+            ("DataLoader loop", "{dataLoaderLoop:,.0f}"), ("times", "**{times:.1f}**"),
+        ]  # fmt: skip
+        lines += _table(rows, columns, names=2)
     if "tutorial" in results:
         r = results["tutorial"]
         reached = f"{r['theirs']['seconds']:.1f} s, {r['theirs']['epochs']} epochs"
-        lines += [
-            f"| to {r['target']:.0%} | ours | tutorial-style | times |",
-            "|---|---:|---:|---:|",
-            f"| seconds | {r['ours']['seconds']:.1f} s, 1 epoch ({r['ours']['accuracy']:.2%}) "
-            f"| {reached if r['theirs']['reached'] else 'not within ' + reached} | {r['times']:.1f} |",
-            "",
-        ]
+        r = r | {"reached": reached if r["theirs"]["reached"] else f"not within {reached}"}
+        columns = [
+            (f"to {r['target']:.0%}", "seconds"), ("ours", "{ours[seconds]:.1f} s, 1 epoch ({ours[accuracy]:.2%})"),
+            ("tutorial-style", "{reached}"), ("times", "{times:.1f}"),
+        ]  # fmt: skip
+        lines += _table([r], columns)
     machine = results["machine"]
     load = f"load {machine['loadBefore']:.1f} before, {machine['loadAfter']:.1f} after"
     return "\n".join([*lines, f"{machine['cpus']:g} CPUs ({machine['processor']}), {load}."])
 
 
-def _recipe_table(rows: list[dict[str, Any]]) -> list[str]:
-    *recipes, example = rows
-    lines = [
-        "| recipe | ranks | seeds | accuracy: mean (worst) | warm: median (slowest) | of the earlier | CPU time "
-        "| cold: median (slowest) | of the earlier |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for r in recipes:
-        warm, cold = r["warmSeconds"], r["coldSeconds"]
-        lines.append(
-            f"| {r['recipe']} | {r['worldSize']} | {r['seeds']} | {r['mean']:.2%} ({r['worst']:.2%}) "
-            f"| {warm['median']:.1f} s ({warm['slowest']:.1f} s) | {r['warmShare']:.2f} "
-            f"| {r['cpuSeconds']['median']:.1f} s "
-            f"| {cold['median']:.1f} s ({cold['slowest']:.1f} s) | {r['coldShare']:.2f} |"
-        )
-    shown = f"{example['accuracy']:.2%} | | | | {example['coldSeconds']:.1f} s"
-    return [*lines, f"| {example['recipe']}, one epoch | 1 | 1 | {shown} | |", ""]
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str]], names: int = 1) -> list[str]:
+    """Return a Markdown table and an empty line.
+
+    Args:
+        columns: heading and format of each column; the values are right-aligned, except in the first ``names`` columns.
+    """
+    rule = "|".join("---" if number < names else "---:" for number in range(len(columns)))
+    lines = ["| " + " | ".join(heading for heading, _ in columns) + " |", f"|{rule}|"]
+    lines += ["| " + " | ".join(text.format_map(row) for _, text in columns) + " |" for row in rows]
+    return [*lines, ""]

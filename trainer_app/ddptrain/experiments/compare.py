@@ -106,16 +106,12 @@ class Comparison:
             yield functools.partial(equal, f"{world} ranks", alone, trial)
         if self._several:
             route = [*sorted({1, *self._several}, reverse=True), max(self._several)]
-            subject, changing = "→".join(map(str, route)), self._changing(route)
+            for leg, world in enumerate(route[:-1], 1):  # one training that stops and resumes with each world
+                stop = self._schedule.total_steps * leg // len(route)
+                self._train("bits-changing", world, *_flags("bitwise"), stop_after=stop)
+            changing, subject = self._train("bits-changing", route[-1], *_flags("bitwise")), "→".join(map(str, route))
             yield functools.partial(equal, subject, alone, changing)
             yield self._samples(subject, changing)
-
-    def _changing(self, route: Sequence[int]) -> Trial:
-        """Run one training that stops and resumes at each number of ranks in ``route``."""
-        total = self._schedule.total_steps
-        for leg, world in enumerate(route[:-1], 1):
-            self._train("bits-changing", world, *_flags("bitwise"), stop_after=total * leg // len(route))
-        return self._train("bits-changing", route[-1], *_flags("bitwise"))
 
     def _resume(self) -> Iterator[Callable[[], Proof]]:
         half = self._schedule.total_steps // 2
@@ -155,11 +151,8 @@ def compare(
         proofs = Comparison(options, Trials(folder, main), quiet=as_json).proofs()
     failed = [proof for proof in proofs if not proof.holds]
     if as_json:
-        print(
-            dumps_json(
-                {"holds": not failed, "worlds": list(options.worlds), "proofs": [asdict(proof) for proof in proofs]}
-            )
-        )
+        proved = [asdict(proof) for proof in proofs]
+        print(dumps_json({"holds": not failed, "worlds": list(options.worlds), "proofs": proved}))
     else:
         print(table(proofs))
         print(f"\n{len(proofs) - len(failed)} of {len(proofs)} hold" + (f"; {len(failed)} FAIL" if failed else ""))
@@ -217,14 +210,15 @@ def equal_losses(subject: str, alone: Trial, trial: Trial) -> Proof:
 
 def equal_first_gradients(subject: str, alone: Trial, trial: Trial) -> Proof:
     """Compare the first gradients; SGD's momentum after one step is the first gradient."""
-    ours, theirs = _first_gradient(alone), _first_gradient(trial)
+    states = [_checkpoint(one, step=1)["optimizer"]["state"] for one in (alone, trial)]
+    ours, theirs = (torch.cat([state[key]["momentum_buffer"].flatten() for key in sorted(state)]) for state in states)
     worst = float((ours - theirs).norm() / ours.norm())
     return Proof("first gradient, float32", subject, f"≤ {GRADIENT_LIMIT:g}", f"{worst:.1e}", worst <= GRADIENT_LIMIT)
 
 
 def equal_bits(what: str, subject: str, reference: Trial, trial: Trial) -> Proof:
     """Compare the SHA-256 of the final weights, and every loss."""
-    ours, theirs = _digest(reference), _digest(trial)
+    ours, theirs = (weights.digest(_checkpoint(one)["model"]) for one in (reference, trial))
     losses = reference.losses() == trial.losses()
     return Proof(
         what, subject, ours[:12], theirs[:12] + ("" if losses else ", other losses"), ours == theirs and losses
@@ -240,7 +234,9 @@ def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_sampl
         epochs[schedule.bounds(step)[0]] += indices.tolist()
     wrong = sum(_misused(epoch, schedule.samples) for epoch in epochs)
     wrong_tests = sum(_misused(indices.tolist(), test_samples) for indices in evaluated.values())
-    equal = max((_share_equal(a, b) for a, b in itertools.pairwise(epochs)), default=0.0)
+    # Epochs of other lengths are found above.
+    pairs = [(np.array(a), np.array(b)) for a, b in itertools.pairwise(epochs) if len(a) == len(b)]
+    equal = max((float(np.mean(a == b)) for a, b in pairs), default=0.0)
     faults = [f"{len(train)} of {schedule.total_steps} steps recorded"] * (len(train) != schedule.total_steps)
     faults += [f"{len(evaluated)} of {schedule.epochs} evaluations recorded"] * (len(evaluated) != schedule.epochs)
     faults += [f"{wrong} training samples not once in an epoch"] * (wrong > 0)
@@ -268,20 +264,7 @@ def _misused(indices: Iterable[int], samples: int) -> int:
     return int((np.bincount(np.fromiter(indices, np.int64), minlength=samples) != 1).sum())
 
 
-def _share_equal(one: list[int], other: list[int]) -> float:
-    return float(np.mean(np.array(one) == np.array(other))) if len(one) == len(other) else 0.0
-
-
-def _first_gradient(trial: Trial) -> torch.Tensor:
-    state = _state(trial, step=1)["optimizer"]["state"]
-    return torch.cat([state[key]["momentum_buffer"].flatten() for key in sorted(state)])
-
-
-def _digest(trial: Trial) -> str:
-    return weights.digest(_state(trial)["model"])
-
-
-def _state(trial: Trial, step: int | None = None) -> dict[str, dict[str, Any]]:
+def _checkpoint(trial: Trial, step: int | None = None) -> dict[str, dict[str, Any]]:
     found = newest_valid(trial.checkpoints, lambda path, reason: None, step=step)
     assert found is not None, f"{trial.folder} holds no checkpoint"
     loaded: dict[str, dict[str, Any]] = torch.load(io.BytesIO(found[1]), weights_only=True)

@@ -100,11 +100,7 @@ class Trials:
             raise _failed(argv, f"ended with {got}, not {code}", (folder / "log").read_text(errors="replace"))
         return cost
 
-    def run_cold(self, argv: Sequence[object]) -> float:
-        """Return the elapsed seconds of one command of ``ddptrain``; as ``run_module_cold``."""
-        return self.run_module_cold("ddptrain", argv)[0]
-
-    def run_module_cold(self, module: str, argv: Sequence[object]) -> tuple[float, str]:
+    def run_cold(self, module: str, argv: Sequence[object]) -> tuple[float, str]:
         """Run a module in a new interpreter. Returns the elapsed seconds, imports included, and its output.
 
         Raises:

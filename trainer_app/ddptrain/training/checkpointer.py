@@ -36,9 +36,6 @@ from ddptrain.training.compatibility import (
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
-_REFUSED = "the volume refused"
-_NOT_FINITE = "the weights are not finite"
-
 
 @dataclass(frozen=True)
 class SaveResult:
@@ -143,20 +140,13 @@ class Checkpointer:
         Raises:
             ConfigMismatch: this training was to start with other weights.
         """
-        older = manifest.get("config", {}).get("init_from")  # a version that recorded the path alone
-        recorded: dict[str, Any] | None = manifest.get("initFrom") or (
-            {"path": older, "sha256": None} if older else None
-        )
-        path = Path(self._config.init_from)
-        if recorded and self._config.init_from == recorded["path"] and (path.is_dir() or not path.exists()):
-            return recorded
-        if recorded and self._config.init_from:
-            sha256 = hashlib.sha256(weights.read(path)).hexdigest()
-            same = sha256 == recorded["sha256"] if recorded["sha256"] else self._config.init_from == recorded["path"]
-        else:
-            same = not recorded and not self._config.init_from
+        recorded: dict[str, Any] | None = manifest.get("initFrom")
+        given, path = self._config.init_from, Path(self._config.init_from)
+        same = bool(recorded) == bool(given)
+        if recorded and given and not (given == recorded["path"] and (path.is_dir() or not path.exists())):
+            same = hashlib.sha256(weights.read(path)).hexdigest() == recorded["sha256"]
         if not same:
-            theirs = f"{recorded['path']}, SHA-256 {str(recorded['sha256'])[:16]}…" if recorded else "none"
+            theirs = f"{recorded['path']}, SHA-256 {recorded['sha256'][:16]}…" if recorded else "none"
             raise ConfigMismatch(
                 f"the checkpoints belong to a training with other initial weights: {theirs}",
                 hint="--init-from differs, or the content of its file has changed since the training began",
@@ -200,10 +190,11 @@ class Checkpointer:
             if self._checkpoints is None:
                 return SaveResult(None, "no --checkpoint-dir")
             if not flushed and not last:
-                return SaveResult(None, _REFUSED)
+                return SaveResult(None, "the volume refused")
             values, content = state(), io.BytesIO()
             if not all(bool(value.isfinite().all()) for value in values["model"].values()):
-                return SaveResult(None, _NOT_FINITE)  # the next loss will not be finite either, and end the training
+                # The next loss will not be finite either, and end the training.
+                return SaveResult(None, "the weights are not finite")
             torch.save(values, content)
             epoch, position, _ = self._schedule.bounds(step)
             facts = {
@@ -218,7 +209,7 @@ class Checkpointer:
             if last:
                 raise
             self._metrics.volume_refused(step, error)
-            return SaveResult(None, _REFUSED)
+            return SaveResult(None, "the volume refused")
         self._metrics.checkpoint_saved(saved.place)
         return SaveResult(saved.place)
 
