@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Unavailable
@@ -94,26 +95,40 @@ async def test_a_token_replaced_on_disk_is_read_again_after_a_401(
     await connection.close()
 
 
+def an_exec_kubeconfig(folder: Path, server: str, token: str, ca_file: str = "") -> Path:
+    """Write a kubeconfig with a plugin that prints the token."""
+    kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    plugin = folder / "plugin"
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(kind | {'status': {'token': token}})}'\n")
+    plugin.chmod(0o700)
+    user = {"exec": {"apiVersion": kind["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
+    path = folder / "config"
+    path.write_text(json.dumps(a_kubeconfig(server, user, ca_file)))
+    return path
+
+
 @pytest.mark.apiserver
 async def test_credentials_of_an_exec_plugin_are_used(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    plugin = tmp_path / "plugin"
-    credential = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": {"token": control_plane.admin_token},
-    }
-    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
-    plugin.chmod(0o700)
-    user = {"exec": {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}}
-    path = tmp_path / "config"
-    path.write_text(json.dumps(a_kubeconfig(control_plane.server, user, str(control_plane.ca_file))))
-    connection = await Connection.open(str(path))
+    token, ca_file = control_plane.admin_token, str(control_plane.ca_file)
+    connection = await Connection.open(str(an_exec_kubeconfig(tmp_path, control_plane.server, token, ca_file)))
     client = KubernetesCluster(connection)
     assert (await client.list(names.PODS, namespace)).items == ()
     await client.close()
     await connection.close()
+
+
+def test_an_exec_plugin_runs_on_the_operators_event_loop(tmp_path: Path) -> None:
+    path = an_exec_kubeconfig(tmp_path, "http://127.0.0.1:1", "secret")
+
+    async def read() -> str | None:
+        connection = await Connection.open(str(path))
+        header = await connection.authorization()
+        await connection.close()
+        return header
+
+    assert uvloop.run(read()) == "Bearer secret"
 
 
 def a_kubeconfig(server: str, user: Mapping[str, object], ca_file: str = "") -> dict[str, object]:
