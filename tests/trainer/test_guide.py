@@ -20,7 +20,7 @@ PAGES = sorted(GUIDE.glob("*.md"))
 NOT_RUN = {"# needs two machines", "# needs a cluster", "# needs GPUs"}
 # Commands, and the output that the page quotes: lines in this order, in which … stands for anything.
 BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"([A-Z_]+=\S+ )*ddptrain ")
+COMMAND = re.compile(r"(([A-Z_]+=\S+ )*)(ddptrain|torchrun) (.*)")
 PRINTED: dict[str, str] = {}  # what a lesson printed, because several pages quote it
 
 
@@ -39,20 +39,22 @@ def test_commands_of_the_page_print_what_it_quotes(ddptrain: ForkServer, tmp_pat
 
 
 def run(commands: str, ddptrain: ForkServer) -> str:
-    """Run a block of commands, each of ddptrain in a forked process, and return what they printed."""
+    """Run a block of commands, ddptrain and torchrun in a forked process, and return what they printed."""
     if commands in PRINTED:
         return PRINTED[commands]
-    if not all(COMMAND.match(line) for line in commands.splitlines()):
+    parsed = [COMMAND.match(line) for line in commands.splitlines()]
+    if None in parsed:
         return run_in_shell(commands)
     runs: list[tuple[Run, int]] = []
-    for line in commands.splitlines():
-        expected = re.search(r"# exits with (\d+)$", line)
-        *assigned, rest = line.partition("ddptrain ")
-        env: dict[str, object] = dict(word.split("=") for word in assigned[0].split())
-        words = shlex.split(rest, comments=True)
-        runs.append(
-            (ddptrain.start(*(word for word in words if word != "&"), env=env), int(expected[1]) if expected else 0)
-        )
+    for command in filter(None, parsed):
+        expected = re.search(r"# exits with (\d+)$", command[4])
+        env = dict(word.split("=") for word in command[1].split())
+        words, module = shlex.split(command[4], comments=True), ""
+        if command[3] == "torchrun":
+            module = "torch.distributed.run"
+            env["PET_MASTER_PORT"] = str(free_port())  # its default port may be another program's
+        started = ddptrain.start(*(word for word in words if word != "&"), env=env, module=module)
+        runs.append((started, int(expected[1]) if expected else 0))
         if words[-1] != "&":
             runs[-1][0].wait()
     for started, code in runs:
@@ -66,7 +68,6 @@ def run(commands: str, ddptrain: ForkServer) -> str:
 def run_in_shell(commands: str) -> str:
     """Run a block in bash with the programs of this installation, and return what it printed."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    env["PET_MASTER_PORT"] = str(free_port())  # torchrun's default port may be another program's
     script = f"set -e\n{commands}wait\n"
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=300, env=env, cwd=ROOT, check=False

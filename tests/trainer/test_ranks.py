@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +34,7 @@ from ddptrain.jobs import Train
 from ddptrain.reporting.console import Console
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddptrain.worker import run_forked
+from tests.trainer.runs import ForkServer
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -295,12 +294,9 @@ def test_tf32_is_off_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
-def test_make_gpu_says_that_there_is_no_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.gpu"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert [line[:7] for line in done.stderr.splitlines()] == ["error: ", "hint:  ", "next:  "]
+def test_make_gpu_says_that_there_is_no_gpu(ddptrain: ForkServer) -> None:
+    run = ddptrain.run(module="tests.trainer.gpu", code=1)
+    assert [line[:7] for line in run.output().splitlines()] == ["error: ", "hint:  ", "next:  "]
 
 
 @pytest.mark.parametrize(("gpus", "device"), [("", "cpu"), ("0", "cpu"), ("0,1", "cuda")])
