@@ -60,7 +60,7 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
         default = _default(name, field, schema)
         mark = "fixed" if fixed else "changeable"
         lines.append(f"| `{name}` | {_type(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
-    if schema.get("additionalProperties") is True:
+    if with_limits and schema.get("additionalProperties") is True:
         lines += ["", "Every other field that Kubernetes defines here may be given as well and is passed on untouched."]
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]]
     if rules:

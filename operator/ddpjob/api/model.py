@@ -1,11 +1,13 @@
-"""Base classes of all models of the resource: camelCase in JSON, unknown fields refused, instances immutable."""
+"""Base classes of all models of the resource: camelCase in JSON, instances immutable."""
 
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class Rule(NamedTuple):
@@ -15,7 +17,7 @@ class Rule(NamedTuple):
     message: str
 
 
-class ApiModel(BaseModel):
+class WireModel(BaseModel):
     """Base of the typed objects of the resource.
 
     ``list_keys``: the fields that identify an element in lists of this model (``x-kubernetes-list-type: map``).
@@ -24,7 +26,6 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel,
         populate_by_name=True,
-        extra="forbid",
         frozen=True,
         strict=True,  # like the API server, which refuses numNodes: "2"
         use_attribute_docstrings=True,
@@ -32,27 +33,6 @@ class ApiModel(BaseModel):
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     list_keys: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        """Treat null in a declared field as absent, as the API server does."""
-        if not isinstance(value, dict) or None not in value.values():
-            return value
-        declared = {field.alias for field in cls.model_fields.values()}
-        return {key: item for key, item in value.items() if item is not None or key not in declared}
-
-    @model_validator(mode="after")
-    def _keyed_lists_have_unique_keys(self) -> Self:
-        for name, value in self.__dict__.items():  # all declared fields; much faster than getattr for each
-            if type(value) is not list or not value or not isinstance(value[0], ApiModel):
-                continue
-            keys = [tuple(getattr(item, key) for key in type(item).list_keys) for item in value]
-            if value[0].list_keys and len(set(keys)) < len(keys):
-                index, twice = next((i, key) for i, key in enumerate(keys) if key in keys[:i])
-                context = {"field": f"{to_camel(name)}[{index}]", "value": "/".join(map(str, twice))}
-                raise PydanticCustomError("duplicate", "{field}: duplicate value {value}", context)
-        return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -66,7 +46,39 @@ class ApiModel(BaseModel):
 
     def wire(self) -> dict[str, Any]:
         """Return the object as JSON: camelCase, without fields that are None."""
-        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+def unique_keys(model: T) -> T:
+    """Return a model, all of whose keyed lists have elements with different keys. Raises ``PydanticCustomError``."""
+    for name, value in model.__dict__.items():  # all declared fields; much faster than getattr for each
+        if type(value) is not list or not value or not isinstance(value[0], WireModel):
+            continue
+        keys = [tuple(getattr(item, key) for key in type(item).list_keys) for item in value]
+        if value[0].list_keys and len(set(keys)) < len(keys):
+            index, twice = next((i, key) for i, key in enumerate(keys) if key in keys[:i])
+            context = {"field": f"{to_camel(name)}[{index}]", "value": "/".join(map(str, twice))}
+            raise PydanticCustomError("duplicate", "{field}: duplicate value {value}", context)
+    return model
+
+
+class ApiModel(WireModel):
+    """A part of the spec: unknown fields and duplicate keys are refused, and null means absent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        """Treat null in a declared field as absent, as the API server does."""
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        declared = {field.alias for field in cls.model_fields.values()}
+        return {key: item for key, item in value.items() if item is not None or key not in declared}
+
+    @model_validator(mode="after")
+    def _keyed_lists_have_unique_keys(self) -> Self:
+        return unique_keys(self)
 
 
 class OpenModel(ApiModel):
@@ -78,4 +90,4 @@ class OpenModel(ApiModel):
     model_config = ConfigDict(extra="allow")
 
     def wire(self) -> dict[str, Any]:
-        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True, mode="json")
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)

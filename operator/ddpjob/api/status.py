@@ -9,21 +9,27 @@ Metrics of the training (loss, accuracy) are strings, because JSON has no NaN an
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from ddpjob.api import limits
 from ddpjob.api.limits import MAX_ADVICE, MAX_AVOIDED, MAX_LOG_TAIL, MAX_MESSAGE, MAX_REASON
-from ddpjob.api.model import ApiModel
+from ddpjob.api.model import WireModel, unique_keys
 
+_MAX_TIME = 64
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def is_time(value: str) -> bool:
     """Return whether a text is a time of RFC 3339 with seconds: the format ``date-time`` of the API server."""
+    return len(value) <= _MAX_TIME and _is_time(value)
+
+
+@lru_cache(maxsize=1024)  # each plan reads the same dozen times
+def _is_time(value: str) -> bool:
     if not _TIME.fullmatch(value):
         return False
     try:
@@ -55,34 +61,16 @@ CONDITIONS = (
 )
 
 
-class StatusPart(ApiModel):
+class StatusPart(WireModel):
     """Base of the models of the status: fields that another release declares are kept."""
 
     model_config = ConfigDict(extra="allow")
 
     def changed(self, **fields: Any) -> Self:
         """Return a copy with other values of these fields; None removes a field. The values are not validated."""
-        if unknown := fields.keys() - _aliases(type(self)).keys():
+        if unknown := fields.keys() - self.__dict__.keys():
             raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
         return self.model_copy(update=fields)
-
-    def wire(self) -> dict[str, Any]:
-        """Return the part as JSON. Unknown fields are not copied: they may be nested deeper than pydantic can read."""
-        aliases = _aliases(type(self))
-        known = {aliases[name]: _wire(value) for name, value in self.__dict__.items() if value is not None}
-        return known | (self.model_extra or {})
-
-
-@cache
-def _aliases(model: type[StatusPart]) -> Mapping[str, str]:
-    """Return the name in JSON of each of a model's fields."""
-    return {name: str(field.alias) for name, field in model.model_fields.items()}
-
-
-def _wire(value: Any) -> Any:
-    if isinstance(value, StatusPart):
-        return value.wire()
-    return [_wire(item) for item in value] if isinstance(value, list) else value
 
 
 class Condition(StatusPart):
@@ -346,6 +334,8 @@ class DDPJobStatus(StatusPart):
     """How long the parts of the job took."""
     restarted_at: Time | None = None
     """The last spec.restartedAt that was carried out."""
+
+    _unique = model_validator(mode="after")(unique_keys)
 
 
 def recorded_status(status: Mapping[str, Any]) -> DDPJobStatus:

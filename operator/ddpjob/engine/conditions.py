@@ -41,15 +41,14 @@ def conditions(s: JobState, decision: Decision, nodes: Nodes, failures: Sequence
 
 def build(before: Sequence[Condition], aspects: Mapping[str, Aspect], now: datetime) -> list[Condition]:
     """Return the conditions in their fixed order; one that ``aspects`` does not have is False."""
-    old = {condition.type: condition for condition in before}
-    return [_condition(name, old.get(name), aspects.get(name, (False, f"Not{name}", "")), now) for name in CONDITIONS]
+    old, time = {condition.type: condition for condition in before}, timestamp(now)
+    return [_condition(name, old.get(name), aspects.get(name, (False, f"Not{name}", "")), time) for name in CONDITIONS]
 
 
-def _condition(name: str, old: Condition | None, aspect: Aspect, now: datetime) -> Condition:
+def _condition(name: str, old: Condition | None, aspect: Aspect, time: str) -> Condition:
     holds, reason, text = aspect
     status, message = "True" if holds else "False", shorten(text, MAX_MESSAGE)
     if old is None or old.status != status:
-        time = timestamp(now)
         return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
     is_same = (old.reason, old.message) == (reason, message)
     return old if is_same else old.changed(reason=reason, message=message)

@@ -38,39 +38,39 @@ _KEPT_FAILURES = 5
 
 def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     """Return the complete status after ``decision``; it equals the recorded one if nothing changed."""
-    before = refund(s)
+    before, spending = refund(s), decision.spending
     number, nodes = next_number(s, decision), _count_nodes(s, decision)
-    status = before.changed(
+    attempt = _next_attempt(s, decision, nodes) if number else None
+    finishes = decision.kind in ("succeed", "fail")
+    ends = decision.begins_attempt or finishes or decision.kind == "suspend"
+    failures = before.failures
+    if decision.failure is not None:
+        failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
+    built = conditions(s, decision, nodes, failures or ())
+    counted = spending.counted if spending else before.restarts_counted_towards_limit
+    return before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
+        state=_state(built, is_settling=_settles(s, decision)),
         attempt=number,
+        current_attempt=attempt or before.current_attempt,
+        restarts=(spending.restarts if spending else before.restarts) or 0,
+        restarts_counted_towards_limit=counted or 0,
+        start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
+        completion_time=timestamp(s.now) if finishes else None,
+        active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
         succeeded_nodes=[] if decision.begins_attempt else sorted(s.succeeded_nodes),
+        conditions=built,
+        world=_world(s, number) if number else before.world,
         nodes=nodes,
         nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}",
-        restarts=before.restarts or 0,
-        restarts_counted_towards_limit=before.restarts_counted_towards_limit or 0,
-        avoid_nodes=_avoided_nodes(s, decision),
-        restarted_at=_restarted_at(s, decision),
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
+        failures=failures,
+        avoid_nodes=_avoided_nodes(s, decision),
+        timings=_timings(s, attempt, decision) if attempt else before.timings,
+        restarted_at=_restarted_at(s, decision),
     )
-    if number:
-        attempt = _next_attempt(s, decision, nodes)
-        timings = _timings(s, attempt, decision)
-        status = status.changed(current_attempt=attempt, world=_world(s, number), timings=timings)
-    if s.attempt.number and (decision.begins_attempt or decision.kind in ("suspend", "succeed", "fail")):
-        status = status.changed(active_seconds=int(s.active_seconds))
-    if decision.kind == "start" and before.start_time is None:
-        status = status.changed(start_time=timestamp(s.now))
-    if decision.kind in ("succeed", "fail"):
-        status = status.changed(completion_time=timestamp(s.now))
-    if decision.failure is not None:
-        status = status.changed(failures=[*(before.failures or ()), decision.failure][-_KEPT_FAILURES:])
-    if decision.spending is not None:
-        spending = decision.spending
-        status = status.changed(restarts=spending.restarts, restarts_counted_towards_limit=spending.counted)
-    built = conditions(s, decision, nodes, status.failures or ())
-    return status.changed(conditions=built, state=_state(built, is_settling=_settles(s, decision)))
 
 
 def invalid_status(before: DDPJobStatus, generation: int, lines: list[str], now: datetime) -> DDPJobStatus:
@@ -92,8 +92,8 @@ def next_number(s: JobState, decision: Decision) -> int:
 
 def _spec_hash(s: JobState) -> str:
     recorded = s.before.spec_hash
-    is_kept = s.spec_changed or not s.may_be_rescheduled
-    return recorded if is_comparable(recorded) and is_kept else s.spec_hash
+    is_replaced = s.may_be_rescheduled and not s.spec_changed
+    return recorded if is_comparable(recorded) and not is_replaced else s.spec_hash
 
 
 def _restarted_at(s: JobState, decision: Decision) -> str | None:
@@ -179,8 +179,9 @@ def _timings(s: JobState, attempt: CurrentAttempt, decision: Decision) -> Timing
         recovery = _seconds(failure.time, recovered)
     elif decision.failure is not None:
         recovery = None
-    timings = Timings(schedule_seconds=schedule, first_step_seconds=step, last_recovery_seconds=recovery)
-    return timings if timings != Timings() or s.before.timings else None
+    if s.before.timings is None and (schedule, step, recovery) == (None, None, None):
+        return None
+    return Timings(schedule_seconds=schedule, first_step_seconds=step, last_recovery_seconds=recovery)
 
 
 def _seconds(start: str, end: str) -> int:

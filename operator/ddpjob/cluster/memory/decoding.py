@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
-from ddpjob.api.model import ApiModel
+from ddpjob.api.model import WireModel
 from ddpjob.api.quantities import canonical
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
@@ -61,7 +61,7 @@ class Findings:
         return self.mistyped or f"strict decoding error: {unknown}"
 
 
-def read_custom(model: type[ApiModel], value: Any, path: str, findings: Findings) -> tuple[Any, bool]:
+def read_custom(model: type[WireModel], value: Any, path: str, findings: Findings) -> tuple[Any, bool]:
     """Return a part of a DDPJob without nulls and with its defaults, or as it is if refused; and whether it is valid.
 
     Only unknown fields go into ``findings``: the API server decodes a custom resource without looking at types.
@@ -76,7 +76,7 @@ def read_custom(model: type[ApiModel], value: Any, path: str, findings: Findings
     return _with_defaults(parsed, value), True
 
 
-def causes(model: type[ApiModel], value: Any, path: str) -> list[Cause]:
+def causes(model: type[WireModel], value: Any, path: str) -> list[Cause]:
     """Return what the CRD refuses in a part of a DDPJob, with the API server's fields and reasons."""
     try:
         model.model_validate(value, by_alias=True, by_name=False)
@@ -85,7 +85,7 @@ def causes(model: type[ApiModel], value: Any, path: str) -> list[Cause]:
     return []
 
 
-def _refused(model: type[ApiModel], error: ValidationError) -> list[ErrorDetails]:
+def _refused(model: type[WireModel], error: ValidationError) -> list[ErrorDetails]:
     """Return the errors that the CRD has too. Its status has no enums and no limits, and accepts unknown fields."""
     found = error.errors(include_url=False)
     if model is not DDPJobStatus:
@@ -96,7 +96,7 @@ def _refused(model: type[ApiModel], error: ValidationError) -> list[ErrorDetails
 def _is_open(error: ErrorDetails) -> bool:
     """Return whether the schema of the status accepts what the model refuses."""
     kind, location = error["type"], error["loc"]
-    if kind == "missing":  # the API server requires the keys of a list
+    if kind == "missing" or error["input"] is None:  # the API server drops null, and requires the keys of a list
         return not (location[0] == "conditions" and location[-1] in Condition.list_keys)
     if kind == "literal_error":
         return isinstance(error["input"], str)
@@ -135,7 +135,7 @@ def _with_defaults(parsed: Any, given: Any) -> Any:
     """Return ``given``, in its own order, without nulls in declared fields and with the defaults of ``parsed``."""
     if isinstance(parsed, list):
         return [_with_defaults(*pair) for pair in zip(parsed, given, strict=True)]
-    if not isinstance(parsed, ApiModel):
+    if not isinstance(parsed, WireModel):
         return parsed
     names = _declared(type(parsed))
     out = {}
@@ -146,12 +146,12 @@ def _with_defaults(parsed: Any, given: Any) -> Any:
             out[key] = _with_defaults(getattr(parsed, names[key]), item)
     for key, name in names.items():
         if key not in out and (value := getattr(parsed, name)) is not None:
-            out[key] = value.wire() if isinstance(value, ApiModel) else value
+            out[key] = value.wire() if isinstance(value, WireModel) else value
     return out
 
 
 @cache
-def _declared(model: type[ApiModel]) -> Mapping[str, str]:
+def _declared(model: type[WireModel]) -> Mapping[str, str]:
     """Return the name in Python of each of a model's fields, by its name in JSON."""
     return {str(info.alias): name for name, info in model.model_fields.items()}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ddpjob.api import names
-from ddpjob.api.model import ApiModel
+from ddpjob.api.model import WireModel
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
@@ -140,7 +140,7 @@ class Jobs(Kind):
     returns_deleted = False
     needs_version = True
 
-    _PARTS: ClassVar[Mapping[str, type[ApiModel]]] = {"spec": DDPJobSpec, "status": DDPJobStatus}
+    _PARTS: ClassVar[Mapping[str, type[WireModel]]] = {"spec": DDPJobSpec, "status": DDPJobStatus}
 
     def __init__(self) -> None:
         # The spec and the status that were last read and found valid: checking them once is enough.
