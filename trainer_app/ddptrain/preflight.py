@@ -43,13 +43,25 @@ _PROBE_SIZE = 4 * 2**20  # bytes
 
 def preflight(config: Config, group: Group, load: Callable[[], Dataset]) -> Json:
     """Run every check; collective. Return ``{"code", "worldSize", "checks", "bandwidth"}``, the same on all ranks."""
-    mine = _facts(config, group, load)
+    mine: Json = {
+        "rank": group.rank, "host": socket.gethostname(), "ddptrain": __version__, "torch": torch.__version__,
+        "numpy": np.__version__, "python": platform.python_version(), "seed": config.seed,
+        "config": digest_of(config.shared(group.device.type)), "attempt": os.environ.get("DDPJOB_ATTEMPT"),
+        "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu",
+        "dataDigest": None, "dataError": None, "volume": None,
+    }  # fmt: skip
+    try:
+        mine["dataDigest"] = load().digest
+    except (DataError, UsageError, VolumeError) as error:  # a fact like the others, so that the result names the rank
+        mine["dataError"] = str(error)
     mine["wrong"] = failed_collectives(group) if group.world_size > 1 else []
     group.sum(torch.zeros(1, device=group.device))  # all ranks leave it within milliseconds, and read their clocks
     mine["clock"] = time.time()
-    mine["volume"] = _volume(Path(config.checkpoint_dir)) if config.checkpoint_dir and group.rank == 0 else None
+    if group.rank == 0:
+        mine["volume"] = _check_volume(config.checkpoint_dir)
     ranks = group.gather(mine, "all_gather of facts")
-    checks = [*check_agreement(ranks), _collectives(ranks), _data(ranks), _clocks(ranks), _volumes(ranks)]
+    checks = [*check_agreement(ranks), *_check_work(ranks), ranks[0]["volume"]]
     failed = [check["code"] for check in checks if check["verdict"] == "failed"]
     bandwidth = measure_bandwidths(group) if group.world_size > 1 and not failed else []
     return {"code": failed[0] if failed else 0, "worldSize": group.world_size, "checks": checks, "bandwidth": bandwidth}
@@ -66,43 +78,11 @@ def ending_of(found: Json, *, rank: int) -> Ending:
     return Ending(termination.failed(found["code"], bad[0]["kind"], message, rank=rank, progress=place), result)
 
 
-def _facts(config: Config, group: Group, load: Callable[[], Dataset]) -> Json:
-    device = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
-    settings = digest_of(config.shared(group.device.type))
-    facts: Json = {
-        "rank": group.rank, "host": socket.gethostname(), "ddptrain": __version__, "torch": torch.__version__,
-        "numpy": np.__version__, "python": platform.python_version(), "config": settings, "seed": config.seed,
-        "attempt": os.environ.get("DDPJOB_ATTEMPT"), "isa": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(), "device": device, "dataDigest": None, "dataError": None,
-    }  # fmt: skip
-    try:
-        facts["dataDigest"] = load().digest
-    except (DataError, UsageError, VolumeError) as error:  # a fact like the others, so that the result names the rank
-        facts["dataError"] = str(error)
-    return facts
-
-
-def _volume(folder: Path) -> Json:
-    """Write, sync, rename and read back a file, as a checkpoint is."""
-    probe = folder / unique(".probe")
-    content = os.urandom(_PROBE_SIZE)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        started = time.perf_counter()
-        write_atomically(probe, content)
-        seconds = time.perf_counter() - started
-        intact = probe.read_bytes() == content
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        return {"path": str(folder), "error": error.strerror or str(error)}
-    return {"path": str(folder), "error": None if intact else "a file reads back damaged", "seconds": seconds}
-
-
 def check_agreement(ranks: Sequence[Json]) -> list[Json]:
     """Return one check per fact that should be the same on all ranks; it names the ranks that differ from most."""
     checks = []
     for name in (*MUST_AGREE, *SHOULD_AGREE):
-        compared = [facts for facts in ranks if name != "dataDigest" or not facts["dataError"]]  # see ``_data``
+        compared = [facts for facts in ranks if name != "dataDigest" or not facts["dataError"]]  # see the check of data
         usual, _ = Counter([facts[name] for facts in compared] or [None]).most_common(1)[0]
         odd = [
             f"rank {facts['rank']} ({facts['host']}) has {facts[name]}" for facts in compared if facts[name] != usual
@@ -117,33 +97,40 @@ def check_agreement(ranks: Sequence[Json]) -> list[Json]:
     return checks
 
 
-def _collectives(ranks: Sequence[Json]) -> Json:
+def _check_work(ranks: Sequence[Json]) -> list[Json]:
+    """Return the checks of collectives, data and clocks."""
     wrong = [f"rank {facts['rank']}: {', '.join(facts['wrong'])}" for facts in ranks if facts["wrong"]]
     good = "all results correct" if len(ranks) > 1 else "one rank: nothing to exchange"
-    return _check("collectives", "failed" if wrong else "ok", "; ".join(wrong) or good, RanksError)
-
-
-def _data(ranks: Sequence[Json]) -> Json:
     bad = [f"rank {facts['rank']} ({facts['host']}): {facts['dataError']}" for facts in ranks if facts["dataError"]]
-    return _check("data", "failed" if bad else "ok", "; ".join(bad[:4]) or "readable on every rank", DataMissing)
-
-
-def _clocks(ranks: Sequence[Json]) -> Json:
     clocks = [facts["clock"] for facts in ranks]
     skew = max(clocks) - min(clocks)
-    verdict = "ok" if skew < _MAX_SKEW else "warning"
-    return _check("clocks", verdict, f"at most {skew * 1000:.0f} ms apart", ConfigMismatch)
+    late = "ok" if skew < _MAX_SKEW else "warning"
+    return [
+        _check("collectives", "failed" if wrong else "ok", "; ".join(wrong) or good, RanksError),
+        _check("data", "failed" if bad else "ok", "; ".join(bad[:4]) or "readable on every rank", DataMissing),
+        _check("clocks", late, f"at most {skew * 1000:.0f} ms apart", ConfigMismatch),
+    ]
 
 
-def _volumes(ranks: Sequence[Json]) -> Json:
-    volume = ranks[0]["volume"]
-    if volume is None:
+def _check_volume(checkpoint_dir: str) -> Json:
+    """Write, sync, rename and read back a file, as a checkpoint is; return the check."""
+    if not checkpoint_dir:
         return _check("volume", "warning", "no --checkpoint-dir: nothing would be saved", VolumeError)
-    if volume["error"]:
-        return _check("volume", "failed", f"cannot write {volume['path']}: {volume['error']}", VolumeError)
-    speed = _PROBE_SIZE / volume["seconds"] / 1e6
-    detail = f"wrote and synced {_PROBE_SIZE // 2**20} MiB in {volume['seconds'] * 1000:.0f} ms ({speed:.0f} MB/s)"
-    return _check("volume", "ok", detail, VolumeError)
+    folder, content = Path(checkpoint_dir), os.urandom(_PROBE_SIZE)
+    probe = folder / unique(".probe")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        write_atomically(probe, content)
+        seconds = time.perf_counter() - started
+        problem = "" if probe.read_bytes() == content else "a file reads back damaged"
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        return _check("volume", "failed", f"cannot write {folder}: {problem}", VolumeError)
+    speed = f"{seconds * 1000:.0f} ms ({_PROBE_SIZE / seconds / 1e6:.0f} MB/s)"
+    return _check("volume", "ok", f"wrote and synced {_PROBE_SIZE // 2**20} MiB in {speed}", VolumeError)
 
 
 def _check(name: str, verdict: str, detail: str, error: type[TrainerError]) -> Json:

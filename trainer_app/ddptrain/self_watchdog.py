@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from ddptrain.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder, register_stack_dump
 from ddptrain.errors import Hang, Stopped
 from ddptrain.heartbeat import BEFORE_TRAINING, Heartbeat, StallTimer, activity
-from ddptrain.signals import STOP_SIGNALS, StopFlag
+from ddptrain.signals import STOP_SIGNALS, StopFlag, wakeup_pipe
 
 _NOTHING_TO_SAVE = 1.5  # seconds that the main thread has to exit by itself before training
 
@@ -48,71 +47,59 @@ class SelfWatchdog:
         self._interval = min(1.0, self.hang_timeout / 10) if self.hang_timeout else None
         self._stall = StallTimer(self._interval or 0.0)
         self._report = threading.Lock()
-        self._pipe, self._write = os.pipe()
 
     def start(self) -> None:
         """Start watching; only the main thread may call it, after ``StopFlag.installed``."""
-        for end in (self._pipe, self._write):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        pipe = wakeup_pipe()
         if self.diagnostics:
             register_stack_dump(self.diagnostics)
-        threading.Thread(target=self._watch, name="self-watchdog", daemon=True).start()
+        threading.Thread(target=self._watch, args=(pipe,), name="self-watchdog", daemon=True).start()
 
     def claim_report(self) -> bool:
         """Return True to the first caller only: either the main thread or the watchdog reports the end."""
         return self._report.acquire(blocking=False)
 
-    def _watch(self) -> None:
+    def _watch(self, pipe: int) -> None:
         since: float | None = time.monotonic() if self.stop.requested else None
         while True:
             # After a stop signal the phase may change, and with it the time that is left: check often.
-            ready, _, _ = select.select([self._pipe], [], [], 0.1 if since is not None else self._interval)
+            ready, _, _ = select.select([pipe], [], [], 0.1 if since is not None else self._interval)
             if ready:
-                signals = os.read(self._pipe, 4096)
+                signals = os.read(pipe, 4096)
                 if since is None and STOP_SIGNALS & set(signals):
                     since = time.monotonic()
                     self.stop.requested = True
                 if DUMP_SIGNAL in signals and self.diagnostics:
                     dump_flight_recorder(self.diagnostics)
             if since is not None:
-                waited = time.monotonic() - since
-                if waited >= self._time_to_exit() and self.claim_report():
-                    record = self.heartbeat.last
-                    where = activity(record.phase, record.collective)
-                    self.terminate(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
-            elif self._hangs() and self.claim_report():
-                with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
-                    _print_stacks()
-                self.terminate(self._hang())
+                self._check_stop(time.monotonic() - since)
+            elif self._interval is not None:
+                self._check_progress()
 
-    def _hangs(self) -> bool:
-        if self._interval is None:
-            return False
-        record = self.heartbeat.last
-        return self._stall.observe(record.changes) >= max(self.hang_timeout, record.limit)
+    def _check_stop(self, waited: float) -> None:
+        """End the rank if the main thread has not stopped it in time."""
+        record, limit = self.heartbeat.last, self.grace - min(3.0, 0.25 * self.grace)
+        if record.phase in BEFORE_TRAINING:
+            limit = min(_NOTHING_TO_SAVE, limit)
+        if waited >= limit and self.claim_report():
+            where = activity(record.phase, record.collective)
+            self.terminate(Stopped(f"stopped by a signal {where}, unsaved after {waited:.0f} s", saved=False))
 
-    def _hang(self) -> Hang:
+    def _check_progress(self) -> None:
+        """End the rank if it hangs."""
         record = self.heartbeat.last
+        limit = max(self.hang_timeout, record.limit)
+        if self._stall.observe(record.changes) < limit or not self.claim_report():
+            return
+        with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
+            stacks = os.memfd_create("ddptrain-stacks", os.MFD_CLOEXEC)
+            faulthandler.dump_traceback(stacks)  # then printed by Python, so that --log-format json applies
+            print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
         error = Hang(
-            f"no heartbeat for {max(self.hang_timeout, record.limit):g} s "
-            f"{activity(record.phase, record.collective)} of step {record.step}",
+            f"no heartbeat for {limit:g} s {activity(record.phase, record.collective)} of step {record.step}",
             hint="a peer has not reached this collective; see the other ranks' reports"
             if record.collective
             else "the stacks of this rank's threads are in its log, above",
         )
         error.cause = "peer" if record.collective else "own"
-        return error
-
-    def _time_to_exit(self) -> float:
-        """Return the seconds from the stop signal after which the watchdog exits instead of the main thread."""
-        limit = self.grace - min(3.0, 0.25 * self.grace)
-        return min(_NOTHING_TO_SAVE, limit) if self.heartbeat.last.phase in BEFORE_TRAINING else limit
-
-
-def _print_stacks() -> None:
-    """Print all threads' stacks to stderr through Python, so that --log-format json applies to them."""
-    stacks = os.memfd_create("ddptrain-stacks", os.MFD_CLOEXEC)
-    faulthandler.dump_traceback(stacks)
-    print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
-    os.close(stacks)
+        self.terminate(error)

@@ -28,6 +28,15 @@ def stop_signals() -> list[signal.Signals]:
     return [n for n in sorted(STOP_SIGNALS) if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
+def wakeup_pipe() -> int:
+    """Return the end of a pipe to read; Python writes the number of each signal to it at once, in C."""
+    read, write = os.pipe()
+    for end in (read, write):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return read
+
+
 class StopFlag:
     """Set by a signal; a second SIGINT exits at once, as users at a terminal expect."""
 

@@ -29,7 +29,7 @@ from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Ending, Report
 from ddptrain.resources import oom_kills, set_torch_defaults, uncollected_imports
-from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals
+from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
 
 # A restart cannot change these ends, or they are no failures.
 _NOT_RESTARTED = (
@@ -127,16 +127,13 @@ def preload(*, ddp: bool) -> None:
 
 
 class SignalQueue:
-    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when one arrives."""
+    """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
 
     def __init__(self) -> None:
-        self.wakeup, write = os.pipe()
-        for end in (self.wakeup, write):
-            os.set_blocking(end, False)
         self.pending: list[int] = []
         for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, lambda n, _frame: self.pending.append(n))
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self.wakeup = wakeup_pipe()
 
 
 @dataclass

@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -35,7 +34,6 @@ from ddptrain.reporting.console import Console, ignore_write_errors, json_line, 
 from ddptrain.reporting.termination import Ending, Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
-_CHUNK = 65536
 _CANCEL_INTERVAL = 0.1  # seconds
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
@@ -268,48 +266,32 @@ def report_of(worker: WorkerProcess) -> Report:
 
 
 def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callable[[], bool] = lambda: False) -> Any:
-    """Return what ``work`` returns, which must be JSON-able; None if it fails, takes longer or is cancelled.
+    """Return what ``work`` returns; None if it fails, takes longer or is cancelled.
 
     A file system whose server is gone blocks every process that uses it inside the kernel, and the launcher may start
     no thread. So ``work`` runs in a forked child, and its changes to memory are lost. A child that exceeds the timeout
     is killed and left behind if the volume delays even that.
     """
-    parent, (read, write) = os.getpid(), os.pipe()
-    with os.fdopen(read, "rb", buffering=0) as result, contextlib.suppress(OSError, ValueError):
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _send_result(work, write, parent)
-        finally:
-            os.close(write)
-        content = _read_until(result.fileno(), time.monotonic() + seconds, cancelled)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            if content is None:
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG if content is None else 0)  # else the supervisor's loop, or init, collects it
-        return json.loads(content) if content else None
-    return None
+    import multiprocessing
 
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    parent, end = os.getpid(), time.monotonic() + seconds
 
-def _read_until(descriptor: int, deadline: float, cancelled: Callable[[], bool]) -> bytes | None:
-    """Return all bytes up to the end of the pipe; None if it does not end before ``deadline``, or if cancelled."""
-    content = b""
-    while True:
-        left = deadline - time.monotonic()
-        if select.select([descriptor], [], [], min(max(left, 0.0), _CANCEL_INTERVAL))[0]:
-            part = os.read(descriptor, _CHUNK)
-            if not part:
-                return content
-            content += part
-        elif left <= 0 or cancelled():
-            return None
-
-
-def _send_result(work: Callable[[], Any], pipe: int, parent: int) -> NoReturn:
-    try:
+    def send_result() -> None:
         signal.set_wakeup_fd(-1)
         die_with_parent(parent)
-        with os.fdopen(pipe, "wb") as stream:
-            stream.write(json.dumps(work()).encode())
-    finally:
-        os._exit(0)
+        with contextlib.suppress(Exception):
+            writer.send(work())
+
+    child = multiprocessing.get_context("fork").Process(target=send_result)
+    with reader, contextlib.suppress(OSError, EOFError):
+        child.start()
+        writer.close()
+        while not reader.poll(_CANCEL_INTERVAL):
+            if time.monotonic() > end or cancelled():
+                child.kill()
+                return None
+        result = reader.recv()
+        child.join()
+        return result
+    return None

@@ -37,7 +37,10 @@ class Console:
     def log(self, text: str) -> None:
         """Print one line."""
         if not self._quiet:
-            self._erase()
+            if self._drawn and self._terminal is not None:
+                self._terminal.write("\r\x1b[K")
+                self._terminal.flush()
+                self._drawn = False
             print(text, flush=True)
 
     def step(self, done: int, total: int, text: str) -> None:
@@ -54,12 +57,6 @@ class Console:
         self._terminal.write(f"\r\x1b[K{'█' * full}{'░' * (_WIDTH - full)} {done}/{total} · {text}")
         self._terminal.flush()
         self._drawn = True
-
-    def _erase(self) -> None:
-        if self._drawn and self._terminal is not None:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
-            self._drawn = False
 
 
 def json_line(rank: int | None, text: str) -> str:

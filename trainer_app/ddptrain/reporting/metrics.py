@@ -69,7 +69,7 @@ class MetricsLogger:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o664)
             share(path, 0o664)
         self._path, self._folder, self._run, self._with_checkpoints = path, folder, run, with_checkpoints
-        self._append("start", {**start, "time": time.time()})
+        self._append("start", start)
         self._write(durable=True)
         self._progress.write_to(folder / "progress.json")
 
@@ -149,13 +149,13 @@ class MetricsLogger:
         if self._refusals == 1:
             lost = "without saving" if self._with_checkpoints else "without these metrics"
             self._console.log(f"warning: {error}; training continues {lost}")
-            self._append_step("refused", step, {"message": str(error)})
+            self._append("refused", {"message": str(error)}, step=step)
         if self._with_checkpoints:
             self._progress.update(checkpointProblem=f"{error} ({self._refusals} in a row)")
 
     def log(self, event: str, step: int, **values: Any) -> None:
         """Buffer one row, and write the buffer if the last write was more than a second ago."""
-        self._append_step(event, step, values)
+        self._append(event, values, step=step)
         if time.monotonic() - self._flushed > _FLUSH_INTERVAL:
             self._flushed = time.monotonic()
             self.flush(step, durable=False)
@@ -173,13 +173,11 @@ class MetricsLogger:
             return False
         return True
 
-    def _append_step(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        epoch = step // self._steps_per_epoch
-        self._append(event, {"step": step, "epoch": epoch, **values, "time": round(time.time(), 3)})
-
-    def _append(self, event: str, values: Mapping[str, Any]) -> None:
+    def _append(self, event: str, values: Mapping[str, Any], *, step: int | None = None) -> None:
         if self._path is not None:
-            self._buffer += dumps_json({"event": event, "run": self._run, **values}).encode() + b"\n"
+            place = {} if step is None else {"step": step, "epoch": step // self._steps_per_epoch}
+            row = {"event": event, "run": self._run, **place, **values, "time": round(time.time(), 3)}
+            self._buffer += dumps_json(row).encode() + b"\n"
 
     def _write(self, *, durable: bool) -> None:
         """Write the buffer; what a full volume does not take stays in it."""

@@ -62,11 +62,13 @@ class Progress:
         Raises:
             OSError: the port cannot be bound.
         """
-        server = _Server(("", port), _handler(self))  # all addresses: the operator polls the pod's
+        server = _Server(("", port), _Handler)  # all addresses: the operator polls the pod's
+        server.progress = self
         threading.Thread(target=server.serve_forever, name="progress", daemon=True).start()
 
 
 class _Server(ThreadingHTTPServer):
+    progress: Progress
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
@@ -81,21 +83,18 @@ class _Server(ThreadingHTTPServer):
         """Ignore a poller that disconnects: it is not worth a traceback in the log."""
 
 
-def _handler(progress: Progress) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 5  # seconds, after which an idle connection releases its thread
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 5  # seconds, after which an idle connection releases its thread
 
-        def do_GET(self) -> None:
-            answers = {"/progress": progress.snapshot(), "/healthz": {"ok": True}}
-            found = self.path in answers
-            body = dumps_json(answers.get(self.path, {"error": "not found"})).encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def do_GET(self) -> None:
+        answers = {"/progress": self.server.progress.snapshot(), "/healthz": {"ok": True}}
+        body = dumps_json(answers.get(self.path, {"error": "not found"})).encode()
+        self.send_response(200 if self.path in answers else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            """Log nothing: there is a poll every few seconds."""
-
-    return Handler
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: there is a poll every few seconds."""

@@ -12,7 +12,7 @@ PyTorch: manifests record both, and the checkpointer refuses to resume where the
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,20 +31,16 @@ THREADS = 1  # default of --threads: possible with any number of ranks on a node
 _EXTRAS = NUMBERS  # values after the gradient in each row: the loss sum of the shard, its rank's stop flag and seconds
 
 
-def make_deterministic() -> None:
-    """Select CUDA kernels that return the same result at every call; CPU kernels always do."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix is multiplied
-    # Warnings only: PyTorch lists the backward pass of max pooling, which is unsafe only for overlapping windows.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-
-
 class Bitwise(GradientSync):
     """Gathers the gradients of the virtual shards as rows and adds the rows in a fixed order."""
 
-    def __init__(self, model: nn.Module, group: Group, *, bf16: bool, label_smoothing: float = 0.0) -> None:
-        super().__init__(model, group, bf16=bf16, label_smoothing=label_smoothing)
-        make_deterministic()
+    def __init__(self, model: nn.Module, group: Group, **options: Any) -> None:
+        super().__init__(model, group, **options)
+        # CUDA kernels that return the same result at every call; CPU kernels always do.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix is multiplied
+        # Warnings only: PyTorch lists the backward pass of max pooling, which is unsafe only for overlapping windows.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
         self._parameters = list(model.parameters())
         first = self._parameters[0]
         width = sum(p.numel() for p in self._parameters)

@@ -13,7 +13,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,33 +29,6 @@ if TYPE_CHECKING:
 
 LOSS, STOP, SECONDS = range(3)  # positions in the numbers of a step
 NUMBERS = 3
-
-
-class StepNumbers:
-    """Sums a step's loss, stop flags and seconds over the ranks, in one small all-reduce during the backward pass.
-
-    Nothing here reads the device: the sums are there when the device has done the step.
-    """
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._values = torch.zeros(NUMBERS, dtype=torch.float64, device=group.device)
-        self._work: dist.Work | None = None
-
-    def send(self, loss_sum: torch.Tensor, stop: bool, seconds: float) -> None:
-        """Start the all-reduce of this rank's numbers; all ranks must call it at the same place."""
-        self._values[LOSS] = loss_sum.detach()
-        self._values[STOP] = float(stop)
-        self._values[SECONDS] = seconds
-        if self._group.world_size > 1:
-            self._work = dist.all_reduce(self._values, async_op=True)
-
-    def receive(self) -> torch.Tensor:
-        """Return the sums, the same on every rank; the next ``send`` overwrites them."""
-        if self._work is not None:
-            self._work.wait()  # on a GPU the stream waits, not the host
-            self._work = None
-        return self._values
 
 
 class GradientSync:
@@ -75,7 +48,7 @@ class GradientSync:
         self._bf16, self._label_smoothing = bf16, label_smoothing
         self.averaged_over = group.world_size if self.averages else 1
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
-        self._numbers = StepNumbers(group)
+        self._numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=group.device)
 
     def step(self, batch: GlobalBatch, stop: bool = False, seconds: float = 0.0) -> torch.Tensor:
         """Compute the gradient of the global batch's mean loss into ``.grad``, without waiting for the device.
@@ -98,11 +71,16 @@ class GradientSync:
         self._before_last()
         loss_sum = self._loss_sum(batch.piece(parts[-1]))
         total = sum(earlier, start=loss_sum.detach().double())
-        self._numbers.send(total, stop, seconds)  # before the backward pass, which it overlaps
-        with self._group.heartbeat.waiting_in("all_reduce of gradients"):  # overlaps the backward pass
+        for place, value in ((LOSS, total), (STOP, float(stop)), (SECONDS, seconds)):
+            self._numbers[place] = value
+        # The exchange of the numbers and, in some classes, of the gradients overlaps the backward pass.
+        sent = dist.all_reduce(self._numbers, async_op=True) if self._group.world_size > 1 else None
+        with self._group.heartbeat.waiting_in("all_reduce of gradients"):
             self._backward(loss_sum, batch.count)
             self._exchange()
-            return self._numbers.receive()
+            if sent is not None:
+                sent.wait()  # on a GPU the stream waits, not the host
+            return self._numbers
 
     def forward_and_backward(self, piece: Piece, global_count: int) -> torch.Tensor:
         """Compute the gradients of one piece and return the sum of its losses, without an exchange."""
@@ -126,11 +104,8 @@ class GradientSync:
         # No cache of casts: every weight is used once, and a cached cast would outlive the recording of a CUDA graph.
         with torch.autocast(self._group.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False):
             logits = self._forward(piece.images)
-        return self._loss_of(logits, piece.labels)
-
-    def _loss_of(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = logits.float() if self._bf16 else logits
-        return functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=self._label_smoothing)
+        return functional.cross_entropy(logits, piece.labels, reduction="sum", label_smoothing=self._label_smoothing)
 
     def _backward(self, loss_sum: torch.Tensor, global_count: int) -> None:
         (loss_sum * (self.averaged_over / global_count)).backward()  # type: ignore[no-untyped-call]
@@ -170,12 +145,18 @@ class Ddp(GradientSync):
 
     averages = True
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool, label_smoothing: float = 0.0) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16, label_smoothing=label_smoothing)
+    def __init__(self, model: nn.Module, group: Group, **options: Any) -> None:
+        super().__init__(model, group, **options)
         device_ids = [group.device.index] if group.device.type == "cuda" else None
         with group.heartbeat.waiting_in("construction of DDP"):  # compares shapes and broadcasts the weights
             self._wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-            self._settle_buckets()
+            # DDP rebuilds its buckets after the first backward pass, and a gradient's place in its bucket decides the
+            # order in which a ring adds it up. Without this pass, whose gradients are discarded, the first step of a
+            # resumed run would sum in another order than the same step of an uninterrupted run.
+            dtype = next(model.parameters()).dtype
+            blank = torch.zeros(1, 1, 28, 28, dtype=dtype, device=group.device)
+            self._wrapped(blank).sum().mul(0.0).backward()
+            self._wrapped.zero_grad()
         self._forward = self._wrapped
 
     def close(self) -> None:
@@ -191,18 +172,6 @@ class Ddp(GradientSync):
 
     def _unsynced(self) -> contextlib.AbstractContextManager[None]:
         return self._wrapped.no_sync()
-
-    def _settle_buckets(self) -> None:
-        """Run a backward pass and discard its gradients, so that every real step sums in the same order.
-
-        DDP rebuilds its buckets after the first backward pass, and a gradient's place in its bucket decides the order
-        in which a ring adds it up. Otherwise the first step of a resumed run would sum in a different order from the
-        same step of an uninterrupted run. DDP rebuilds at the next forward pass, before a real gradient exists.
-        """
-        dtype = next(self.model.parameters()).dtype
-        blank = torch.zeros(1, 1, 28, 28, dtype=dtype, device=self._group.device)
-        self._wrapped(blank).sum().mul(0.0).backward()
-        self._wrapped.zero_grad()
 
 
 BUCKET_BYTES = 2**18  # three or four buckets for these models, so that exchange and computation overlap
@@ -223,9 +192,9 @@ class Bucketed(GradientSync):
     The layout of the buffers never changes, so neither does the order of a sum.
     """
 
-    def __init__(self, model: nn.Module, group: Group, *, accum: int, bf16: bool, label_smoothing: float = 0.0) -> None:
-        super().__init__(model, group, accum=accum, bf16=bf16, label_smoothing=label_smoothing)
-        self._buckets = [_bucket(parameters) for parameters in _grouped(list(model.parameters()))]
+    def __init__(self, model: nn.Module, group: Group, **options: Any) -> None:
+        super().__init__(model, group, **options)
+        self._buckets = _buckets_of(list(model.parameters()))
         self._work: list[dist.Work] = []
         self._armed = False
         for bucket in self._buckets:
@@ -249,40 +218,36 @@ class Bucketed(GradientSync):
             return
         bucket.missing -= 1
         # In list order, not completion order: all ranks must call the collectives in the same order.
-        while len(self._work) < len(self._buckets) and self._buckets[len(self._work)].missing == 0:
-            self._send_next()
+        for waiting in self._buckets[len(self._work) :]:
+            if waiting.missing:
+                return
+            self._send(waiting)
 
-    def _send_next(self) -> None:
-        work = dist.all_reduce(self._buckets[len(self._work)].flat, async_op=True)
+    def _send(self, bucket: Bucket) -> None:
+        work = dist.all_reduce(bucket.flat, async_op=True)
         assert work is not None
         self._work.append(work)
 
     def _exchange(self) -> None:
-        while len(self._work) < len(self._buckets):  # buckets with an unused parameter
-            self._send_next()
+        for bucket in self._buckets[len(self._work) :]:  # those with an unused parameter, and all after them
+            self._send(bucket)
         for work in self._work:
             work.wait()
         self._work.clear()
         self._armed = False
 
 
-def _grouped(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in the order in which the backward pass completes them, divided into buckets."""
-    groups: list[list[nn.Parameter]] = [[]]
-    size = 0
+def _buckets_of(parameters: list[nn.Parameter]) -> list[Bucket]:
+    """Return buckets of zeros in the order in which the backward pass completes gradients; these are views of them."""
+    parts: list[list[nn.Parameter]] = [[]]
     for parameter in reversed(parameters):
-        if size >= BUCKET_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(parameter)
-        size += parameter.numel() * parameter.element_size()
-    return groups
-
-
-def _bucket(parameters: list[nn.Parameter]) -> Bucket:
-    """Return a bucket of zeros, with its views as the parameters' gradients."""
-    first = parameters[0]
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-    for parameter, view in zip(parameters, views_of(flat, parameters), strict=True):
-        parameter.grad = view
-    return Bucket(parameters, flat)
+        if sum(p.numel() * p.element_size() for p in parts[-1]) >= BUCKET_BYTES:
+            parts.append([])
+        parts[-1].append(parameter)
+    buckets = []
+    for part in parts:
+        flat = torch.zeros(sum(p.numel() for p in part), dtype=part[0].dtype, device=part[0].device)
+        for parameter, view in zip(part, views_of(flat, part), strict=True):
+            parameter.grad = view
+        buckets.append(Bucket(part, flat))
+    return buckets

@@ -263,14 +263,13 @@ class Trainer:
 
 def build_gradient_sync(config: Config, model: nn.Module, group: Group, *, bf16: bool) -> gradient_sync.GradientSync:
     """Return the implementation that ``--sync`` selects; a single rank exchanges nothing."""
-    options: dict[str, Any] = {"bf16": bf16, "label_smoothing": config.label_smoothing}
-    if config.sync == "bitwise":
-        return Bitwise(model, group, **options)
     implementation: type[gradient_sync.GradientSync] = gradient_sync.GradientSync
-    if group.has_process_group:
+    if config.sync == "bitwise":
+        implementation = Bitwise
+    elif group.has_process_group:
         implementation = {
             "ddp": gradient_sync.Ddp,
             "manual": gradient_sync.Manual,
             "bucketed": gradient_sync.Bucketed,
         }[config.sync]
-    return implementation(model, group, accum=config.accum, **options)
+    return implementation(model, group, accum=config.accum, bf16=bf16, label_smoothing=config.label_smoothing)
