@@ -20,7 +20,7 @@ PYTEST := $(BIN)/pytest -q
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-kind demo-down test prepare lint format generate pictures constraints images kind-up \
-        kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract soak test-under-load
+        kind-down bench bench-local gpu clean $(LAYER_TARGETS) contract mutants soak test-under-load
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | \
@@ -75,6 +75,10 @@ contract: setup  ## of test-apiserver, random requests to the in-memory cluster 
 
 test-under-load: setup  ## the resilience layer five times, with a busy loop on each core (UNDER_LOAD=resilience)
 	$(PY) -m tests.layers --times 5 --busy $(UNDER_LOAD)
+
+mutants: setup  ## put 250 errors into a copy of the code, one after the other: do the tests detect them? (MUTANTS="engine ...")
+	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager helm kubectl
+	$(PY) -m tests.mutants $(MUTANTS)
 
 # Too long for every run: the figures that the trainer documents.
 soak: export DDPTRAIN_TEST_KILLS = 20

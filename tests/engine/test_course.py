@@ -195,3 +195,12 @@ def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     world.reconcile()
     assert "etaSeconds" not in world.status["progress"] and world.status["progress"]["step"] == 300
     assert "resumedFromStep" not in world.status["checkpoint"] and world.status["checkpoint"]["step"] == 250
+
+
+def test_suspension_does_not_stop_a_job_whose_pods_have_all_succeeded() -> None:
+    world = a_running_world(a_job())
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.status["state"] == "Succeeded"

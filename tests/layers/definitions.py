@@ -67,7 +67,7 @@ LAYERS = (
         "unit",
         (
             pytest_command(
-                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/simulator"),
+                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/simulator", "tests/mutants"),
                 *("tests/kind", "tests/layers", "tests/benchmarks"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
             ),

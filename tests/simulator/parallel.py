@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.simulator.mutants import MUTANTS
+from tests.mutants.mutant import Mutant, in_this_process
 from tests.simulator.runs import RANDOM, Run, ViolationError, compare, undisturbed
 
 CORES = 2
@@ -53,12 +53,12 @@ def failures_of(processes: ProcessPoolExecutor, runs: Sequence[Run]) -> list[str
     return failures
 
 
-def first_detection(mutant: str) -> str | None:
+def first_detection(mutant: Mutant) -> str | None:
     """Return the first run that fails with a mutant although it passes without, and how it fails; None if none does."""
-    for run in MUTANTS[mutant].runs:
+    for run in (Run.parse(text.split()) for text in mutant.runs):
         if run.scenario != RANDOM:
             undisturbed(run.scenario)  # cached before the mutant is applied
-        with MUTANTS[mutant].apply():
+        with in_this_process(mutant):
             failure = _failure_of(run)
         if failure is not None and _failure_of(run) is None:
             return failure

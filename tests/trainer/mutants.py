@@ -26,6 +26,7 @@ from ddptrain.data import sampling as order
 from ddptrain.distributed import device
 from ddptrain.training import evaluate, models
 from ddptrain.training import gradient_sync as sync
+from tests.mutants.mutant import Mutant, areas
 
 
 def weighting_dropped() -> None:
@@ -113,85 +114,29 @@ def broadcast_garbled_on_rank_1() -> None:
     dist.broadcast = garbled
 
 
-def edited(lesson: str, old: str, new: str) -> Callable[[], None]:
-    """Return a function that loads a lesson with ``new`` in place of ``old``."""
+def edited(lesson: str, mutant: Mutant) -> Callable[[], None]:
+    """Return a function that loads a lesson with a mutant applied."""
 
     def load() -> None:
         spec = importlib.util.find_spec(f"ddptrain.lessons.{lesson}")
         assert spec is not None and spec.origin is not None
-        source = Path(spec.origin).read_text()
-        assert source.count(old) == 1, (lesson, old)
+        source = mutant.apply_to(Path(spec.origin).read_text())
         if "def launch(" in source:  # its workers are processes of another program, which imports the lesson itself
             package = Path(ddptrain.__file__).parent
             copy = shutil.copytree(package, Path(tempfile.mkdtemp()) / package.name)
-            (copy / "lessons" / f"{lesson}.py").write_text(source.replace(old, new))
+            (copy / "lessons" / f"{lesson}.py").write_text(source)
             os.environ["PYTHONPATH"] = str(copy.parent)
         module = sys.modules[spec.name] = types.ModuleType(spec.name)
-        exec(compile(source.replace(old, new), spec.origin, "exec"), module.__dict__)  # noqa: S102
+        exec(compile(source, spec.origin, "exec"), module.__dict__)  # noqa: S102
         importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 2  # an error shows early
 
     return load
 
 
-_SUMMED = "clone()\n        dist.all_reduce(total)\n        return total\n\n\n"
-_RETURNED = "clone()\n        return total\n\n\n"
-
-
 LESSONS = {
-    f"{lesson}: {name}": edited(lesson, old, new)
-    for lesson, name, old, new in (
-        ("tutorial", "averaging dropped", "            average_gradients(model)\n", ""),
-        ("tutorial", "sum in place of the mean", "            parameter.grad /= dist.get_world_size()\n", ""),
-        (
-            "tutorial",
-            "a step per epoch",
-            "            optimizer.step()  # after every batch\n",
-            "            if total[1] == 0:\n                optimizer.step()\n",
-        ),
-        ("tutorial", "the loss of one rank", "        dist.all_reduce(total)  # the loss of all samples", "        #"),
-        ("tutorial", "the same part on every rank", "batches(parts.use(rank),", "batches(parts.use(0),"),
-        ("sampler", "set_epoch dropped", "        sampler.set_epoch(epoch)\n", ""),
-        ("sampler", "the same samples on every rank", "(data, world, rank,", "(data, world, 0,"),
-        ("sampler", "averaging dropped", "            average_gradients(model)\n", ""),
-        ("sampler", "the same seeds on every rank", ".manual_seed(SEED + rank)", ".manual_seed(SEED)"),
-        ("sampler", "loader without the sampler", "        sampler=sampler,  #", "        shuffle=True,  #"),
-        (
-            "ddp",
-            "part of the batch not averaged",
-            "    (functional.nll_loss(model(second), of_second) / 2).backward()",
-            "    with model.no_sync():\n        (functional.nll_loss(model(second), of_second) / 2).backward()",
-        ),
-        ("ddp", "accumulated parts not divided", "of_first) / 2)", "of_first))"),
-        ("ddp", "names of the wrapper", "model.module.state_dict(), part", "model.state_dict(), part"),
-        ("start", "no rank outside a group", "return dist.get_rank() if dist.is_initialized() else 0", "return -1"),
-        (
-            "start",
-            "ranks reversed",
-            "rank=rank, world_size=world, timeout",
-            "rank=world - 1 - rank, world_size=world, timeout",
-        ),
-        ("env", "local rank left out of the rank", ' + v["LOCAL_RANK"]', ""),
-        ("restart", "checkpoint not loaded", "if rank == 0 and file.exists():", "if rank < 0:"),
-        ("p2p", "sent before it was changed", "dist.send(tensor + 10,", "dist.send(tensor,"),
-        (
-            "p2p",
-            "not waited for",
-            "            work.wait()\n    arrived =",
-            "            pass\n    arrived =",
-        ),
-        ("objects", "gathered on another rank", "dst=0)\n    draw", "dst=dist.get_world_size() - 1)\n    draw"),
-        ("groups", "all ranks in place of the group", "tensor, group=groups[rank % 2])", "tensor)"),
-        ("groups", "barrier dropped", "    dist.barrier()\n", ""),
-        ("tensor", "input's gradient not summed", _SUMMED, _RETURNED),
-        ("vocab", "mask dropped", "rows.masked_fill(elsewhere[:, None], 0.0)", "rows"),
-        ("vocab", "offset shifted", "self.first = sum(ends[:rank])", "self.first = sum(ends[:rank]) + rank"),
-        ("pipeline", "loss not divided", "loss_fn=mean_loss)", "loss_fn=mean_loss, scale_grads=False)"),
-        ("mesh3d", "gradients not averaged", "        dist.all_reduce(gradient, group=dp.get_group())\n", ""),
-        ("fsdp", "the same batch on every rank", "[rank] for tensor in batch(step)", "[0] for tensor in batch(step)"),
-        ("fsdp", "checkpoint not loaded", "    dcp.load(loaded, checkpoint_id=folder)", "    pass"),
-        ("collectives", "another source", "dist.broadcast(tensor, src=0)", "dist.broadcast(tensor, src=1)"),
-        ("collectives", "not waited for", "work.wait()  # until then", "pass  # until then"),
-    )
+    f"{Path(mutant.file).stem}: {mutant.name}": edited(Path(mutant.file).stem, mutant)
+    for mutant in areas()["lessons"]
+    if not mutant.survives
 }
 
 
