@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.e2e import namespace as namespaces
 from tests.e2e.installation import Installation
-from tests.e2e.namespace import JobNamespace, job_namespace
+from tests.e2e.namespace import JobNamespace, claim_of, job_namespace
 from tests.e2e.reference import ReferenceRun, train_reference
+from tests.e2e.trials import Outcome, Trial, Watcher
 from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
@@ -77,6 +79,28 @@ def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureR
     name: Any = request.node.name
     with job_namespace(cluster, str(name).removeprefix("test_")) as made:
         yield made
+
+
+@pytest.fixture
+def trial(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """Provide a namespace for one job, with a watcher."""
+    with _trial(cluster, request.node.name.removeprefix("test_")) as trial:
+        yield trial
+
+
+@contextmanager
+def _trial(cluster: Cluster, name: str) -> Iterator[Trial]:
+    with job_namespace(cluster, name) as namespace, Watcher(namespace.kubectl) as watcher:
+        namespace.kubectl.apply(claim_of(namespace))
+        yield Trial("training", cluster, namespace, watcher)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Cluster, operator: Installation) -> Iterator[Outcome]:
+    """Train the job of the trials to its end without a fault."""
+    with _trial(cluster, "undisturbed") as trial:
+        trial.apply()
+        yield trial.until_finished()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from tests.kind.toolchain import binary
 from tests.processes import eventually
 
 T = TypeVar("T")
+INTERVAL = 0.8
+"""Seconds between two calls of kubectl, of which each takes 0.07 s of CPU time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def until(what: str, look: Callable[[], T | None], *, seconds: float) -> T:
         except CommandError:
             return None
 
-    return eventually(what, probe, timeout=seconds, interval=0.25)
+    return eventually(what, probe, timeout=seconds, interval=INTERVAL)
 
 
 def condition_of(obj: Json, name: str) -> Json:

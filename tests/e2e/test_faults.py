@@ -29,7 +29,6 @@ from tests.e2e.trials import (
     assert_no_step_was_lost,
     assert_recovered,
     running,
-    undisturbed,
 )
 from tests.kind.cluster import Cluster
 
@@ -40,6 +39,13 @@ SHOWN_SECONDS = 40.0
 LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
 """A small file system on every worker."""
+# PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
+KILL_A_RANK = """
+import os, pathlib, signal
+ranks = [int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
+         and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid()]
+os.kill(max(ranks), signal.SIGKILL)
+"""
 
 
 # What is done to the jobs.
@@ -50,6 +56,21 @@ def launcher_killed(trial: Trial) -> Outcome:
     trial.apply()
     trial.until_trained()
     nodes.kill_first_process(trial.pods()[0])
+    return trial.until_finished()
+
+
+def rank_killed(trial: Trial) -> Outcome:
+    trial.apply()
+    trial.until_trained()
+    trial.kubectl("exec", trial.pods()[1]["metadata"]["name"], "--", "python3", "-c", KILL_A_RANK)
+    return trial.until_finished()
+
+
+def pod_killed(trial: Trial) -> Outcome:
+    """Delete a pod without a grace period; the other may save a checkpoint."""
+    trial.apply()
+    trial.until_trained()
+    trial.kubectl("delete", "pod", trial.pods()[1]["metadata"]["name"], "--grace-period=0", "--force")
     return trial.until_finished()
 
 
@@ -217,8 +238,9 @@ ACTS: Mapping[str, Act] = {
         pod_preempted,
         volume_limit_exceeded,
         rank_stopped,
-        undisturbed,
         launcher_killed,
+        rank_killed,
+        pod_killed,
         rank_out_of_memory,
         one_pod_deleted,
         all_pods_deleted,
@@ -288,8 +310,8 @@ def advice_of(reason: str) -> tuple[str, str]:
 # What the jobs show.
 
 
-def test_undisturbed_job_has_no_restart_and_learns(outcome: Wait) -> None:
-    done: Outcome = outcome(undisturbed)
+def test_undisturbed_job_has_no_restart_and_learns(undisturbed: Outcome) -> None:
+    done = undisturbed
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
     assert "failures" not in done.status or done.status["failures"] == []
     assert float(done.status["progress"]["accuracy"]) > 0.9
@@ -297,21 +319,21 @@ def test_undisturbed_job_has_no_restart_and_learns(outcome: Wait) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "reason", "node_rank", "found"),
+    ("act", "found"),
     [
-        (launcher_killed, "SIGKILL", 0, {"signal": 9, "exitCode": 137}),
-        (rank_stopped, "Hang", 1, {"exitCode": 76, "rank": 1}),
-        (rank_out_of_memory, "OOMKilled", 1, {"exitCode": 137}),
+        (launcher_killed, {"reason": "SIGKILL", "nodeRank": 0, "signal": 9, "exitCode": 137}),
+        (rank_killed, {"reason": "Killed", "nodeRank": 1, "signal": 9, "rank": 1}),
+        (rank_stopped, {"reason": "Hang", "nodeRank": 1, "exitCode": 76, "rank": 1}),
+        (rank_out_of_memory, {"reason": "OOMKilled", "nodeRank": 1, "exitCode": 137}),
     ],
 )
 def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_checkpoint(
-    outcome: Wait, act: Act, reason: str, node_rank: int, found: Json
+    outcome: Wait, undisturbed: Outcome, act: Act, found: Json
 ) -> None:
     done: Outcome = outcome(act)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 1))
     failure = done.failure
-    assert (failure["attempt"], failure["reason"], failure["nodeRank"]) == (1, reason, node_rank)
-    assert (failure["action"], failure["counted"]) == ("Restart", True)
+    assert (failure["attempt"], failure["action"], failure["counted"]) == (1, "Restart", True)
     assert {key: failure.get(key) for key in found} == found
     assert failure["hint"]
     assert failure["next"]
@@ -319,7 +341,19 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     before = done.steps_of_run(1)
     resumed = done.status["checkpoint"]["resumedFromStep"]
     assert resumed == before[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY, "the newest checkpoint"
-    assert_recovered(done, outcome(undisturbed))
+    assert_recovered(done, undisturbed)
+
+
+def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undisturbed: Outcome) -> None:
+    done: Outcome = outcome(pod_killed)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
+    failure = done.failure
+    # A forced deletion sets deletionTimestamp and removes the pod at once; either may be seen first.
+    assert failure["reason"] in ("PodDeleted", "PodLost")
+    assert (failure["attempt"], failure["nodeRank"], failure["counted"]) == (1, 1, False)
+    assert (failure["hint"], failure["next"]) == advice_of(failure["reason"])
+    assert done.status["checkpoint"]["resumedFromStep"] >= CHECKPOINT_EVERY
+    assert_recovered(done, undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +366,7 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     ],
 )
 def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
-    outcome: Wait, act: Act, reason: str, node_ranks: set[int]
+    outcome: Wait, undisturbed: Outcome, act: Act, reason: str, node_ranks: set[int]
 ) -> None:
     done: Outcome = outcome(act)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
@@ -341,16 +375,16 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
     assert failure["nodeRank"] in node_ranks
     assert failure["counted"] is False
     assert (failure["hint"], failure["next"]) == advice_of(reason)
-    assert_no_step_was_lost(done, outcome(undisturbed))
+    assert_no_step_was_lost(done, undisturbed)
 
 
 @pytest.mark.parametrize("act", [restart_requested, suspended])
-def test_requested_stop_costs_no_step_and_is_no_failure(outcome: Wait, act: Act) -> None:
+def test_requested_stop_costs_no_step_and_is_no_failure(outcome: Wait, undisturbed: Outcome, act: Act) -> None:
     done: Outcome = outcome(act)
     assert (done.status["state"], done.status["attempt"]) == ("Succeeded", 2)
     assert done.restarts[1] == 0
     assert not done.status.get("failures")
-    assert_no_step_was_lost(done, outcome(undisturbed))
+    assert_no_step_was_lost(done, undisturbed)
 
 
 def test_full_volume_fails_the_last_save_with_its_reason(outcome: Wait) -> None:

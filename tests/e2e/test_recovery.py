@@ -1,95 +1,64 @@
-"""A pod, a process or the operator is killed during training; the training continues with the same losses."""
+"""The operator is killed, or a job is deleted and applied again: the training goes on."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import time
 
 import pytest
 
 from ddpjob.api.objects import Json
-from ddptrain.reporting.metrics import effective_rows, read_rows
+from ddptrain.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
-from tests.e2e.jobs import mnist_job
-from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
-from tests.e2e.reference import ReferenceRun
+from tests.e2e.kubectl import until
+from tests.e2e.namespace import CLAIM
+from tests.e2e.trials import CHECKPOINT_EVERY, Outcome, Trial, assert_recovered, small_job
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
-NAME = "survivor"
-# PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
-KILL_A_RANK = """
-import os, pathlib, signal
-ranks = [int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
-         and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid()]
-os.kill(max(ranks), signal.SIGKILL)
-"""
+QUIET_SECONDS = 5.0
 
 
-def kill_a_pod(namespace: JobNamespace, pod: str) -> None:
-    namespace.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+def uids(pods: dict[int, Json]) -> dict[int, str]:
+    return {node_rank: pod["metadata"]["uid"] for node_rank, pod in pods.items()}
 
 
-def kill_a_process(namespace: JobNamespace, pod: str) -> None:
-    namespace.kubectl("exec", pod, "--", "python3", "-c", KILL_A_RANK)
-
-
-def uids(pods: list[Json]) -> dict[str, str]:
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
-
-
-@pytest.mark.parametrize(
-    ("kill", "cause"),
-    [
-        # A forced deletion sets deletionTimestamp and removes the pod at once; either may be seen first.
-        (kill_a_pod, {"reason": ("PodDeleted", "PodLost"), "nodeRank": 1, "counted": False}),
-        (kill_a_process, {"reason": ("Killed",), "nodeRank": 1, "rank": 3, "signal": 9, "counted": True}),
-    ],
-)
-def test_after_a_kill_a_new_attempt_resumes_with_the_same_losses(
-    namespace: JobNamespace,
-    operator: Installation,
-    reference: ReferenceRun,
-    kill: Callable[[JobNamespace, str], None],
-    cause: Json,
-) -> None:
-    namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--step-delay", "0.03", claim=CLAIM))
-    before = namespace.until_step(NAME, 60, checkpoint=50)
-    assert before["attempt"] == 1
-    victim = next(pod for pod in uids(namespace.pods()) if pod.endswith("-1-1"))
-
-    kill(namespace, victim)
-
-    status = namespace.until_finished(NAME)
-    assert status["state"] == "Succeeded"
-    assert (status["attempt"], status["restarts"], status["restartsCountedTowardsLimit"]) == (2, 1, cause["counted"])
-    (failure,) = status["failures"]
-    assert failure["attempt"] == 1
-    assert failure["reason"] in cause["reason"]
-    assert {key: failure.get(key) for key in cause} == cause | {"reason": failure["reason"]}
-    assert failure["hint"]
-    assert failure["next"]
-    assert status["checkpoint"]["resumedFromStep"] >= 50
-    rows = effective_rows(namespace.volume, "train")
-    assert [row["step"] for row in rows] == list(range(1, len(reference.losses) + 1))
-    assert [row["loss"] for row in rows] == pytest.approx(reference.losses, abs=1e-6)
-    assert len({row["run"] for row in rows}) == 2, "both attempts trained"
-    assert operator.refused_requests() == []
-
-
-def test_killing_the_operator_touches_no_pod_and_status_continues(
-    namespace: JobNamespace, operator: Installation
-) -> None:
-    namespace.kubectl.apply(claim_of(namespace), mnist_job(NAME, "--epochs", "1", "--step-delay", "0.1", claim=CLAIM))
-    namespace.until_step(NAME, 20)
-    before = uids(namespace.pods())
+def test_killing_the_operator_touches_no_pod_and_status_continues(trial: Trial, operator: Installation) -> None:
+    trial.apply("--step-delay", "0.5")
+    trial.until_trained()
+    before = uids(trial.pods())
 
     operator.kill()
 
-    seen = namespace.status(NAME)["progress"]["step"]
-    status = namespace.until_step(NAME, seen + 10)
+    seen = trial.namespace.status(trial.name)["progress"]["step"]
+    status = trial.namespace.until_step(trial.name, seen + 10)
     assert status["state"] == "Running", "the training must outlive the operator's absence: give it more steps"
-    assert uids(namespace.pods()) == before
-    status = namespace.until_finished(NAME)
-    assert status["state"] == "Succeeded"
-    assert (status["attempt"], status["restarts"]) == (1, 0)
-    assert uids(namespace.pods()) == before
-    starts = [row for row in read_rows(namespace.volume) if row["event"] == "start"]
+    assert uids(trial.pods()) == before
+    done = trial.until_finished()
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
+    assert uids(trial.pods()) == before
+    starts = [row for row in read_rows(trial.folder) if row["event"] == "start"]
     assert len(starts) == 1, "one undivided run"
+
+
+def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
+    trial: Trial, operator: Installation, undisturbed: Outcome
+) -> None:
+    trial.apply()
+    trial.until_trained()
+
+    trial.kubectl("delete", "ddp", trial.name, "--timeout=60s", timeout=90)
+    until("no pod and no service is left", lambda: not trial.kubectl.objects("pods,services"), seconds=60)
+    assert trial.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
+    before = operator.activity()
+    time.sleep(QUIET_SECONDS)  # the claim is that nothing happens for that long
+    assert operator.activity() == before
+
+    trial.kubectl.apply(small_job(trial.name, "--step-delay", "0"))
+    done = trial.until_finished()
+    assert done.status["state"] == "Succeeded"
+    resumed = done.status["checkpoint"]["resumedFromStep"]
+    assert resumed >= CHECKPOINT_EVERY
+    events = trial.namespace.events(trial.name)
+    said = [event["message"] for event in events if event["reason"] == "ResumedFromCheckpoint"]
+    assert any(f"after step {resumed}" in message for message in said), said
+    assert_recovered(done, undisturbed)

@@ -2,21 +2,17 @@
 
 import json
 import re
-import time
 
 import pytest
 
 from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.installation import Installation
-from tests.e2e.jobs import evaluation_pod, mnist_job, training
-from tests.e2e.kubectl import condition_of, until
-from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
+from tests.e2e.jobs import evaluation_pod, training
+from tests.e2e.kubectl import condition_of
 from tests.e2e.reference import ReferenceRun
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
-
-QUIET_SECONDS = 5.0
 
 
 def uids_of(pods: list[Json]) -> list[str]:
@@ -76,29 +72,3 @@ def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(
 def test_operator_has_every_right_that_a_whole_job_needs(reference: ReferenceRun, operator: Installation) -> None:
     assert reference.status["state"] == "Succeeded"
     assert operator.refused_requests() == []
-
-
-def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
-    namespace: JobNamespace, operator: Installation, reference: ReferenceRun
-) -> None:
-    job = mnist_job("again", "--step-delay", "0.05", claim=CLAIM)
-    namespace.kubectl.apply(claim_of(namespace), job)
-    namespace.until_step("again", 60, checkpoint=50)
-
-    namespace.kubectl("delete", "ddp", "again", "--timeout=60s", timeout=90)
-    until("no pod and no service is left", lambda: not namespace.kubectl.objects("pods,services"), seconds=60)
-    assert namespace.kubectl.object("persistentvolumeclaim", CLAIM)["status"]["phase"] == "Bound"
-    before = operator.activity()
-    time.sleep(QUIET_SECONDS)  # the claim is that nothing happens for that long
-    assert operator.activity() == before
-
-    namespace.kubectl.apply(mnist_job("again", claim=CLAIM))
-    status = namespace.until_finished("again")
-    assert status["state"] == "Succeeded"
-    resumed = status["checkpoint"]["resumedFromStep"]
-    assert resumed >= 50
-    said = [event["message"] for event in namespace.events("again") if event["reason"] == "ResumedFromCheckpoint"]
-    assert any(f"after step {resumed}" in message for message in said), said
-    assert [row["loss"] for row in effective_rows(namespace.volume, "train")] == pytest.approx(
-        reference.losses, abs=1e-6
-    )

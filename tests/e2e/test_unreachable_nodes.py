@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
-from tests.e2e.namespace import claim_of, job_namespace
 from tests.e2e.trials import (
     CHECKPOINT_EVERY,
     Outcome,
     Trial,
-    Watcher,
     assert_no_step_was_lost,
     assert_recovered,
-    undisturbed,
 )
-from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 
-@pytest.fixture(scope="module")
-def reference(cluster: Cluster, operator: Installation) -> Iterator[Outcome]:
-    """Train the same job undisturbed."""
-    with job_namespace(cluster, "undisturbed") as namespace, Watcher(namespace.kubectl) as watcher:
-        namespace.kubectl.apply(claim_of(namespace))
-        yield undisturbed(Trial("undisturbed", cluster, namespace, watcher))
-
-
-@pytest.fixture
-def trial(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Trial]:
-    """Provide a namespace for one job, with a watcher."""
-    name = request.node.name.removeprefix("test_")
-    with job_namespace(cluster, name) as namespace, Watcher(namespace.kubectl) as watcher:
-        namespace.kubectl.apply(claim_of(namespace))
-        yield Trial("training", cluster, namespace, watcher)
-
-
-def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Installation, reference: Outcome) -> None:
+def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Installation, undisturbed: Outcome) -> None:
     trial.apply()
     trial.until_trained()
     drained = trial.pods()[1]["spec"]["nodeName"]
@@ -59,13 +36,13 @@ def test_drained_node_costs_no_step_and_no_restart(trial: Trial, operator: Insta
     assert (failure["nodeName"], failure["counted"]) == (drained, False)
     (row,) = (row for row in TABLE if row.reason == "Drained")
     assert (failure["hint"], failure["next"]) == (row.hint, row.next)
-    assert_no_step_was_lost(done, reference)
+    assert_no_step_was_lost(done, undisturbed)
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(trial.cluster.workers) - {drained}
     assert operator.refused_requests() == []
 
 
 def test_node_that_shuts_down_costs_no_step_and_no_restart(
-    trial: Trial, operator: Installation, reference: Outcome
+    trial: Trial, operator: Installation, undisturbed: Outcome
 ) -> None:
     """Kubelet writes the reason into the pods of its node, and then stops their containers."""
     (leaving,) = set(trial.cluster.workers) - {operator.pods()[0]["spec"]["nodeName"]}
@@ -89,11 +66,11 @@ def test_node_that_shuts_down_costs_no_step_and_no_restart(
     for failure in failures:
         assert (failure["reason"], failure["nodeName"], failure["counted"]) == ("NodeShutdown", leaving, False)
         assert (failure["hint"], failure["next"]) == (row.hint, row.next)
-    assert_no_step_was_lost(done, reference)
+    assert_no_step_was_lost(done, undisturbed)
 
 
 def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
-    trial: Trial, operator: Installation, reference: Outcome
+    trial: Trial, operator: Installation, undisturbed: Outcome
 ) -> None:
     """The peers report a lost connection at once, the control plane notices the node's silence a minute later."""
     (stopped,) = set(trial.cluster.workers) - {operator.pods()[0]["spec"]["nodeName"]}
@@ -108,7 +85,7 @@ def test_stopped_node_is_found_lost_and_the_restart_does_not_count(
     finally:
         nodes.start(trial.cluster, stopped)
     assert_lost(done, stopped)
-    assert_recovered(done, reference)
+    assert_recovered(done, undisturbed)
 
 
 def assert_lost(done: Outcome, stopped: str) -> None:

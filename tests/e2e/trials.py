@@ -22,7 +22,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Kubectl, condition_of
+from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
 from tests.e2e.namespace import CLAIM, JobNamespace
 from tests.kind.cluster import Cluster
 from tests.kind.command import CommandError
@@ -35,7 +35,6 @@ TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", 
 # Slow enough that a fault at step 25 comes before the end, also when all trials share two cores.
 PACE = ("--step-delay", "0.2")
 AT_ONCE = 7
-_INTERVAL = 0.4
 
 
 class Watcher:
@@ -69,7 +68,7 @@ class Watcher:
                 self._changed.wait(1.0)
 
     def _run(self) -> None:
-        while not self._ended.wait(_INTERVAL):
+        while not self._ended.wait(INTERVAL):
             with suppress(CommandError):
                 found = {job["metadata"]["name"]: job for job in self._kubectl.objects(JOB_KIND)}
                 with self._changed:
@@ -188,12 +187,6 @@ def running(cluster: Cluster, namespace: JobNamespace, acts: Mapping[str, Act]) 
             }
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def undisturbed(trial: Trial) -> Outcome:
-    """Train to the end without a fault, for other outcomes to compare with."""
-    trial.apply()
-    return trial.until_finished()
 
 
 def small_job(name: str, *arguments: str, **spec: Any) -> Json:
