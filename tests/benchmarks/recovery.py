@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -27,11 +28,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.local.admission import admit
-from ddpjob.local.session import Options, Session
-from ddpjob.local.state import StateFolder
+from ddpjob.local.session import Session
+from ddpjob.local.state import HostPaths, StateFolder
 from ddptrain.reporting.metrics import read_rows
 from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
 from tests.benchmarks.report import describe_machine, write_section
@@ -85,26 +85,29 @@ async def live_locally() -> Life:
         manifest = mnist_job(NAME, *PACE, claim=CLAIM)
         manifest["metadata"]["namespace"] = "default"
         killed: list[float] = []
+        seen: list[Seen] = []
 
-        def on_change(job: Json, _: Sequence[Json]) -> None:
+        def on_change(job: Json, pods: Sequence[Json]) -> None:
+            seen.extend(_changes(seen, time.time(), [job, *pods]))
             if not killed and job.get("status", {}).get("checkpoint", {}).get("step", 0) >= _SAVED:
                 killed.append(_kill_local_node())
 
-        folder, options = StateFolder(Path(root) / "state"), Options(volumes={CLAIM: volume})
-        session = Session(admit(manifest), [], folder, options, on_change=on_change, say=_say)
-        seen: list[Seen] = []
-        watches = [asyncio.create_task(_watch_local(session, kind, seen)) for kind in (names.DDPJOBS, names.PODS)]
+        admitted = admit(manifest)
+        paths = HostPaths(admitted.job, StateFolder(Path(root) / "state"), {CLAIM: volume})
+        session = Session(admitted, [], paths, on_change=on_change, say=_say)
         applied = time.time()
-        await asyncio.wait_for(session.run(asyncio.Event()), LOCAL_SECONDS)
-        for watch in watches:
-            watch.cancel()
+        await asyncio.wait_for(session.run(), LOCAL_SECONDS)
         return _life(seen, applied, killed[0], volume)
 
 
-async def _watch_local(session: Session, kind: names.Resource, seen: list[Seen]) -> None:
-    """Append every change of the objects of a kind."""
-    async for event in session.cluster.watch(kind):
-        seen.append(Seen(time.time(), event["object"], gone=event["type"] == "DELETED"))
+def _changes(seen: Sequence[Seen], now: float, objects: Sequence[Json]) -> Iterator[Seen]:
+    """Yield the objects that changed since they were last seen, and those that are gone."""
+    last = {one.obj["metadata"]["name"]: one for one in seen}
+    for obj in objects:
+        known = last.pop(obj["metadata"]["name"], None)
+        if known is None or known.obj != obj:
+            yield Seen(now, copy.deepcopy(obj))
+    yield from (Seen(now, one.obj, gone=True) for one in last.values() if not one.gone)
 
 
 def _kill_local_node() -> float:

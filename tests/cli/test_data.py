@@ -27,7 +27,7 @@ def with_paths(job: Json, folder: Path) -> tuple[AdmittedJob, HostPaths]:
 
 def args_of(admitted: AdmittedJob) -> list[str]:
     """Return the arguments of the trainer's container, which are those of the spec."""
-    args: list[str] = admitted.trainer["args"]
+    args: list[str] = admitted.pods[0]["spec"]["containers"][0]["args"]
     assert args == admitted.body["spec"]["args"]
     return args
 

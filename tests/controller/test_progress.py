@@ -67,15 +67,6 @@ async def polling() -> AsyncIterator[Polling]:
     await polling.poller.close()
 
 
-async def test_port_of_maps_the_port_of_a_pod(trainer: Trainer) -> None:
-    news: list[Key] = []
-    poller = ProgressPoller(0.02, news.append, port_of=lambda pod, port: {("pod-0", 29501): trainer.port}[pod, port])
-    trainer.handler = trainer.say({"schema": 1, "step": 3})
-    poller.follow(KEY, ("pod-0", "127.0.0.1", 29501))
-    await eventually_async("the mapped port answered", lambda: news)
-    await poller.close()
-
-
 async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polling: Polling) -> None:
     trainer.handler = trainer.say({"schema": 1, "step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))

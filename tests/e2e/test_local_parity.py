@@ -1,4 +1,7 @@
-"""Local mode and a cluster make the same pods and the same final status, field by field."""
+"""Local mode and a cluster make the same pods and the same final status, field by field.
+
+A pod of local mode has the fields that the engine rendered; an API server adds defaults to them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, condition
 from ddpjob.local.admission import admit
-from ddpjob.local.session import Options, Session
-from ddpjob.local.state import StateFolder
+from ddpjob.local.session import Session
+from ddpjob.local.state import HostPaths, StateFolder
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 
@@ -78,6 +81,17 @@ def differences(here: Any, there: Any, path: str = "") -> list[str]:
     return [] if here == there else [f"{path}: here {json.dumps(here)}, there {json.dumps(there)}"]
 
 
+def missing(here: Any, there: Any, path: str = "") -> list[str]:
+    """Return one line for each value here that is another one there; there may be more."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        return [line for key, value in here.items() for line in missing(value, there.get(key), f"{path}.{key}")]
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        pairs = enumerate(zip(here, there, strict=True))
+        return [line for index, (a, b) in pairs for line in missing(a, b, f"{path}[{index}]")]
+    is_same = here == there or (here == [] and there is None)  # an API server leaves out an empty list
+    return [] if is_same else [f"{path}: here {json.dumps(here)}, there {json.dumps(there)}"]
+
+
 def _rendered(pod: Json, job: Json) -> Json:
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _METADATA}
     rendered: Json = _plain({"metadata": metadata, "spec": pod["spec"]}, job)
@@ -102,28 +116,45 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
     """Run the job in local mode and return the finished job and its pods."""
     manifest = copy.deepcopy(manifest)
     manifest["metadata"]["namespace"] = namespace
-    folder = StateFolder(root)
-    options = Options(progress_seconds=1.0)
-    session = Session(admit(manifest), [], folder, options, on_change=lambda job, pods: None, say=print)
+    admitted = admit(manifest)
+    paths = HostPaths(admitted.job, StateFolder(root))
+    session = Session(admitted, [], paths, on_change=lambda job, pods: None, say=print, progress_seconds=1.0)
 
     async def run() -> Json:
-        return await asyncio.wait_for(session.run(asyncio.Event()), LOCAL_SECONDS)
+        return await asyncio.wait_for(session.run(), LOCAL_SECONDS)
 
-    finished = asyncio.run(run())
-    return finished, folder.job(namespace, manifest["metadata"]["name"]).pods()
+    return asyncio.run(run()), paths.record.pods()
 
 
-@pytest.mark.parametrize("manifest", [SUCCESS, KILLED_RANK, BAD_COMMAND], ids=lambda m: m["metadata"]["name"])
-def test_local_mode_makes_the_same_pods_and_status_as_the_cluster(
-    namespace: JobNamespace, operator: Installation, tmp_path: Path, manifest: Json
-) -> None:
+def run_in_both(
+    manifest: Json, namespace: JobNamespace, root: Path
+) -> tuple[tuple[Json, list[Json]], tuple[Json, list[Json]]]:
+    """Return the finished job and its pods, of local mode and of the cluster."""
     name = manifest["metadata"]["name"]
     namespace.kubectl.apply(claim_of(namespace), manifest)
     namespace.until_finished(name)
-    there, there_pods = namespace.job(name), namespace.pods()
+    there = namespace.job(name), namespace.pods()
+    return run_locally(manifest, namespace.kubectl.namespace, root), there
 
-    here, here_pods = run_locally(manifest, namespace.kubectl.namespace, tmp_path)
 
-    found = differences(pods_of(here_pods, here), pods_of(there_pods, there), "pods")
+@pytest.mark.parametrize("manifest", [SUCCESS, KILLED_RANK], ids=lambda m: m["metadata"]["name"])
+def test_local_mode_makes_the_same_pods_and_status_as_the_cluster(
+    namespace: JobNamespace, operator: Installation, tmp_path: Path, manifest: Json
+) -> None:
+    (here, here_pods), (there, there_pods) = run_in_both(manifest, namespace, tmp_path)
+    found = missing(pods_of(here_pods, here), pods_of(there_pods, there), "pods")
     found += differences(status_of(here), status_of(there), "status")
     assert not found, "\n".join(found)
+
+
+def test_command_that_does_not_exist_fails_both_at_once_for_the_same_reason(
+    namespace: JobNamespace, operator: Installation, tmp_path: Path
+) -> None:
+    (here, _), (there, _) = run_in_both(BAD_COMMAND, namespace, tmp_path)
+    for job in (here, there):
+        (failure,) = job["status"]["failures"]
+        assert (job["status"]["state"], job["status"]["restarts"], failure["reason"]) == ("Failed", 0, "StartError")
+        assert condition(job["status"], "Finished")["reason"] == "StartError"
+    assert [failure.get("hint") for failure in here["status"]["failures"]] == [
+        failure.get("hint") for failure in there["status"]["failures"]
+    ]

@@ -8,7 +8,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
-from ddpjob.local.references import expand
+from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, UID, a_job
 

@@ -85,7 +85,7 @@ def _api_server(drawing: Drawing) -> None:
     drawing.text(44, 50, "API server", "title", "start")
     drawing.text(134, 50, "in a cluster: kube-apiserver and etcd", anchor="start")
     drawing.rectangle(676, 34, 404, 24, "local")
-    drawing.text(878, 50, "local mode: in-memory API server (cluster/memory)")
+    drawing.text(878, 50, "local mode: a file with the job and its pods")
     drawing.box(44, 72, 230, 60, "DDPJob", "spec: user · status: operator")
     drawing.box(294, 72, 250, 60, "Service, claim", "the job's address · checkpoints")
     drawing.box(564, 72, 250, 60, "Pods of the attempt", "one per node")
@@ -95,7 +95,7 @@ def _api_server(drawing: Drawing) -> None:
 def _operator(drawing: Drawing) -> None:
     drawing.rectangle(24, 214, 1040, 412, "group")
     drawing.text(284, 240, "Operator", "title", "start")
-    drawing.text(362, 240, "one process; local mode runs the same code in ddpjob run", anchor="start")
+    drawing.text(362, 240, "one process; in local mode ddpjob run carries out the same plans", anchor="start")
     drawing.text(362, 259, "controller/controller.py", "file", "start")
     drawing.modules.append("controller/controller.py")
     drawing.box(44, 262, 206, 58, "Watch, list", "controller/watches.py")
@@ -147,9 +147,9 @@ def _pods(drawing: Drawing) -> None:
     drawing.text(984, 738, "in a cluster: containers")
     drawing.rectangle(884, 752, 200, 62, "local")
     drawing.text(984, 772, "local mode: processes")
-    drawing.text(984, 790, "local/kubelet.py", "file")
+    drawing.text(984, 790, "local/pod_process.py", "file")
     drawing.text(984, 806, "local/shim.py", "file")
-    drawing.modules += ["local/kubelet.py", "local/shim.py"]
+    drawing.modules += ["local/pod_process.py", "local/shim.py"]
 
 
 def _volume(drawing: Drawing) -> None:

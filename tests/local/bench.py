@@ -1,4 +1,4 @@
-"""A kubelet on an in-memory cluster without a controller: tests create pods and read their status."""
+"""Pods as processes without an engine: tests create pods, stop them, and read their status."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.local.kubelet import Kubelet, Machine
+from ddpjob.local.pod_process import Machine, PodProcess
 from ddpjob.local.references import References
 from ddpjob.local.resources import Ports
 from ddpjob.local.state import StateFolder
@@ -37,77 +35,78 @@ def marked(mark: str) -> list[int]:
 
 @dataclass
 class Bench:
-    """A kubelet and the state folder that it uses."""
+    """This machine, a state folder, and the pods that run."""
 
-    cluster: MemoryCluster
-    kubelet: Kubelet
     state: StateFolder
-    task: asyncio.Task[None]
+    machine: Machine
+    pods: dict[str, tuple[PodProcess, asyncio.Task[None]]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        return self.state.job("default", "mnist").path
+        return self.machine.folder.path
 
     def create(self, pod: Json) -> str:
-        self.cluster.server.create(names.PODS, "default", pod)
-        return str(pod["metadata"]["name"])
+        """Start a pod. Raises ``LocalError`` if local mode cannot carry it out."""
+        process = PodProcess(pod, self.machine, lambda: None)
+        name = str(pod["metadata"]["name"])
+        self.pods[name] = process, asyncio.create_task(process.run())
+        return name
 
     def pod(self, name: str) -> Json:
-        return self.cluster.server.get(names.PODS, "default", name)
+        return self.pods[name][0].pod
 
-    def delete(self, name: str, grace: int | None = None) -> None:
-        self.cluster.server.delete(names.PODS, "default", name, grace_seconds=grace)
+    def stop(self, name: str) -> None:
+        self.pods[name][0].stop()
 
-    def log(self, name: str, container: str = "trainer") -> str:
-        path = self.state.job("default", "mnist").log(name, container)
+    def log(self, name: str) -> str:
+        path = self.machine.folder.log(name)
         return path.read_text() if path.exists() else ""
 
-    def state_of(self, name: str, container: str = "trainer") -> Json:
-        """Return the state of a container: waiting, running or terminated."""
-        status = self.pod(name)["status"]
-        every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-        found: Json = next((s["state"] for s in every if s["name"] == container), {})
+    def state_of(self, name: str) -> Json:
+        """Return the state of the trainer: waiting, running or terminated."""
+        found: Json = self.pod(name)["status"]["containerStatuses"][0]["state"]
         return found
 
     async def run(self, pod: Json) -> Json:
         """Create a pod, wait until it and its processes have ended, and return its status."""
         name = self.create(pod)
-        await self.until("the pod has ended", lambda: self.pod(name)["status"]["phase"] in ("Succeeded", "Failed"))
-        await self.until("its kubelet is at rest", lambda: not self.kubelet.is_busy)
+        await self.ended(name)
         status: Json = self.pod(name)["status"]
         return status
 
-    async def until(self, what: str, holds: Callable[[], object]) -> None:
-        if self.task.done():
-            self.task.result()
-        await eventually_async(what, holds, timeout=PATIENCE)
+    async def ended(self, name: str) -> None:
+        await asyncio.wait_for(self.pods[name][1], PATIENCE)
 
-    def is_gone(self, name: str) -> bool:
-        return self.cluster.store.get(names.PODS, "default", name) is None
+    async def until(self, what: str, holds: Callable[[], object]) -> None:
+        await eventually_async(what, holds, timeout=PATIENCE)
 
 
 @asynccontextmanager
-async def running_kubelet(
-    root: Path, documents: Sequence[Json] = (), volumes: dict[str, Path] | None = None
+async def a_bench(
+    root: Path,
+    documents: Sequence[Json] = (),
+    volumes: dict[str, Path] | None = None,
+    *,
+    gpus: Sequence[str] = (),
+    gpus_per_node: int = 0,
 ) -> AsyncIterator[Bench]:
-    """Yield a bench; its processes end with the block."""
-    cluster, state = MemoryCluster(), StateFolder(root)
-    given = volumes or {}
+    """Yield a bench; its pods are killed at the end of the block."""
+    state, given = StateFolder(root), volumes or {}
     machine = Machine(
-        server=cluster.server,
         folder=state.job("default", "mnist"),
         references=References(documents, "default"),
-        ports=Ports(rendezvous=29500, progress=29501),
+        ports=Ports(),
         claim_directory=lambda claim: given.get(claim, state.volume("default", claim)),
         directory=root,
-        domain="cluster.local",
         nodes=2,
-        available=sorted(os.sched_getaffinity(0)),
+        cpus=sorted(os.sched_getaffinity(0)),
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
     )
-    kubelet = Kubelet(cluster, machine, lambda: None)
-    task = asyncio.create_task(kubelet.run())
+    bench = Bench(state, machine)
     try:
-        yield Bench(cluster, kubelet, state, task)
+        yield bench
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        for process, _ in bench.pods.values():
+            process.kill()
+        await asyncio.gather(*(task for _, task in bench.pods.values()))

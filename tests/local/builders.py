@@ -29,6 +29,7 @@ def a_pod(*containers: Json, name: str = POD, labels: dict[str, str] | None = No
         "metadata": {"name": name, "namespace": "default", "labels": given, "annotations": {"note": 'a "b"'}},
         "spec": {
             "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 30,
             "hostname": name,
             "subdomain": "mnist-0a1b2",
             "containers": list(containers) or [a_container(script="true")],

@@ -6,15 +6,16 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddpjob.api.objects import Json
 from ddpjob.local.admission import admit
-from ddpjob.local.session import Options, Session
-from ddpjob.local.state import JobFolder, StateFolder
+from ddpjob.local.session import Session
+from ddpjob.local.state import HostPaths, JobFolder, StateFolder
 from tests.processes import eventually_async
 
 PATIENCE = 120.0
@@ -25,7 +26,7 @@ class Run:
     """A running session and what it showed."""
 
     task: asyncio.Task[Json]
-    stop: asyncio.Event
+    session: Session
     said: list[str]
     shown: list[tuple[Json, Sequence[Json]]]
     folder: JobFolder
@@ -57,23 +58,23 @@ class Sessions:
     root: Path
     others: list[Json] = field(default_factory=list)
 
-    def begin(self, job: Json, **options: object) -> Run:
+    def begin(self, job: Json, *, volumes: Mapping[str, Path] | None = None, fresh: bool = False) -> Run:
         """Start a session."""
-        state, stop = StateFolder(self.root), asyncio.Event()
         said: list[str] = []
         shown: list[tuple[Json, Sequence[Json]]] = []
+        admitted = admit(job)
+        paths = HostPaths(admitted.job, StateFolder(self.root), volumes or {})
         session = Session(
-            admit(job),
+            admitted,
             self.others,
-            state,
-            Options(**options),  # type: ignore[arg-type]
+            paths,
             on_change=lambda seen, pods: shown.append((seen, pods)),
             say=said.append,
+            fresh=fresh,
         )
-        folder = state.job("default", job["metadata"]["name"])
-        return Run(asyncio.create_task(session.run(stop)), stop, said, shown, folder)
+        return Run(asyncio.create_task(session.run()), session, said, shown, paths.record)
 
-    async def finish(self, job: Json, **options: object) -> Run:
+    async def finish(self, job: Json, **options: Any) -> Run:
         """Run a session to its end."""
         run = self.begin(job, **options)
         await run.result()
@@ -87,7 +88,7 @@ class Place(Sessions):
         super().__init__(root)
         self.runs: list[Run] = []
 
-    def begin(self, job: Json, **options: object) -> Run:
+    def begin(self, job: Json, **options: Any) -> Run:
         run = super().begin(job, **options)
         self.runs.append(run)
         return run
@@ -111,7 +112,7 @@ def main(root: str, job: str) -> None:
 
     async def run() -> None:
         begun = Sessions(Path(root)).begin(json.loads(job))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, begun.stop.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, begun.session.stop)
         await begun.task
 
     asyncio.run(run())

@@ -1,10 +1,8 @@
-"""Whole jobs on this machine: the real controller, processes as pods, and a state folder."""
+"""Whole jobs on this machine: the engine's plans, processes as pods, and a state folder."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,13 @@ from typing import Any
 import pytest
 
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import DDPJobSpec
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import prepare
-from ddpjob.cluster.memory.server import ApiServer
-from ddpjob.controller.controller import Controller
 from ddpjob.engine import desired
 from ddpjob.local import LocalError
-from ddpjob.local.admission import EXAMPLE_UID, admit
-from ddpjob.local.session import Options, Session
-from ddpjob.local.state import StateFolder
-from tests.local.bench import MARKER, marked
+from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
+from ddpjob.local.session import Session
+from ddpjob.local.state import HostPaths, StateFolder
 from tests.local.builders import a_config_map, a_local_job
 from tests.local.sessions import Place
 
@@ -97,7 +91,9 @@ async def test_missing_command_fails_the_job_without_a_restart(place: Place) -> 
     job["spec"]["command"] = ["no-such-program"]
     run = await place.finish(job)
     assert (run.status["state"], run.status["attempt"]) == ("Failed", 1)
-    assert "executable file not found in $PATH" in run.status["failures"][-1]["message"]
+    failure = run.status["failures"][-1]
+    assert failure["reason"] == "StartError"
+    assert "cannot run no-such-program: No such file or directory" in failure["message"]
 
 
 async def test_finished_job_keeps_its_record_despite_its_ttl(place: Place) -> None:
@@ -107,24 +103,13 @@ async def test_finished_job_keeps_its_record_despite_its_ttl(place: Place) -> No
     assert recorded["status"]["state"] == "Succeeded"
 
 
-async def test_sidecar_of_a_finished_trainer_is_stopped(place: Place, tmp_path: Path) -> None:
-    sidecar = {"name": "side", "image": "x:1", "command": ["sleep", "600"]}
-    sidecar["env"] = [{"name": MARKER, "value": str(tmp_path)}]  # type: ignore[assignment]
-    run = await place.finish(a_local_job("true", template={"spec": {"containers": [sidecar]}}))
-    assert run.status["state"] == "Succeeded"
-    assert marked(str(tmp_path)) == []
-
-
-async def test_controller_logs_to_the_job_folder_and_not_to_the_terminal(
+async def test_events_are_in_the_job_folder_and_not_on_the_terminal(
     place: Place, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = place.begin(a_local_job("sleep 600"))
-    await run.until("it has begun", lambda: run.shown)
-    logging.getLogger("ddpjob.controller").warning("something odd")
-    await run.until("the controller has begun", lambda: run.status.get("state") == "Running")
-    log = (run.folder.path / "controller.log").read_text()
-    assert "WARNING ddpjob.controller: something odd\n" in log
-    assert "event Started\n" in log
+    run = await place.finish(a_local_job("true"))
+    events = [line.split(" ", 1)[1] for line in (run.folder.path / "events.log").read_text().splitlines()]
+    assert events[0] == "Normal Started: attempt 1 starts"
+    assert events[-1] == "Normal Succeeded: all 2 node(s) of attempt 1 succeeded"
     assert capfd.readouterr() == ("", "")
     assert not [record for record in caplog.records if record.name.startswith("ddpjob")]
 
@@ -137,7 +122,9 @@ async def test_jobs_of_other_namespaces_are_separate(place: Place) -> None:
 
 
 def session(job: Json, root: Path) -> Session:
-    return Session(admit(job), [], StateFolder(root), Options(), on_change=lambda job, pods: None, say=print)
+    admitted = admit(job)
+    paths = HostPaths(admitted.job, StateFolder(root))
+    return Session(admitted, [], paths, on_change=lambda job, pods: None, say=print)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +134,7 @@ def session(job: Json, root: Path) -> Session:
         ({"numNode": 2}, "numNode"),
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "MASTER_ADDR"),
         ({"image": None}, "image is required"),
-        ({"command": [True]}, "spec.command[0]: Invalid value: true: must be a valid string"),
+        ({"command": [True]}, "spec.command[0]: must be a valid string"),
     ],
 )
 def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
@@ -160,7 +147,7 @@ def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
 
 def test_a_job_name_that_cannot_be_used_is_refused_with_its_rule() -> None:
     job = a_local_job("true")
-    with pytest.raises(LocalError, match=r"refused: metadata\.name must be at most 45"):
+    with pytest.raises(LocalError, match=r"refused: metadata\.name: must be at most 45"):
         admit(job | {"metadata": job["metadata"] | {"name": "1job"}})
 
 
@@ -176,7 +163,7 @@ def test_manifests_are_the_objects_that_a_cluster_would_hold() -> None:
 async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalError) as error:
-        await session(a_local_job("true"), tmp_path / "file").run(asyncio.Event())
+        await session(a_local_job("true"), tmp_path / "file").run()
     assert str(tmp_path / "file") in error.value.error
     assert "--state-dir" in error.value.next_step
 
@@ -184,52 +171,29 @@ async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:
 async def test_other_systems_than_linux_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(LocalError, match="Linux only"):
-        await session(a_local_job("true"), tmp_path).run(asyncio.Event())
+        await session(a_local_job("true"), tmp_path).run()
 
 
-async def test_run_admits_and_renders_once_before_its_first_pod(
+async def test_run_admits_once_and_renders_once_for_the_check_and_once_for_the_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Counts calls of the real functions until the controller starts: the controller renders what it creates.
     counts: Counter[str] = Counter()
 
-    def count(owner: Any, name: str) -> None:
+    def count(owner: Any, name: str, what: str) -> None:
         real = getattr(owner, name)
 
         def counted(*args: Any, **options: Any) -> Any:
-            what = args[1].kind if name == "create" else args[0] if name == "render" else ""
-            counts[f"{name} {what}".strip()] += 1
+            counts[what.format(*args)] += 1
             return real(*args, **options)
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(ApiServer, "create")
-    count(DDPJobSpec, "model_validate")
-    count(desired, "render")
-    started = asyncio.Event()
-    before: list[Counter[str]] = []
-
-    async def stop_at_start(self: Controller, watch: Any) -> None:
-        before.append(counts.copy())
-        started.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(Controller, "serve", stop_at_start)
+    count(_Document, "model_validate", "admitted")
+    count(desired, "render", "{0}")
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(a_local_job("true", checkpoint=True, data={"claimName": "data"})))
-    prepared = prepare(Request(str(file), state_dir=tmp_path / "state", volumes=[f"data={tmp_path}"]))
-    run = Session(
-        prepared.admitted,
-        [],
-        prepared.paths.folder,
-        Options(fresh=True, volumes=prepared.paths.volumes),
-        on_change=lambda job, pods: None,
-        say=lambda line: None,
-    )
-    task = asyncio.create_task(run.run(asyncio.Event()))
-    await asyncio.wait([task, asyncio.create_task(started.wait())], return_when=asyncio.FIRST_COMPLETED)
-    task.cancel()
-    await asyncio.wait([task])
-    (counted,) = before
-    assert counted.pop("model_validate") <= 2  # the API server's check, and the parsed spec
-    assert (counted["create DDPJob"], counted["render pod.yaml.j2"]) == (1, 1)
+    request = Request(str(file), state_dir=str(tmp_path / "state"), volumes=[f"data={tmp_path}"])
+    prepared = prepare(request)
+    run = Session(prepared.admitted, [], prepared.paths, on_change=lambda *_: None, say=lambda _: None, fresh=True)
+    assert (await run.run())["status"]["state"] == "Succeeded"
+    assert (counts["admitted"], counts["pod.yaml.j2"]) == (1, 2)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -38,42 +39,34 @@ def test_state_folder_follows_the_environment(environment: dict[str, str], root:
 
 def test_missing_record_is_none_and_reading_creates_no_folder(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state").job("default", "a")
-    assert (folder.objects(), folder.job(), folder.pods(), folder.runner()) == (None, None, [], None)
+    assert (folder.job(), folder.pods(), folder.runner()) == (None, [], None)
     assert StateFolder(tmp_path / "state").jobs() == []
     assert not (tmp_path / "state").exists()
 
 
-WHOLE = {"version": 1, "namespaces": [], "objects": []}
-
-
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        json.dumps(WHOLE | {"version": None}),
-        json.dumps(WHOLE | {"objects": [1]}),
-        json.dumps(WHOLE | {"objects": [["pods", {}]]}),
-        json.dumps(WHOLE | {"objects": [["shoes", {"metadata": {"namespace": "a", "name": "b"}}]]}),
-    ],
+    ["", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["ddpjobs", {}]]}', '{"objects": [["ddpjobs", 1]]}'],
 )
 def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(text)
     with pytest.raises(LocalError) as error:
-        folder.objects()
+        folder.job()
     assert "cluster.json is damaged" in error.value.error
     assert "ddpjob delete a" in error.value.next_step
 
 
-def test_record_without_objects_is_valid(tmp_path: Path) -> None:
+def test_record_of_a_release_with_an_api_server_is_read(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
-    folder.save(WHOLE)
-    assert folder.objects() == WHOLE
-    assert (folder.job(), folder.pods()) == (None, [])
+    job, pod, service = ({"metadata": {"namespace": "default", "name": name}} for name in ("a", "a-0a1b2-1-0", "s"))
+    objects = [["services", service], ["ddpjobs", job], ["pods", pod], ["events", service]]
+    folder.path.mkdir(parents=True)
+    (folder.path / "cluster.json").write_text(json.dumps({"version": 7, "namespaces": ["default"], "objects": objects}))
+    assert (folder.job(), folder.pods()) == (job, [pod])
+    folder.save(job, [])
+    assert (folder.job(), folder.pods()) == (job, [])
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "a\0b"])
@@ -113,9 +106,10 @@ def test_reading_the_holder_does_not_block_the_lock(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from ddpjob.local.state import lock_holder\n"
-            "print('asks', flush=True)\nwhile True: lock_holder(pathlib.Path(sys.argv[1]))",
-            str(folder.path / "lock"),
+            "import sys, pathlib; from ddpjob.local.state import StateFolder\n"
+            "folder = StateFolder(pathlib.Path(sys.argv[1])).job('default', 'a')\n"
+            "print('asks', flush=True)\nwhile True: folder.runner()",
+            str(tmp_path),
         ],
         stdout=subprocess.PIPE,
         preexec_fn=die_with_parent,  # noqa: PLW1509
@@ -136,10 +130,10 @@ def test_lock_file_deleted_before_locking_is_not_used(tmp_path: Path, monkeypatc
     deletions = iter([(folder.path / "lock").unlink])
     really = state._try_lock
 
-    def as_another_deletes_it(descriptor: int, *, shared: bool) -> bool:
+    def as_another_deletes_it(file: TextIO, *, exclusive: bool) -> bool:
         for unlink in deletions:
             unlink()
-        return really(descriptor, shared=shared)
+        return really(file, exclusive=exclusive)
 
     monkeypatch.setattr(state, "_try_lock", as_another_deletes_it)
     with folder.locked():

@@ -1,17 +1,11 @@
-"""Names, ports and mount paths of a cluster become those of one machine; nothing else changes."""
+"""Names and mount paths of a cluster become those of one machine; nothing else changes."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddpjob.local.translate import Translator, marked_port
+from ddpjob.local.translate import Translator
 
-PORTS = {
-    ("mnist-0a1b2-1-1", 29500): 21000,
-    ("mnist-0a1b2-1-0", 29500): 21000,
-    ("mnist-0a1b2-1-0", 29501): 21001,
-    ("mnist-0a1b2-1-1", 29501): 21002,
-}
 PATHS = {
     "/checkpoints": "/host/claim",
     "/checkpoints/data/": "/host/data",
@@ -20,15 +14,8 @@ PATHS = {
 }
 
 
-def translator(paths: dict[str, str] = PATHS, pod: str = "mnist-0a1b2-1-1") -> Translator:
-    return Translator(
-        pod=pod,
-        service="mnist-0a1b2",
-        namespace="team",
-        domain="cluster.local",
-        port_of=lambda name, port: PORTS.get((name, port), port),
-        paths=paths,
-    )
+def translator(paths: dict[str, str] = PATHS) -> Translator:
+    return Translator(service="mnist-0a1b2", namespace="team", domain="cluster.local", paths=paths)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +28,10 @@ def translator(paths: dict[str, str] = PATHS, pod: str = "mnist-0a1b2-1-1") -> T
         "mnist-0a1b2-1-0.mnist-0a1b2.team.svc.cluster.local.",
     ],
 )
-def test_dns_names_of_peers_become_loopback_with_their_local_port(name: str) -> None:
+def test_dns_names_of_peers_become_loopback(name: str) -> None:
     assert translator().text(name) == "127.0.0.1"
-    assert translator().text(f"--rdzv-endpoint={name}:29500") == "--rdzv-endpoint=127.0.0.1:21000"
-    assert translator().text(f"http://{name}:29501/progress") == "http://127.0.0.1:21001/progress"
-    assert translator().text(f"tcp://{name}:{marked_port('29500')},x") == "tcp://127.0.0.1:21000,x"
+    assert translator().text(f"--rdzv-endpoint={name}:21000") == "--rdzv-endpoint=127.0.0.1:21000"
+    assert translator().text(f"tcp://{name}:21000,x") == "tcp://127.0.0.1:21000,x"
 
 
 @pytest.mark.parametrize(
@@ -59,6 +45,8 @@ def test_dns_names_of_peers_become_loopback_with_their_local_port(name: str) -> 
         "29500",
         "--steps=29500",
         "localhost:6006",
+        "localhost:29500",
+        "torchrun --master-port=29500",
         "/mnt/checkpoints",
         "./checkpoints",
         "~/checkpoints",
@@ -89,25 +77,15 @@ def test_text_that_only_resembles_names_ports_or_paths_is_unchanged(text: str) -
         ("/a:/checkpoints:/b", "/a:/host/claim:/b"),
         ("file:///checkpoints/x", "file:///host/claim/x"),
         ("ls '/checkpoints'; echo hi >/dev/termination-log", "ls '/host/claim'; echo hi >/host/log"),
-        ("localhost:29501", "localhost:21002"),
-        ("127.0.0.1:29500", "127.0.0.1:21000"),
-        ("torchrun --master-port=29500 --master_port 29500", "torchrun --master-port=21000 --master_port 21000"),
-        (marked_port("29500"), "21000"),
-        (f"--port {marked_port('29501')}", "--port 21002"),
     ],
 )
-def test_mount_paths_and_ports_are_replaced(given: str, expected: str) -> None:
+def test_mount_paths_are_replaced(given: str, expected: str) -> None:
     assert translator().text(given) == expected
 
 
 def test_replacements_are_not_translated_again() -> None:
     nested = translator({"/data": "/checkpoints/data", "/checkpoints": "/data/claim"})
     assert nested.text("/data:/checkpoints") == "/checkpoints/data:/data/claim"
-
-
-def test_port_after_master_port_flag_is_replaced() -> None:
-    command = ["torchrun", "--master-port", "29500", "--steps", "29500", "train.py", "/checkpoints"]
-    assert translator().command(command) == [*command[:2], "21000", *command[3:6], "/host/claim"]
 
 
 def test_pod_without_mounts_and_peers_is_unchanged() -> None:

@@ -25,7 +25,7 @@ from ddpjob.cli.text import did_you_mean
 from ddpjob.engine.launcher import launch_warning
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
-from ddpjob.local.resources import gpu_limit, visible_gpus
+from ddpjob.local.resources import visible_gpus
 from ddpjob.local.shim import die_with_parent
 from ddpjob.local.state import HostPaths
 
@@ -108,7 +108,7 @@ def require_programs(admitted: AdmittedJob) -> None:
 
 def _missing_gpus(admitted: AdmittedJob) -> str | None:
     """Return a warning if this machine has fewer GPUs than each node requests."""
-    wanted, found = gpu_limit(admitted.trainer), len(visible_gpus())
+    wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
     machine = f"each node requests {wanted} GPUs, this machine has {found or 'none'}"
     return f"{machine}: --nproc N sets the number of processes per node" if wanted > found else None
 

@@ -18,7 +18,7 @@ from ddpjob.cli.prepare import Prepared, digits_if_offline, prepare, require_pro
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
-from ddpjob.local.session import Options, Session
+from ddpjob.local.session import Session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 0.2
@@ -57,7 +57,6 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
     admitted, paths = prepared.admitted, prepared.paths
     if request.digits_if_offline:
         admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
-    options = Options(fresh=request.fresh, volumes=paths.volumes, directory=prepared.file.directory)
     output = _NodeOutput(LogReader(paths.record, lambda rank, line: display.output(line), node=0))
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
@@ -66,8 +65,15 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
             output.begin()
 
     async def run() -> Json:
-        others = prepared.file.others
-        session = Session(admitted, others, paths.folder, options, on_change=on_change, say=display.note)
+        session = Session(
+            admitted,
+            prepared.file.others,
+            paths,
+            on_change=on_change,
+            say=display.note,
+            fresh=request.fresh,
+            directory=prepared.file.directory,
+        )
         try:
             return await stop.run(session)
         finally:
@@ -135,12 +141,15 @@ class _Stop:
     def __init__(self) -> None:
         self.number: int | None = None
         self.say: Callable[[str], None] = lambda line: None
-        self._event = asyncio.Event()
+        self._session: Session | None = None
         self._running: asyncio.Task[Json] | None = None
 
     async def run(self, session: Session) -> Json:
         """Run the session. Return the job in its last state, also after a second signal killed it."""
-        self._running = asyncio.create_task(session.run(self._event), name="session")
+        self._session = session
+        if self.number is not None:
+            session.stop()
+        self._running = asyncio.create_task(session.run(), name="session")
         with self._on_signals():
             try:
                 return await self._running
@@ -153,7 +162,8 @@ class _Stop:
         """Suspend the job at the first call, kill it at the second."""
         if self.number is None:
             self.number = number
-            self._event.set()
+            if self._session is not None:
+                self._session.stop()
             name = signal.Signals(number).name
             self.say(f"{name}: waiting for the trainer to save and exit; send it again to kill the job")
         elif self._running is not None and number != signal.SIGPIPE:

@@ -64,7 +64,6 @@ class ProgressPoller:
 
     on_news: called with the job's key when a response differs from the one before.
     on_poll: called with the result of every request: "ok", "unusable" or "unreachable".
-    port_of: returns the port to connect to, given the pod's name and its port; local mode maps ports.
     """
 
     def __init__(
@@ -72,13 +71,11 @@ class ProgressPoller:
         interval: float,
         on_news: Callable[[Key], None],
         on_poll: Callable[[str], None] = lambda result: None,
-        port_of: Callable[[str, int], int] = lambda pod, port: port,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interval = interval
         self._on_news = on_news
         self._on_poll = on_poll
-        self._port_of = port_of
         self._clock = clock
         self._stalls: dict[Key, Stall] = {}
         self._silences: dict[Key, Silence] = {}
@@ -182,8 +179,7 @@ class ProgressPoller:
             self._stalls[key] = Stall(answer.pod, mark, since=now, seen=now)
 
     async def _ask(self, target: Target) -> Json:
-        pod, address, port = target
-        port = self._port_of(pod, port)
+        _, address, port = target
         host = f"[{address}]" if ":" in address else address
         async with self._session.get(f"http://{host}:{port}/progress", allow_redirects=False) as response:
             if response.status != 200:

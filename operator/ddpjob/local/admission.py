@@ -1,19 +1,23 @@
-"""Admission of a user's DDPJob: the in-memory API server and the spec model accept it, or ``LocalError`` says why not.
+"""Admission of a user's DDPJob: the models of the API accept it, or ``LocalError`` says why not.
 
 ``admit`` runs once for each `ddpjob run`; everything after it reads the ``AdmittedJob``.
 """
 
+import json
+import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, StringConstraints, ValidationError
 
 from ddpjob.api import names
+from ddpjob.api.model import OpenModel
 from ddpjob.api.objects import Json, element
-from ddpjob.api.spec import explain
-from ddpjob.cluster.base import ClusterError
-from ddpjob.cluster.memory import MemoryCluster
+from ddpjob.api.pods import DNS_LABEL
+from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
+from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from ddpjob.engine.merge import template_faults
@@ -21,14 +25,32 @@ from ddpjob.local import LocalError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
-_SET_BY_SERVER = ("uid", "creationTimestamp", "resourceVersion", "generation")
+_SET_BY_SERVER = ("uid", "creationTimestamp", "generation")
+
+
+def _job_name(name: str) -> str:
+    if not is_job_name(name):
+        raise ValueError(NAME_RULE.message.removeprefix("metadata.name "))
+    return name
+
+
+class _Metadata(OpenModel):
+    name: Annotated[str, AfterValidator(_job_name)]
+    namespace: Annotated[str, StringConstraints(max_length=63, pattern=DNS_LABEL)] = "default"
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Document(OpenModel):
+    metadata: _Metadata
+    spec: DDPJobSpec
 
 
 @dataclass(frozen=True)
 class AdmittedJob:
     """A DDPJob that passed admission.
 
-    body: the object as an API server stores it, defaults included. job: its name and its parsed spec.
+    body: the object as an API server would store it, defaults included. job: its name and its parsed spec.
     """
 
     body: Json
@@ -40,14 +62,10 @@ class AdmittedJob:
         return tuple(create.body for create in desired_pods(self.job, 1, EngineSettings()))
 
     @property
-    def trainer(self) -> Json:
-        """The trainer's container in the pod of node 0."""
-        return element(self.pods[0]["spec"]["containers"], "name", names.TRAINER_CONTAINER)
-
-    @property
     def command(self) -> list[str]:
         """The trainer's command without its arguments; empty if the image's entrypoint runs."""
-        return [str(part) for part in self.trainer.get("command") or ()]
+        trainer = element(self.pods[0]["spec"]["containers"], "name", names.TRAINER_CONTAINER)
+        return [str(part) for part in trainer.get("command") or ()]
 
     @property
     def own_claim(self) -> str | None:
@@ -66,8 +84,7 @@ class AdmittedJob:
 
     def with_args(self, args: list[str]) -> "AdmittedJob":
         """Return the job with other ``spec.args``. Raises ``LocalError`` if the spec refuses them."""
-        body = self.body | {"spec": self.body["spec"] | {"args": args}}
-        return AdmittedJob(body, _parsed(body))
+        return admit(self.body | {"spec": self.body["spec"] | {"args": args}}, uid=self.job.uid)
 
     def manifests(self) -> list[Json]:
         """Return what a cluster would hold: the DDPJob, its Service, its claim, and the pods of attempt 1."""
@@ -83,48 +100,32 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
     Raises:
         LocalError: the document is refused; the error names the field and the rule.
     """
-    namespace = str((document.get("metadata") or {}).get("namespace") or "default")
-    cluster = MemoryCluster(new_uid=lambda: uid) if uid is not None else MemoryCluster()
-    cluster.create_namespace(namespace)
+    faults: list[str] = []
     try:
-        body = cluster.server.create(names.DDPJOBS, namespace, document)
-    except (ClusterError, ValidationError, ValueError) as error:
-        raise _refusal(document, error) from error
-    job = _parsed(body)
-    if faults := template_faults(body["spec"].get("template") or {}):
+        document = json.loads(json.dumps(document, allow_nan=False))
+        given = _Document.model_validate(document, by_alias=True, by_name=False)
+        faults = template_faults(given.spec.wire().get("template") or {})
+        _ = given.spec.devices_per_node  # a number that the scheduler can count
+    except ValidationError as error:
+        faults = [f"{field_path('', item['loc'])[1:]}: {message_of(item)}" for item in error.errors()]
+    except (TypeError, ValueError) as error:
+        faults = [str(error)]
+    if faults:
+        name = (document.get("metadata") or {}).get("name") or "(without a name)"
         raise LocalError(
-            f"the DDPJob {_name(document)} is refused: {'; '.join(faults)}",
-            "no pod can be made from this template",
-            "compare it with `kubectl explain pod.spec`",
+            f"the DDPJob {name} is refused: {'; '.join(faults)}",
+            "an API server refuses it for the same reason, or no pod can be made from it",
+            "correct the field; docs/fields.md lists what each field may hold",
         )
-    if job.spec.managed_by not in (None, names.CONTROLLER):
+    meta, spec = given.metadata, given.spec
+    if spec.managed_by not in (None, names.CONTROLLER):
         raise LocalError(
-            f"the DDPJob {_name(document)} has managedBy: {job.spec.managed_by}",
+            f"the DDPJob {meta.name} has managedBy: {spec.managed_by}",
             "this operator leaves the job to that controller, so no pod would start",
             "add --set managedBy=null",
         )
-    return AdmittedJob(body, job)
-
-
-def _parsed(body: Json) -> Job:
-    try:
-        return Job.of(body)
-    except ValidationError as error:
-        raise _refusal(body, error) from error
-
-
-def _refusal(document: Json, error: Any) -> LocalError:
-    if isinstance(error, ValidationError):
-        lines = explain(error)
-    else:
-        causes = getattr(error, "details", {}).get("causes") or []
-        lines = [f"{cause['field']}: {cause['message']}".removeprefix("<nil>: ") for cause in causes] or [str(error)]
-    return LocalError(
-        f"the DDPJob {_name(document)} is refused: {'; '.join(lines)}",
-        "an API server refuses it for the same reason",
-        "correct the field; docs/fields.md lists what each field may hold",
-    )
-
-
-def _name(document: Json) -> str:
-    return str((document.get("metadata") or {}).get("name") or "(without a name)")
+    job = Job(meta.name, meta.namespace, uid or str(uuid.uuid4()), 1, spec, spec.wire())
+    server = {"uid": job.uid, "creationTimestamp": timestamp(datetime.now(UTC)), "generation": job.generation}
+    metadata = meta.wire() | {"namespace": meta.namespace} | server
+    head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind}
+    return AdmittedJob(head | {"metadata": metadata, "spec": job.stored_spec}, job)

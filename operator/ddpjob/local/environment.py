@@ -1,19 +1,14 @@
-"""The environment of one container: selected variables of this machine, defaults of local mode, and the pod's own.
-
-Values are resolved as by the kubelet and translated last (``translate``); values of Secrets are not translated.
-"""
+"""The environment of a pod's trainer: selected variables of this machine, defaults of local mode, and the pod's own."""
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.local.references import ConfigError, References, expand, field_value, resource_value
-from ddpjob.local.resources import CUDA_VISIBLE_DEVICES
-from ddpjob.local.translate import Translator, marked_port
+from ddpjob.local import LocalError
+from ddpjob.local.references import References
 
 # Variables by which a program finds libraries, language, GPUs and the network; nothing else of the user's session.
 _INHERITED = frozenset(
@@ -21,21 +16,10 @@ _INHERITED = frozenset(
 )
 _PROXIES = frozenset(("http_proxy", "https_proxy", "no_proxy", "all_proxy"))
 _INHERITED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
-_PORT_VARIABLES = frozenset(
-    {names.ENV_MASTER_PORT, f"PET_{names.ENV_MASTER_PORT}", names.ENV_PROGRESS_PORT},
-)
-
-
-@dataclass(frozen=True)
-class Declared:
-    """The variables of a container as in a cluster. verbatim: names of variables that hold a secret."""
-
-    values: Mapping[str, str]
-    verbatim: frozenset[str]
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that every container inherits, with this Python's programs first in PATH."""
+    """Return the variables that every program inherits, with this Python's programs first in PATH."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -43,59 +27,63 @@ def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
     own = str(Path(sys.executable).parent)
     rest = [part for part in environment.get("PATH", os.defpath).split(os.pathsep) if part and part != own]
-    return kept | {"PATH": os.pathsep.join([own, *rest])}
+    # By default Gloo resolves the hostname, which may give an external address or none. As in this project's images,
+    # output must reach the log even if the program is killed.
+    return kept | {"PATH": os.pathsep.join([own, *rest]), "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 
 
-def declared(pod: Json, container: Json, references: References) -> Declared:
-    """Return the variables of ``envFrom``, then of ``env`` in order. Raises ``ConfigError`` for a missing reference."""
+def declared(trainer: Json, references: References, ports: Mapping[str, int]) -> dict[str, str]:
+    """Return the variables of ``envFrom``, then of ``env`` in order, as the kubelet resolves them.
+
+    ports: the values of the operator's variables that hold a port.
+
+    Raises:
+        LocalError: a variable refers to something that does not exist, or that local mode does not support.
+    """
     values: dict[str, str] = {}
-    secret: set[str] = set()
-    for source in container.get("envFrom") or ():
-        kind = "Secret" if "secretRef" in source else "ConfigMap"
-        reference = source.get("secretRef") or source.get("configMapRef") or {}
-        found = {f"{source.get('prefix', '')}{key}": text for key, text in references.data(kind, reference).items()}
-        values |= {key: text.decode(errors="replace") for key, text in found.items()}
-        secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
-    for variable in container.get("env") or ():
-        name, source = variable["name"], variable.get("valueFrom")
-        value = _read(pod, container, source, references) if source else expand(variable.get("value") or "", values)
-        if value is None:
-            continue
-        is_secret = source is not None and "secretKeyRef" in source
-        is_port = name in _PORT_VARIABLES and value.isdecimal() and not is_secret
-        values[name] = marked_port(value) if is_port else value
-        secret = secret | {name} if is_secret else secret - {name}
-    return Declared(values, frozenset(secret))
+    for group in trainer.get("envFrom") or ():
+        match group:
+            case {"configMapRef": {"name": str(name)} as source}:
+                found = references.data("ConfigMap", name, bool(source.get("optional")))
+            case {"secretRef": {"name": str(name)} as source}:
+                found = references.data("Secret", name, bool(source.get("optional")))
+            case _:
+                raise _unsupported("envFrom")
+        values |= {f"{group.get('prefix') or ''}{key}": text.decode(errors="replace") for key, text in found.items()}
+    for variable in trainer.get("env") or ():
+        name = variable["name"]
+        match variable.get("valueFrom"):
+            case None:
+                value = str(ports.get(name) or expand(variable.get("value") or "", values))
+                values[name] = value
+            case {"secretKeyRef": source}:
+                values |= _of_key(name, "Secret", source, references)
+            case {"configMapKeyRef": source}:
+                values |= _of_key(name, "ConfigMap", source, references)
+            case _:
+                raise _unsupported(f"the variable {name}")
+    return values
 
 
-def complete(
-    pod: Json, declared: Declared, translator: Translator, termination_log: Path, gpus: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return all variables of the process. gpus: the GPUs assigned to it."""
-    own = {
-        "HOSTNAME": str(pod["spec"].get("hostname") or pod["metadata"]["name"]),
-        # By default Gloo resolves the hostname, which may give an external address or none.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "DDPJOB_TERMINATION_LOG": str(termination_log),
-        # As in this project's images: output must reach the log even if the program is killed.
-        "PYTHONUNBUFFERED": "1",
-    }
-    if gpus:
-        own[CUDA_VISIBLE_DEVICES] = ",".join(gpus)
-    theirs = {
-        name: value if name in declared.verbatim else translator.text(value) for name, value in declared.values.items()
-    }
-    return inherited() | own | theirs
+def _of_key(variable: str, kind: str, source: Json, references: References) -> dict[str, str]:
+    found = references.value(kind, source["name"], source["key"], bool(source.get("optional")))
+    return {} if found is None else {variable: found.decode(errors="replace")}
 
 
-def _read(pod: Json, container: Json, source: Json, references: References) -> str | None:
-    """Return the value of a ``valueFrom``; None if it is optional and absent."""
-    if "fieldRef" in source:
-        return field_value(pod, source["fieldRef"]["fieldPath"])
-    if "resourceFieldRef" in source:
-        return resource_value(pod, container, source["resourceFieldRef"])
-    if "secretKeyRef" in source:
-        return references.value("Secret", source["secretKeyRef"])
-    if "configMapKeyRef" in source:
-        return references.value("ConfigMap", source["configMapKeyRef"])
-    raise ConfigError(f"environment variables from {', '.join(source)} need a cluster")
+def _unsupported(what: str) -> LocalError:
+    return LocalError(
+        f"{what} has a source that local mode does not support, such as a field of the pod",
+        "local mode reads values, Secrets and ConfigMaps",
+        "give the variable a value, or run the job in a cluster",
+    )
+
+
+_REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Return ``text`` with every ``$(VAR)`` in ``values`` replaced; other references stay, and ``$$`` becomes ``$``.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
+    """
+    return _REFERENCE.sub(lambda found: "$" if found[1] else values.get(found[2], found[0]), text)

@@ -1,94 +1,109 @@
-"""One ``ddpjob run``, from the admitted job to the finished or suspended one.
+"""One ``ddpjob run``, from the admitted job to the finished or suspended one: the loop that carries out its plans.
 
-The session does what a user does (it creates, suspends and resumes the job) and runs the controller and the kubelet.
+    event (a process ended, progress changed, a stop was asked for, a deadline passed)
+      ─▶ observe ─▶ plan ─▶ record ─▶ deletes, creates ─▶ wait for the next event
+
+The status is on disk before any process is started or stopped, so a kill at any moment leaves the decision recorded.
 """
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, is_true
-from ddpjob.cluster.base import NotFound
+from ddpjob.api.times import timestamp
 from ddpjob.cluster.clock import SteadyClock
-from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.controller.controller import Controller
-from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import ProgressPoller
-from ddpjob.engine.actions import EngineSettings
+from ddpjob.controller.cache import Key
+from ddpjob.engine.actions import Create, Note, Plan
+from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
 from ddpjob.local.admission import AdmittedJob
-from ddpjob.local.kubelet import Kubelet, Machine, is_over
+from ddpjob.local.pod_process import Machine, PodProcess
 from ddpjob.local.references import References
 from ddpjob.local.resources import Ports, visible_gpus
-from ddpjob.local.state import StateFolder
-from ddpjob.local.volumes import sweep_shared_memory
+from ddpjob.local.state import HostPaths
+from ddpjob.local.translate import LOOPBACK
 
-_PAUSE_SECONDS = 0.1
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
+if TYPE_CHECKING:
+    from ddpjob.controller.progress import ProgressPoller
 
-
-@dataclass(frozen=True)
-class Options:
-    """How to run the job.
-
-    fresh: first remove the job's record and empty the volume of its claimTemplate.
-    volumes: claim name to an existing directory of this machine that replaces the one in the state folder.
-    progress_seconds: time between two progress requests to rank 0.
-    directory: where containers without a workingDir run; None is the current directory.
-    """
-
-    fresh: bool = False
-    volumes: Mapping[str, Path] = field(default_factory=dict)
-    progress_seconds: float = 0.25
-    directory: Path | None = None
+NODE_NAME = "local"
 
 
 class Session:
     """Runs one job.
 
     others: Secrets and ConfigMaps that the pods may refer to.
-    on_change: called with the DDPJob and its pods at the start and after every change, at most ten times a second.
+    on_change: called with the DDPJob and its pods at the start and after every change.
     say: prints one line for the user; the line has no line feed.
-    job: the DDPJob as it was last seen. cluster: the API server of this run.
+    fresh: first remove the job's record and empty the volume of its claimTemplate.
+    directory: where programs without a workingDir run; None is the current directory.
+    progress_seconds: time between two progress requests to rank 0.
+    job: the DDPJob as it was last recorded.
 
     Raises:
-        LocalError: a Secret cannot be read.
+        LocalError: local mode cannot carry out the pods of this job.
     """
 
     def __init__(
         self,
         admitted: AdmittedJob,
         others: Sequence[Json],
-        folder: StateFolder,
-        options: Options,
+        paths: HostPaths,
         *,
         on_change: Callable[[Json, Sequence[Json]], None],
         say: Callable[[str], None],
+        fresh: bool = False,
+        directory: Path | None = None,
+        progress_seconds: float = 0.25,
     ) -> None:
+        _require_linux()
         self._admitted = admitted
-        self._namespace, self._name = admitted.job.namespace, admitted.job.name
-        self._references = References(others, self._namespace)
-        self._state = folder
-        self._folder = folder.job(self._namespace, self._name)
-        self._options = options
+        self._paths = paths
+        self._folder = paths.record
+        self._key = Key(admitted.job.namespace, admitted.job.name)
         self._on_change = on_change
         self._say = say
-        self.cluster = MemoryCluster()
+        self._is_fresh = fresh
+        self._progress_seconds = progress_seconds
         self.job = admitted.body
+        self._pods: dict[str, Json] = {}
+        self._processes: dict[str, tuple[PodProcess, asyncio.Task[None]]] = {}
+        self._others: dict[names.Resource, Json] = {}
         self._changed = asyncio.Event()
+        self._is_stopped = False
         self._clock = SteadyClock()
-        self._killed_at: datetime | None = None
+        self._poller: ProgressPoller | None = None
+        self._machine = Machine(
+            folder=self._folder,
+            references=References(others, admitted.job.namespace),
+            ports=Ports(),
+            claim_directory=paths.claim,
+            directory=(directory or Path.cwd()).absolute(),
+            nodes=admitted.job.spec.num_nodes,
+            cpus=sorted(os.sched_getaffinity(0)),
+            gpus=visible_gpus(),
+            gpus_per_node=admitted.job.spec.devices_per_node,
+        )
+        PodProcess(admitted.pods[0], self._machine, self._changed.set)  # refuses what it cannot carry out
 
-    async def run(self, stop: asyncio.Event) -> Json:
+    @property
+    def pods(self) -> list[Json]:
+        return list(self._pods.values())
+
+    def stop(self) -> None:
+        """Suspend the job: its nodes save and exit, and then ``run`` returns."""
+        self._is_stopped = True
+        self._changed.set()
+
+    async def run(self) -> Json:
         """Run until the job is finished, or suspended by ``stop`` or by its own spec. Return the DDPJob.
 
         Cancelling the call kills all processes at once; the job can still be resumed.
@@ -96,153 +111,114 @@ class Session:
         Raises:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
-        _require_linux()
         try:
-            with self._folder.locked(), _log_to_file(self._folder.path):
-                return await self._run(stop)
+            with self._folder.locked():
+                return await self._run()
         except OSError as error:
             raise LocalError(
-                f"{error.filename or self._state.root}: {error.strerror or error}",
+                f"{error.filename or self._folder.path}: {error.strerror or error}",
                 "local mode keeps its state and the job's volumes there",
                 "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
             ) from error
 
-    async def _run(self, stop: asyncio.Event) -> Json:
-        sweep_shared_memory()
-        if self._options.fresh:
-            resume.remove_state(self._folder, self._state, self._admitted, self._options.volumes, self._say)
-        begin = resume.start_or_resume(self.cluster, self._folder, self._admitted, self._say)
-        self._killed_at = begin.killed_at
-        resume.explain_differences(self._admitted, self._state, self._options.volumes, self._say)
-        spec, settings = self._admitted.job.spec, EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND)
-        ports = Ports(rendezvous=spec.rendezvous.port, progress=spec.rendezvous.progress_port)
-        controller = Controller(
-            self.cluster,
-            settings,
-            lambda on_news: ProgressPoller(self._options.progress_seconds, on_news, port_of=ports.of),
-            metrics=Metrics(),
-            now=self._now,
-        )
-        kubelet = Kubelet(self.cluster, self._machine(ports, spec.num_nodes, settings), self._changed.set)
+    async def _run(self) -> Json:
+        if self._is_fresh:
+            resume.remove_state(self._admitted, self._paths, self._say)
+        self.job = resume.start_or_resume(self._folder, self._admitted, self._say)
+        resume.explain_differences(self._admitted, self._paths, self._say)
         try:
-            await _run_with_background(
-                self._follow(stop, begin.suspend, controller, kubelet),
-                # Cancelled in this order: the controller must not judge pods that are being killed.
-                controller.serve(self.cluster.watch),
-                kubelet.run(),
-                self._watch(names.DDPJOBS),
-                self._watch(names.PODS),
-                self._wake_on(stop),
-            )
+            with (self._folder.path / "events.log").open("w") as events:
+                await self._follow(events)
         finally:
-            self._folder.save(self.cluster.dump())
+            for process, _ in self._processes.values():
+                process.kill()
+            await asyncio.gather(*(task for _, task in self._processes.values()), return_exceptions=True)
+            if self._poller is not None:
+                await self._poller.close()
         return self.job
 
-    def _machine(self, ports: Ports, nodes: int, settings: EngineSettings) -> Machine:
-        return Machine(
-            server=self.cluster.server,
-            folder=self._folder,
-            references=self._references,
-            ports=ports,
-            claim_directory=self._claim_directory,
-            directory=(self._options.directory or Path.cwd()).absolute(),
-            domain=settings.cluster_domain,
-            nodes=nodes,
-            available=sorted(os.sched_getaffinity(0)),
-            gpus=visible_gpus(),
-        )
-
-    def _claim_directory(self, claim: str) -> Path:
-        given = self._options.volumes.get(claim)
-        return given.absolute() if given is not None else self._state.volume(self._namespace, claim)
-
-    def _now(self) -> datetime:
-        """Return the time; while the end of a killed run is recorded, the last sign of life of that run."""
-        return self._killed_at or self._clock.now()
-
-    async def _follow(self, stop: asyncio.Event, suspend: bool, controller: Controller, kubelet: Kubelet) -> None:
-        """Show and save every change; return when the job is finished or suspended and no process runs."""
+    async def _follow(self, events: TextIO) -> None:
+        """Plan after every event; return when the job is finished or suspended and no process runs."""
         while True:
             self._changed.clear()
-            self._publish()
-            if self._killed_at is not None and (self._is("Suspended") or self._is("Finished")):
-                self._killed_at = None
-                stays = suspend or stop.is_set()
-                self._suspend(stays)
-                if not stays and not self._is("Finished"):
-                    self._say(resume.resumed(self.job))
-            elif stop.is_set() and self._killed_at is None:
-                self._suspend(True)
-            if self._is_at_rest() and not kubelet.is_busy:
-                await controller.flush()
+            self._forget_ended()
+            if self._is_stopped and not is_true(self.job.get("status"), "Finished"):
+                self.job = resume.changed(self.job, self.job["spec"] | {"suspend": True})
+            made = plan(self.job, self._observed(), self._clock.now(), resume.SETTINGS)
+            if made.status is not None:
+                self.job = self.job | {"status": made.status}
+            self._folder.save(self.job, self.pods)
+            self._act(made)
+            for note in made.events:
+                self._announce(note, events)
+            self._on_change(self.job, self.pods)
+            if made.urgent:
+                continue  # a decision is followed by another plan
+            if not self._processes and any(is_true(self.job["status"], name) for name in ("Finished", "Suspended")):
                 return
-            await asyncio.sleep(_PAUSE_SECONDS)
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), made.requeue_after)
 
-    def _is(self, condition: str) -> bool:
-        return is_true(self.job.get("status"), condition)
+    def _forget_ended(self) -> None:
+        """Drop the processes that have ended, and their pods if they were deleted. Raises the error of a process."""
+        for name, (process, task) in list(self._processes.items()):
+            if task.done():
+                task.result()
+                del self._processes[name]
+                if "deletionTimestamp" in process.pod["metadata"]:
+                    del self._pods[name]
 
-    def _publish(self) -> None:
-        """Write the objects to disk and report them to the user."""
-        server = self.cluster.server
-        with contextlib.suppress(NotFound):  # if it was deleted, the last state that was seen is the result
-            self.job = server.get(names.DDPJOBS, self._namespace, self._name)
-        self._folder.save(self.cluster.dump())
-        self._on_change(self.job, server.list(names.PODS, self._namespace).items)
+    def _observed(self) -> Observed:
+        poller, key = self._poller, self._key
+        answer = poller.answer(key) if poller else None
+        return Observed(
+            owned_pods(self.job, self.pods),
+            service=self._others.get(names.SERVICES),
+            claim=self._others.get(names.CLAIMS),
+            round="complete",  # all pods of an attempt are created at once
+            progress=answer.progress if answer else None,
+            progress_pod=answer.pod if answer else None,
+            stalled_seconds=poller.stalled_seconds(key) if poller else None,
+            progress_problem=poller.problem(key) if poller else None,
+            live=True,
+        )
 
-    def _suspend(self, suspend: bool) -> None:
-        if bool(self.job["spec"].get("suspend")) != suspend and not self._is("Finished"):
-            patch = {"spec": {"suspend": suspend}}
-            self.job = self.cluster.server.patch(names.DDPJOBS, self._namespace, self._name, patch)
+    def _act(self, made: Plan) -> None:
+        for delete in made.deletes:
+            if delete.name in self._processes:
+                self._processes[delete.name][0].stop()
+            else:
+                del self._pods[delete.name]
+        for create in (create for phase in made.creates for create in phase):
+            if create.resource is names.PODS:
+                self._start(create)
+            else:
+                self._others[create.resource] = create.body
+        self._poll(made)
 
-    def _is_at_rest(self) -> bool:
-        """Return whether the job is finished or suspended and all pods have ended."""
-        suspended = self._killed_at is None and self.job["spec"].get("suspend") and self._is("Suspended")
-        pods = self.cluster.store.all(names.PODS, self._namespace)
-        return bool(suspended or self._is("Finished")) and all(is_over(pod) for pod in pods)
+    def _start(self, create: Create) -> None:
+        meta = {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._clock.now())}
+        body, name = create.body, create.name
+        pod = body | {"metadata": body["metadata"] | meta, "spec": body["spec"] | {"nodeName": NODE_NAME}}
+        process = PodProcess(pod, self._machine, self._changed.set)
+        task = asyncio.create_task(process.run(), name=name)
+        task.add_done_callback(lambda _: self._changed.set())
+        self._pods[name], self._processes[name] = pod, (process, task)
 
-    async def _watch(self, resource: names.Resource) -> None:
-        async for _ in self.cluster.watch(resource):
-            self._changed.set()
+    def _poll(self, made: Plan) -> None:
+        if self._poller is None and made.poll is not None:
+            from ddpjob.controller.progress import ProgressPoller  # noqa: PLC0415 - slow; the pods run meanwhile
 
-    async def _wake_on(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._changed.set()
-        await asyncio.Event().wait()  # the end of this task would end the session
+            self._poller = ProgressPoller(self._progress_seconds, lambda _: self._changed.set())
+        if self._poller is not None:
+            target = (made.poll[0], LOOPBACK, self._machine.ports.of(made.poll[0])) if made.poll is not None else None
+            self._poller.follow(self._key, target)
 
-
-async def _run_with_background(main: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
-    """Run ``main`` to its end, then cancel the background tasks one after another; raise if one of them ends first."""
-    tasks = [asyncio.create_task(work) for work in (main, *background)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group  # the first error cancelled the others
-    finally:
-        for task in tasks:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-@contextlib.contextmanager
-def _log_to_file(folder: Path) -> Iterator[None]:
-    """Write the log of package ``ddpjob`` to a new ``controller.log`` only: log lines would disturb a live table."""
-    logger = logging.getLogger("ddpjob")
-    before = logger.level, logger.propagate
-    handler = logging.FileHandler(folder / "controller.log", "w")
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+    def _announce(self, note: Note, events: TextIO) -> None:
+        message = " ".join(note.message.split())
+        print(f"{timestamp(self._clock.now())} {note.type} {note.reason}: {message}", file=events, flush=True)
+        if note.reason == "Resumed":
+            self._say(f"Resumed: attempt {self.job['status']['attempt']} begins")
 
 
 def _require_linux() -> None:

@@ -1,29 +1,32 @@
 """The state folder: files of local jobs, readable from any shell while a job runs and afterwards.
 
-jobs/<namespace>/<job>/lock            locked by the `ddpjob run` of this job; contains its pid
-jobs/<namespace>/<job>/cluster.json    the objects, as returned by ``MemoryCluster.dump``
-jobs/<namespace>/<job>/controller.log  the log of the controller in the last run
-jobs/<namespace>/<job>/pods/<pod>/     <container>.log, <container>.termination-log, emptydir-<volume>/ ...
-volumes/<namespace>/<claim>/           one directory per PersistentVolumeClaim; kept when the job is deleted
+jobs/<namespace>/<job>/lock          locked by the `ddpjob run` of this job; contains its pid
+jobs/<namespace>/<job>/cluster.json  the DDPJob and its pods, as an API server would store them
+jobs/<namespace>/<job>/events.log    the events of the last run
+jobs/<namespace>/<job>/pods/<pod>/   trainer.log, trainer.termination-log, and while the pod runs its own volumes
+volumes/<namespace>/<claim>/         one directory per PersistentVolumeClaim; kept when the job is deleted
 """
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import TextIO
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.engine.desired import Job
 from ddpjob.local import LocalError
 
-_PROBE_SECONDS = 0.5  # ``lock_holder`` takes the lock, shared, for a moment
+_PROBE_SECONDS = 0.5  # ``runner`` takes the lock, shared, for a moment
 _PAUSE = 0.02
-_PLURALS = frozenset(r.plural for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS))
+RECORD = "cluster.json"
+"""Its name and its form are those of earlier releases, whose jobs are resumed."""
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -42,38 +45,21 @@ class JobFolder:
         self.namespace = namespace
         self.name = name
 
-    def objects(self) -> Json | None:
-        """Return the content of ``cluster.json``, or None. Raises ``LocalError`` for a damaged file."""
-        path = self.path / "cluster.json"
-        try:
-            dumped = json.loads(path.read_bytes())
-            _check(dumped)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise LocalError(
-                f"{path} cannot be read: {error.strerror}", next_step="check its owner and mode"
-            ) from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise LocalError(
-                f"{path} is damaged: {error}",
-                "another program wrote it, or the disk failed; checkpoints are stored elsewhere and are not affected",
-                f"remove the record with `ddpjob delete {self.name}`, then run the job again: it resumes",
-            ) from error
-        objects: Json = dumped
-        return objects
-
     def job(self) -> Json | None:
-        """Return the recorded DDPJob."""
-        return next((job for job in self._of(names.DDPJOBS) if job["metadata"]["name"] == self.name), None)
+        """Return the recorded DDPJob, or None. Raises ``LocalError`` for a damaged record."""
+        return next(iter(self._recorded(names.DDPJOBS)), None)
 
     def pods(self) -> list[Json]:
         """Return the recorded pods, those of earlier attempts included."""
-        return self._of(names.PODS)
+        return self._recorded(names.PODS)
 
-    def log(self, pod: str, container: str = names.TRAINER_CONTAINER) -> Path:
-        """Return the log file of a container; it is kept when the pod is deleted."""
-        return self.pod(pod) / f"{container}.log"
+    def last_change(self) -> datetime:
+        """Return when the record was written: the last sign of life of a run that was killed."""
+        return datetime.fromtimestamp(self._record.stat().st_mtime, UTC)
+
+    def log(self, pod: str) -> Path:
+        """Return the log file of a pod; it is kept when the pod is deleted."""
+        return self.pod(pod) / f"{names.TRAINER_CONTAINER}.log"
 
     def pod(self, pod: str) -> Path:
         """Everything of one pod."""
@@ -81,7 +67,11 @@ class JobFolder:
 
     def runner(self) -> int | None:
         """Return the pid of the ``ddpjob run`` that runs this job, or None."""
-        return lock_holder(self.path / "lock")
+        try:
+            with self._lock.open() as file:
+                return None if _try_lock(file, exclusive=False) else int(file.read() or 0) or None
+        except (OSError, ValueError):
+            return None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,36 +79,68 @@ class JobFolder:
 
         The kernel releases an flock when its holder ends in any way; a pid file alone would remain after SIGKILL.
         """
-        descriptor = _acquire(self.path / "lock", f"DDPJob {self.name}")
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            with suppress(OSError):
-                os.ftruncate(descriptor, 0)
-            os.close(descriptor)
+        deadline = time.monotonic() + _PROBE_SECONDS
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may be private
+            with self._lock.open("a+") as file:
+                if _try_lock(file, exclusive=True) and _is_at(self._lock, file):
+                    file.truncate(0)
+                    print(os.getpid(), file=file, flush=True)
+                    try:
+                        yield
+                    finally:
+                        file.truncate(0)
+                    return
+                holder = self.runner()
+            if time.monotonic() > deadline:
+                raise LocalError(
+                    f"DDPJob {self.name} is running already, in process {holder or 'unknown'}",
+                    "only one `ddpjob run` at a time can run a job",
+                    "watch it with `ddpjob get` and `ddpjob logs`, stop it with Ctrl-C there, or use another --name",
+                )
+            time.sleep(_PAUSE)
 
-    def save(self, dumped: Json) -> None:
-        """Replace ``cluster.json`` atomically."""
+    def save(self, job: Json, pods: Iterable[Json]) -> None:
+        """Replace the record atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.path / "cluster.json.tmp"
-        temporary.write_text(json.dumps(dumped, separators=(",", ":")))
-        temporary.replace(self.path / "cluster.json")
+        objects = [[names.DDPJOBS.plural, job], *([names.PODS.plural, pod] for pod in pods)]
+        temporary = self._record.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps({"objects": objects}, separators=(",", ":")))
+        temporary.replace(self._record)
 
-    def _of(self, resource: names.Resource) -> list[Json]:
-        dumped = self.objects() or {"objects": []}
-        return [obj for plural, obj in dumped["objects"] if plural == resource.plural]
+    def forget(self) -> None:
+        """Remove the record and the logs."""
+        self._record.unlink(missing_ok=True)
+        remove_tree(self.path / "pods", self.path)
 
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
 
-def _check(dumped: Json) -> None:
-    """Raise ``ValueError``, ``TypeError`` or ``KeyError`` for what ``MemoryCluster.load`` cannot read."""
-    int(dumped["version"])
-    list(dumped["namespaces"])
-    for plural, obj in dumped["objects"]:
-        if plural not in _PLURALS:
-            raise ValueError(f"{plural} is not a kind that this version knows")
-        str(obj["metadata"]["namespace"] + obj["metadata"]["name"])
+    @property
+    def _record(self) -> Path:
+        return self.path / RECORD
+
+    def _recorded(self, resource: names.Resource) -> list[Json]:
+        """Return the recorded objects of a kind; a record of an earlier release has more kinds."""
+        try:
+            objects = json.loads(self._record.read_bytes())["objects"]
+            found = [obj for plural, obj in objects if plural == resource.plural]
+            for obj in found:
+                str(obj["metadata"]["namespace"] + obj["metadata"]["name"])
+            return found
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise LocalError(
+                f"{self._record} cannot be read: {error.strerror}", next_step="check its owner and mode"
+            ) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise LocalError(
+                f"{self._record} is damaged: {error}",
+                "another program wrote it, or the disk failed; checkpoints are stored elsewhere and are not affected",
+                f"remove the record with `ddpjob delete {self.name}`, then run the job again: it resumes",
+            ) from error
 
 
 class StateFolder:
@@ -133,7 +155,7 @@ class StateFolder:
 
     def jobs(self) -> list[JobFolder]:
         """Return all jobs with a record, sorted by namespace and name."""
-        found = sorted((self.root / "jobs").glob("*/*/cluster.json"))
+        found = sorted((self.root / "jobs").glob(f"*/*/{RECORD}"))
         return [JobFolder(path.parent, path.parent.parent.name, path.parent.name) for path in found]
 
     def volume(self, namespace: str, claim: str) -> Path:
@@ -176,60 +198,20 @@ def remove_tree(path: Path, root: Path) -> None:
         ) from error
 
 
-def lock_holder(path: Path) -> int | None:
-    """Return the pid of the process that holds the lock at ``path``, or None."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        deadline = time.monotonic() + _PROBE_SECONDS
-        while not _try_lock(descriptor, shared=True):
-            text = os.pread(descriptor, 32, 0).strip()
-            if text.isdigit():
-                return int(text)
-            if time.monotonic() > deadline:
-                return None  # locked by another prober, not by a run
-            time.sleep(_PAUSE)  # the holder has just locked it and is about to write its pid
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _acquire(path: Path, what: str) -> int:
-    deadline = time.monotonic() + _PROBE_SECONDS
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # specs and logs may be private
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _try_lock(descriptor, shared=False):
-            if _is_at(path, descriptor):
-                return descriptor
-        elif time.monotonic() > deadline:
-            text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise LocalError(
-                f"{what} is running already, in process {text or 'unknown'}",
-                "only one `ddpjob run` at a time can run a job",
-                "watch it with `ddpjob get` and `ddpjob logs`, stop it with Ctrl-C there, or use another --name",
-            )
-        os.close(descriptor)
-        time.sleep(_PAUSE)
-
-
-def _try_lock(descriptor: int, *, shared: bool) -> bool:
+def _try_lock(file: TextIO, *, exclusive: bool) -> bool:
     import fcntl  # noqa: PLC0415 - missing on some systems, which then get a proper error
 
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_at(path: Path, file: TextIO) -> bool:
     """Return whether the locked file is still at ``path``: it may have been deleted before it was locked."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 
