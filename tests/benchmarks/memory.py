@@ -28,12 +28,12 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import NotFound
-from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.engine.desired import Job, desired_pods, desired_service
 from tests.benchmarks.operator_process import OperatorProcess
 from tests.benchmarks.report import describe_machine, write_section
 from tests.builders import SETTINGS, a_job, a_running_world
 from tests.cluster.memory_http import MemoryHttp
+from tests.memory import MemoryCluster
 
 MIB = 2**20
 NODES_PER_JOB = 100

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, ObjectList, Page, Unavailable
-from ddpjob.cluster.memory import MemoryCluster
+from tests.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
 WRITES: frozenset[Verb] = frozenset({"create", "delete", "patch", "patch_status"})

@@ -19,8 +19,8 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import AlreadyExists, ClusterError
-from ddpjob.cluster.memory import MemoryCluster
-from ddpjob.cluster.memory.watch import WatchEvent
+from tests.memory import MemoryCluster
+from tests.memory.watch import WatchEvent
 
 BOOKMARK_SECONDS = 30.0
 RESOURCES = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)

@@ -18,9 +18,9 @@ from ddpjob.cluster.base import (
     NotFound,
     Unavailable,
 )
-from ddpjob.cluster.memory import MemoryCluster, Watch
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.cluster.test_verbs import a_job, a_pod
+from tests.memory import MemoryCluster, Watch
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from ddpjob.api import names
 from ddpjob.api.crd import openapi
 from ddpjob.api.spec import IMMUTABLE
 from ddpjob.cluster.base import Invalid
-from ddpjob.cluster.memory import MemoryCluster
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS, OK, Bad, Edit
+from tests.memory import MemoryCluster
 
 
 def a_job(spec: dict[str, Any], name: str = "job") -> dict[str, Any]:

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from tests.builders import SETTINGS
+from tests.memory import MemoryCluster
 
 
 def a_controller(cluster: MemoryCluster, *, progress_seconds: float = 10.0, **options: Any) -> Controller:

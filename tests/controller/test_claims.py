@@ -12,9 +12,9 @@ from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Cluster, NotFound
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.cluster.memory import MemoryCluster
 from tests.api.specs import CLAIM
 from tests.controller.controllers import a_controller
+from tests.memory import MemoryCluster
 
 CLAIM_NAME = "mnist-checkpoints"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.watches import WatchMonitor, registry, watch_until
 from tests.cluster.memory_http import MemoryHttp
+from tests.memory import MemoryCluster
 from tests.processes import eventually_async
 
 KOPF_DEFAULT_SECONDS = 5.0

@@ -12,7 +12,6 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Forbidden, Unavailable
-from ddpjob.cluster.memory.api_errors import modified
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import RECORD_SECONDS
 from ddpjob.engine.actions import Create
@@ -22,6 +21,7 @@ from tests.builders import failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
 from tests.controller.controllers import a_controller
 from tests.controller.faketime import run
+from tests.memory.api_errors import modified
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

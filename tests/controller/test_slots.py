@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.slots import Slots
 from tests.controller.controllers import a_controller
 from tests.controller.faketime import run
+from tests.memory import MemoryCluster
 
 SLOW_SECONDS = 10.0
 

@@ -10,7 +10,6 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Unavailable
-from ddpjob.cluster.memory import MemoryCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
@@ -19,6 +18,7 @@ from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.faketime import run as run_in_simulated_time
+from tests.memory import MemoryCluster
 
 SPECS: Mapping[Resource, Json] = {
     names.PODS: {"containers": [{"name": "trainer", "image": "i"}]},

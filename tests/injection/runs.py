@@ -12,11 +12,11 @@ from aiohttp import web
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.memory.store import Change
 from tests.controller.operator_process import OperatorProcess
 from tests.faults import Fault
 from tests.injection.cluster import WRITES, Cluster, path_of
 from tests.injection.faults import CRASHES, ERRORS_IN_A_ROW, EXPIRED, FAULTS, At
+from tests.memory.store import Change
 from tests.simulator.oracle import Outcome, check_history, story_of
 from tests.simulator.simulation import KEY
 

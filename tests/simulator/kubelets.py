@@ -10,9 +10,9 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Conflict, NotFound
-from ddpjob.cluster.memory.server import ApiServer
-from ddpjob.cluster.memory.store import Change
 from tests.builders import ended, failed, running
+from tests.memory.server import ApiServer
+from tests.memory.store import Change
 
 GRACE_SECONDS = 30.0
 """Longest time in which a kubelet stops a pod; the default of Kubernetes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.memory.store import Change
+from tests.memory.store import Change
 from tests.simulator.kubelets import GRACE_SECONDS
 from tests.simulator.simulation import KEY, Simulation
 

@@ -8,9 +8,9 @@ from typing import Literal
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, seconds_between
-from ddpjob.cluster.memory.store import Change
 from tests.builders import ended, failed
 from tests.cluster.faulty_cluster import Call
+from tests.memory.store import Change
 from tests.simulator.simulation import KEY, Simulation, now
 
 Script = Callable[[Simulation], Awaitable[None]]

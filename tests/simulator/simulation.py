@@ -16,13 +16,13 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport
 from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
-from ddpjob.cluster.memory.store import Change
 from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import Answer
 from tests.builders import SETTINGS
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.memory.store import Change
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
 from tests.simulator.kubelets import Kubelets
 from tests.simulator.watches import Watches

@@ -1,4 +1,4 @@
-"""The controller's parts, wired for one cluster. ``main`` runs them against an API server, local mode in memory."""
+"""The controller's parts, wired for one cluster. ``main`` runs them."""
 
 import asyncio
 import logging

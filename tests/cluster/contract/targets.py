@@ -13,8 +13,8 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.cluster.memory import MemoryCluster
 from tests.controlplane import ControlPlane
+from tests.memory import MemoryCluster
 from tests.processes import eventually
 
 NAMESPACE = "contract"

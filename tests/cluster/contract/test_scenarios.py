@@ -11,11 +11,11 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Invalid, NamespaceTerminating, NotFound
 from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.cluster.memory import MemoryCluster
 from tests.api.test_quantities import QUANTITIES
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Targets
 from tests.controlplane import ApiError
+from tests.memory import MemoryCluster
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver

@@ -16,12 +16,12 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import ObjectList, Page
-from ddpjob.cluster.memory import api_errors
-from ddpjob.cluster.memory.garbage import Collector
-from ddpjob.cluster.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
-from ddpjob.cluster.memory.selectors import Matcher, field_matcher, label_matcher
-from ddpjob.cluster.memory.store import Change, Store, clone
-from ddpjob.cluster.memory.watch import Watch
+from tests.memory import api_errors
+from tests.memory.garbage import Collector
+from tests.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
+from tests.memory.selectors import Matcher, field_matcher, label_matcher
+from tests.memory.store import Change, Store, clone
+from tests.memory.watch import Watch
 
 _OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
 _RESOURCES = {r.plural: r for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)}

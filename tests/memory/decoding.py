@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from ddpjob.api.model import WireModel
-from ddpjob.api.quantities import canonical
 from ddpjob.api.spec import field_path, message_of
 from ddpjob.api.status import Condition, DDPJobStatus, is_time
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.memory.api_errors import Cause, CauseReason, quoted
+from tests.memory.api_errors import Cause, CauseReason, quoted
+from tests.memory.quantities import canonical
 
 _INT64 = 2**63
 

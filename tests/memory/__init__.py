@@ -1,4 +1,4 @@
-"""An in-memory API server: the ``Cluster`` of local mode and of the operator's tests.
+"""An in-memory API server: the ``Cluster`` of the operator's tests.
 
 It behaves like kube-apiserver with its garbage collector for the five kinds and the verbs that this project uses.
 ``tests/cluster/contract`` sends the same random requests to both and compares the responses. It has one version
@@ -20,7 +20,7 @@ What it does not do:
 * expiry of Events.
 """
 
-from ddpjob.cluster.memory.server import ApiServer, MemoryCluster
-from ddpjob.cluster.memory.watch import Watch
+from tests.memory.server import ApiServer, MemoryCluster
+from tests.memory.watch import Watch
 
 __all__ = ["ApiServer", "MemoryCluster", "Watch"]

@@ -14,8 +14,8 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, forbidden_changes, is_job_name
 from ddpjob.api.status import DDPJobStatus
-from ddpjob.cluster.memory import validation
-from ddpjob.cluster.memory.api_errors import (
+from tests.memory import validation
+from tests.memory.api_errors import (
     Cause,
     bad_request,
     forbidden,
@@ -24,7 +24,7 @@ from ddpjob.cluster.memory.api_errors import (
     required,
     undecodable,
 )
-from ddpjob.cluster.memory.decoding import Findings, causes, read_core, read_custom
+from tests.memory.decoding import Findings, causes, read_core, read_custom
 
 CLAIM_PROTECTION = "kubernetes.io/pvc-protection"
 
