@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.layers.definitions import BY_NAME, LAYERS, Layer
-from tests.layers.report import Outcome, as_json, as_text
-from tests.layers.runner import LANES, Runner, busy_loops
+from tests.layers.report import LayerResult, Outcome, as_json, as_text
+from tests.layers.runner import Runner, busy_loops
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.layers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"default: all ({', '.join(BY_NAME)})")
-    parser.add_argument("--times", type=int, default=1, help="run every layer so many times, one after the other")
+    parser.add_argument("--times", type=int, default=1, help="run all layers so many times")
     parser.add_argument("--busy", action="store_true", help="run a busy loop on each core meanwhile")
     parser.add_argument(
         "--json",
@@ -34,23 +34,22 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unknown layer: {', '.join(unknown)}. There are: {', '.join(BY_NAME)}")
     chosen = [layer for layer in LAYERS if layer.name in options.layers or not options.layers]
-    return run(repeated(chosen, options.times), times=options.times, busy=options.busy, report=options.json)
+    return run(chosen, times=options.times, busy=options.busy, report=options.json)
 
 
-def repeated(layers: list[Layer], times: int) -> list[Layer]:
-    """Return the layers ``times`` times over, with numbered names if more than once."""
-    if times == 1:
-        return layers
-    return [replace(layer, name=f"{layer.name} {number}") for number in range(1, times + 1) for layer in layers]
+def run(layers: list[Layer], *, times: int = 1, busy: bool = False, report: Path | None = None) -> int:
+    """Run the layers, print the report, and return the exit code.
 
-
-def run(layers: list[Layer], *, times: int, busy: bool, report: Path | None) -> int:
-    """Run the layers, print the report, and return the exit code."""
+    times: run all of them so many times, one run after the other. busy: beside a busy loop on each core.
+    """
     ci = os.environ.get("CI") == "true"
     begin = time.monotonic()
     loops = busy_loops() if busy else []
+    results: list[LayerResult] = []
     try:
-        results = Runner(layers, ci=ci, lanes=LANES if times == 1 else 1).run()
+        for number in range(1, times + 1):
+            numbered = [replace(layer, name=f"{layer.name} {number}") for layer in layers] if times > 1 else layers
+            results += Runner(numbered, ci=ci).run()
     except KeyboardInterrupt:
         return 130
     finally:

@@ -1,4 +1,4 @@
-"""The test layers: the commands of each, what has to be built before, and what must not share the CPU."""
+"""The test layers: the commands of each, what has to be built before, and how much of a CPU each uses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Command:
     """pytest reports each test; any other command counts as one test."""
     needs: tuple[str, ...] = ()
     """Names for `python -m tests.kind prepare`. The command starts when all of them are prepared."""
-    alone: bool = False
-    """Starts when nothing else runs: its tests have time limits that other work on the CPU would exceed."""
+    cores: float = 1.0
+    """Seconds of CPU time per second, about as the report shows them: what it takes of the CPUs while it runs."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Layer:
     commands: tuple[Command, ...]
 
 
-def pytest_command(*arguments: str, needs: tuple[str, ...] = (), alone: bool = False) -> Command:
-    """Return a pytest command of this interpreter; the runner adds the option for the report."""
-    return Command((sys.executable, "-m", "pytest", "-q", *arguments), is_pytest=True, needs=needs, alone=alone)
+def pytest_command(*arguments: str, needs: tuple[str, ...] = (), cores: float = 1.0) -> Command:
+    """Return a pytest command of this interpreter; the runner adds the options for the report."""
+    return Command((sys.executable, "-m", "pytest", "-q", *arguments), is_pytest=True, needs=needs, cores=cores)
 
 
 def _tool(module: str, *arguments: str) -> Command:
@@ -42,8 +42,18 @@ def _tool(module: str, *arguments: str) -> Command:
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager")
 _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
-# The order in which commands start: the longest layers first, so that no long one runs at the end by itself.
+# The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.7),)),
+    Layer(
+        "apiserver",
+        (
+            pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.7),
+            pytest_command(
+                "tests", "--ignore", "tests/injection", "-m", "apiserver", needs=("helm", *CONTROL_PLANE), cores=0.4
+            ),
+        ),
+    ),
     Layer(
         "trainer",
         (
@@ -53,23 +63,15 @@ LAYERS = (
             pytest_command("tests/trainer/browser", needs=("chromium",)),
         ),
     ),
-    Layer(
-        "resilience",
-        (
-            pytest_command("tests/trainer/resilience", "-m", "not alone"),
-            pytest_command("tests/trainer/resilience", "-m", "alone", alone=True),
-        ),
-    ),
-    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images")),)),
-    Layer("apiserver", (pytest_command("tests", "-m", "apiserver", needs=("helm", *CONTROL_PLANE)),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli"),)),
+    Layer("resilience", (pytest_command("tests/trainer/resilience"),)),
+    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.7),)),
     Layer(
         "unit",
         (
+            pytest_command("tests/simulator", cores=2.0),
             pytest_command(
-                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/simulator", "tests/mutants"),
-                *("tests/kind", "tests/layers", "tests/benchmarks"),
-                *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
+                *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
+                *("tests/benchmarks", "tests/mutants", "--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
             ),
         ),
     ),
@@ -79,6 +81,7 @@ LAYERS = (
             pytest_command(
                 *("tests/install", "tests/kind/test_builds.py", *_NO_CLUSTER),
                 needs=("helm", "kubectl", "pause", "runc-reduced"),
+                cores=0.7,
             ),
         ),
     ),

@@ -1,4 +1,7 @@
-"""Run the commands of test layers: two at a time, builds in a lane of their own, some commands alone at the end."""
+"""Run the commands of test layers: as many at a time as the machine has CPUs for, beside the builds.
+
+A command that mostly waits takes a small share of a CPU, so several of them run at the same time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from tests.layers.definitions import Command, Layer
 from tests.layers.report import Case, CommandResult, LayerResult, Outcome, read_junit
 from tests.processes import die_with_parent
 
-LANES = 2
+FULL = 1.25
+"""Shares of CPUs to give away per CPU, because no command uses its share all the time."""
+BUILD_CORES = 1.0
+"""The share of the builds, which the tests run beside."""
 PREPARE = (sys.executable, "-m", "tests.kind", "prepare", "--json")
 _PREPARATION = "prepare"
 _PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -35,18 +41,26 @@ class Job:
 
 
 class Runner:
-    """Runs layers once. ``ci``: what cannot be prepared is a failure. ``prepare``: the command that prepares names."""
+    """Runs layers once. ``ci``: what cannot be prepared is a failure. ``prepare``: the command that prepares names.
 
-    def __init__(self, layers: Sequence[Layer], *, ci: bool, lanes: int = LANES, prepare: Sequence[str] = PREPARE):
+    cores: number of CPUs that the commands share; by default, all that this process may use.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], *, ci: bool, cores: int | None = None, prepare: Sequence[str] = PREPARE
+    ) -> None:
         self.results = [LayerResult(layer.name) for layer in layers]
         pairs = list(zip(layers, self.results, strict=True))
-        self._jobs = [Job(command, result) for layer, result in pairs for command in layer.commands]
+        self._pending = [Job(command, result) for layer, result in pairs for command in layer.commands]
+        self._running: list[Job] = []
         self._ci = ci
-        self._lanes = lanes
+        self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self._prepare = prepare
-        self._raw = len(self._jobs) == 1
+        self._raw = len(self._pending) == 1
         """The only command writes to the terminal itself, so that a developer sees pytest's dots."""
         self._prepared: dict[str, Result] = {}
+        lists = sorted((job.command.needs for job in self._pending), key=len)
+        self._needed = list(dict.fromkeys(name for needs in lists for name in needs))
         self._changed = threading.Condition()
         self._printing = threading.Lock()
 
@@ -54,49 +68,39 @@ class Runner:
         """Run all commands to their end and return the results in the order of the layers."""
         preparing = threading.Thread(target=self._prepare_all)
         preparing.start()
-        shared = [job for job in self._jobs if not job.command.alone]
-        lanes = [threading.Thread(target=self._run_shared, args=(shared,)) for _ in range(self._lanes)]
         try:
-            for lane in lanes:
-                lane.start()
-            for lane in lanes:
-                lane.join()
-            preparing.join()
-            for job in self._jobs:
-                if job.command.alone:
-                    self._run(job)
-        except KeyboardInterrupt:
             with self._changed:
-                shared.clear()
-                self._changed.notify_all()
+                while self._pending or self._running:
+                    while job := next((job for job in self._pending if self._may_start(job.command)), None):
+                        self._pending.remove(job)
+                        self._running.append(job)
+                        threading.Thread(target=self._run, args=(job,)).start()
+                    self._changed.wait()
+        except KeyboardInterrupt:
+            self._pending.clear()
             raise
+        preparing.join()
         return self.results
 
-    def _run_shared(self, pending: list[Job]) -> None:
-        while True:
-            with self._changed:
-                job = next((job for job in pending if self._is_ready(job.command)), None)
-                if job is None:
-                    if not pending:
-                        return
-                    self._changed.wait()
-                    continue
-                pending.remove(job)
-            self._run(job)
+    def _may_start(self, command: Command) -> bool:
+        """Return whether its needs are prepared and a share of the CPUs is left, or nothing else runs."""
+        if not self._is_ready(command):
+            return False
+        is_building = any(name not in self._prepared for name in self._needed)
+        taken = sum(job.command.cores for job in self._running) + BUILD_CORES * is_building
+        return not self._running or taken + command.cores <= FULL * self._cores
 
     def _is_ready(self, command: Command) -> bool:
         return all(name in self._prepared for name in command.needs)
 
     def _prepare_all(self) -> None:
-        """Prepare what the commands need, those with the fewest needs first, and wake the lanes after each name."""
-        lists = sorted((job.command.needs for job in self._jobs), key=len)
-        names = list(dict.fromkeys(name for needs in lists for name in needs))
+        """Prepare what the commands need, those with the fewest needs first, and start what may start after each."""
         ending = "did not start"
         try:
-            if names:
-                ending = f"ended with exit code {self._run_preparation(names)}"
+            if self._needed:
+                ending = f"ended with exit code {self._run_preparation(self._needed)}"
         finally:
-            for name in names:
+            for name in self._needed:
                 if name not in self._prepared:
                     self._record(Result(name, State.FAILED, 0, f"the preparation {ending}"))
 
@@ -118,6 +122,14 @@ class Runner:
             self._changed.notify_all()
 
     def _run(self, job: Job) -> None:
+        try:
+            self._finish(job)
+        finally:
+            with self._changed:
+                self._running.remove(job)
+                self._changed.notify_all()
+
+    def _finish(self, job: Job) -> None:
         name, command = job.layer.layer, job.command
         missing = next((r for n in command.needs if (r := self._prepared[n]).state is not State.READY), None)
         if missing is not None and (self._ci or missing.state is State.FAILED):
@@ -200,9 +212,11 @@ def _pytest_result(report: Path, code: int, seconds: float, cpu_seconds: float, 
         problem = f"pytest ended with exit code {code} before it wrote its report"
         return CommandResult(seconds, (), cpu_seconds, problem)
     tests, daemons = read_junit(report)
+    # The kernel does not count a fork server's processes for pytest, which ends before the server does.
+    used = max(cpu_seconds + daemons, sum(test.cpu_seconds for test in tests))
     failed = any(test.outcome is Outcome.FAILED for test in tests)
     problem = f"pytest ended with exit code {code}" if code != 0 and not failed else ""
-    return CommandResult(seconds, tuple(tests), cpu_seconds + daemons, problem, missing)
+    return CommandResult(seconds, tuple(tests), used, problem, missing)
 
 
 def busy_loops() -> list[subprocess.Popen[bytes]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kind.prepare import GROUPS
 from tests.kind.toolchain import BINARIES
-from tests.layers.__main__ import repeated, run
+from tests.layers.__main__ import run
 from tests.layers.definitions import BY_NAME, LAYERS, Command, Layer, pytest_command
 from tests.layers.report import LayerResult, Outcome, as_json, as_text
 from tests.layers.runner import Runner, busy_loops
@@ -21,6 +21,12 @@ from tests.processes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOTALS = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the pytest runs of these tests without plugins that they do not need."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 def layer_of(folder: Path, name: str, source: str, *needs: str) -> Layer:
@@ -31,8 +37,8 @@ def layer_of(folder: Path, name: str, source: str, *needs: str) -> Layer:
     return Layer(name, (pytest_command(str(file), "-c", os.devnull, "--rootdir", str(folder), needs=needs),))
 
 
-def shell(script: str, *, needs: tuple[str, ...] = (), alone: bool = False) -> Command:
-    return Command(("sh", "-c", script), needs=needs, alone=alone)
+def shell(script: str, *, needs: tuple[str, ...] = (), cores: float = 1.0) -> Command:
+    return Command(("sh", "-c", script), needs=needs, cores=cores)
 
 
 def answers(*results: tuple[str, str, str]) -> list[str]:
@@ -164,15 +170,26 @@ def test_layers_that_need_nothing_run_during_the_preparation(tmp_path: Path) -> 
     assert [result.outcome(ci=True) for result in results] == [Outcome.PASSED] * 4
 
 
-def test_a_command_marked_alone_runs_after_all_others_and_by_itself(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    logged = "echo begin {0} >> {1}; sleep 0.2; echo end {0} >> {1}"
-    shared = [Layer(name, (shell(logged.format(name, log)),)) for name in ("a", "b", "c")]
-    alone = Layer("alone", tuple(shell(logged.format(name, log), alone=True) for name in ("x", "y")))
-    run_layers(alone, *shared)
-    lines = log.read_text().splitlines()
-    assert lines[-4:] == ["begin x", "end x", "begin y", "end y"]
-    assert lines[:2] == ["begin a", "begin b"] or lines[:2] == ["begin b", "begin a"], "two lanes"
+def test_commands_run_at_the_same_time_until_the_cpus_are_given_away(tmp_path: Path) -> None:
+    def meets(name: str, *others: str) -> str:
+        """Return a script that ends after all of these have begun."""
+        waits = "; ".join(f"until [ -e {tmp_path}/{other} ]; do sleep 0.01; done" for other in others)
+        return f"touch {tmp_path}/{name}; {waits}; echo {name} >> {tmp_path}/ended"
+
+    first = [shell(meets(name, "a", "b", "c"), cores=0.8) for name in "abc"]
+    # Three shares of 0.8 leave too little of two CPUs for "large", and enough for "small" beside it.
+    rest = [shell(meets("large", "small"), cores=2.0), shell(meets("small", "large"), cores=0.5)]
+    commands = (*first, *rest)
+    [result] = Runner([Layer("all", commands)], ci=False, cores=2, prepare=answers()).run()
+    assert counts(result) == (5, 0, 0)
+    assert sorted((tmp_path / "ended").read_text().split()[:3]) == ["a", "b", "c"]
+
+
+def test_command_with_a_share_that_the_machine_does_not_have_runs_by_itself(tmp_path: Path) -> None:
+    script = f"mkdir {tmp_path}/alone && sleep 0.2 && rmdir {tmp_path}/alone"
+    commands = tuple(shell(script, cores=8.0) for _ in range(3))
+    [result] = Runner([Layer("large", commands)], ci=False, cores=1, prepare=answers()).run()
+    assert counts(result) == (3, 0, 0)
 
 
 def test_slowest_tests_of_all_layers_are_listed_first_to_last(tmp_path: Path) -> None:
@@ -229,7 +246,7 @@ def test_report_file_has_the_numbers_of_the_table_as_json(
         layer_of(tmp_path, "absent", "def test_a(): pytest.skip('why')\n"),
         Layer("lint", (shell("exit 1"),)),
     ]
-    assert run(layers, times=1, busy=False, report=tmp_path / "report.json") == 1
+    assert run(layers, report=tmp_path / "report.json") == 1
     report = json.loads((tmp_path / "report.json").read_text())
     assert {key: report[key] for key in ("schema", "passed", "failed", "skipped")} == {
         "schema": 1,
@@ -248,13 +265,13 @@ def test_report_file_has_the_numbers_of_the_table_as_json(
     ]
 
 
-def test_repeated_layers_run_one_after_the_other(tmp_path: Path) -> None:
+def test_repeated_layers_run_one_time_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log"
-    layer = Layer("a", (shell(f"echo begin >> {log}; sleep 0.1; echo end >> {log}"),))
-    layers = repeated([layer], 3)
-    assert [layer.name for layer in layers] == ["a 1", "a 2", "a 3"]
-    assert run(layers, times=3, busy=False, report=None) == 0
+    layer = Layer("a", (shell(f"echo begin >> {log}; sleep 0.1; echo end >> {log}", cores=0.1),))
+    assert run([layer], times=3) == 0
     assert log.read_text().split() == ["begin", "end"] * 3
+    rows = capsys.readouterr().out.splitlines()
+    assert [row[:3] for row in rows if row.endswith("  ok")] == ["a 1", "a 2", "a 3"]
 
 
 def test_busy_loops_occupy_each_core_until_they_are_killed() -> None:
@@ -287,14 +304,14 @@ def test_every_need_of_a_layer_can_be_prepared() -> None:
 
 def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
     code = (
-        "import sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
-        "sh = lambda script: Command(('sh', '-c', script))\n"
+        "import os, sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
+        "sh = lambda script: Command(('sh', '-c', script), cores=0.5 * len(os.sched_getaffinity(0)))\n"
         f"layers = [Layer('a', (sh('touch {tmp_path}/a; sleep 1'), sh('touch {tmp_path}/b; sleep 1'),"
         f" sh('touch {tmp_path}/c')))]\n"
-        "sys.exit(run(layers, times=1, busy=False, report=None))\n"
+        "sys.exit(run(layers))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    eventually("both lanes run", lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+    eventually("two commands run", lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert not (tmp_path / "c").exists()
