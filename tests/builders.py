@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, Literal
 
 from ddpjob.api import names
+from ddpjob.api.pod_view import pod_view
 from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan
-from ddpjob.engine.trim import trim_pod
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = EngineSettings()
@@ -98,7 +98,7 @@ class World:
         report, pod = self.progress or (None, None)
         number, made = self.round or (0, "begun")
         return Observed(
-            owned_pods(self.job, map(trim_pod, self.pods.values())),  # as the cache holds them
+            owned_pods(self.job, map(pod_view, self.pods.values())),
             service=self.service,
             claim=self.claim,
             problems=self.problems,

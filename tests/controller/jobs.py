@@ -3,8 +3,7 @@
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
-from ddpjob.engine.observed import owner_uid
+from ddpjob.api.objects import Json, owner_uid
 from tests.builders import ended, running
 from tests.controlplane import ApiError, ControlPlane
 from tests.processes import eventually

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from ddpjob.api import names
 from ddpjob.cluster.base import Page
-from ddpjob.controller.cache import Cache, Key, Listing, is_labelled
-from ddpjob.engine.pod_view import pod_view
+from ddpjob.controller.cache import Cache, Entry, Key, Listing
 from tests.builders import ended, running
 
 JOB = "11111111-job"
 
 
 def apply_list(
-    cache: Cache, resource: names.Resource, page: Page, covers: Callable[[Any], bool] = lambda obj: True
+    cache: Cache, resource: names.Resource, page: Page, covers: Callable[[Entry], bool] = lambda entry: True
 ) -> int:
     """Apply a LIST of one page; return the number of changed objects."""
     listing = Listing(cache, resource, covers)
@@ -36,27 +35,20 @@ def a_pod(name: str, version: int, *, uid: str = "", job: str = JOB, **more: Any
 
 
 def names_of(cache: Cache) -> list[str]:
-    return sorted(pod["metadata"]["name"] for pod in cache.pods(JOB))
+    return sorted(pod.name for pod in cache.pods(JOB))
+
+
+def known(cache: Cache, name: str) -> tuple[str, int]:
+    """Return uid and version of the cached pod."""
+    (entry,) = [entry for entry in cache.entries(names.PODS) if entry.name == name]
+    return entry.uid, entry.version
 
 
 def test_newer_version_wins_in_any_order() -> None:
     cache = Cache()
     assert cache.put(names.PODS, a_pod("a", 20))
     assert not cache.put(names.PODS, a_pod("a", 9))
-    known = cache.get(names.PODS, "default", "a")
-    assert known is not None
-    assert known["metadata"]["resourceVersion"] == "20"
-
-
-def test_view_of_a_pod_is_computed_once_for_each_version() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("a", 1) | {"status": running()})
-    cache.put(names.PODS, a_pod("b", 2) | {"status": running()})
-    first = {pod["metadata"]["name"]: pod_view(pod) for pod in cache.pods(JOB)}
-    cache.put(names.PODS, a_pod("b", 3) | {"status": ended(1)})
-    second = {pod["metadata"]["name"]: pod_view(pod) for pod in cache.pods(JOB)}
-    assert second["a"] is first["a"]
-    assert (first["b"].state, second["b"].state) == ("running", "failed")
+    assert known(cache, "a") == ("uid-a", 20)
 
 
 def test_repeated_object_queues_no_job() -> None:
@@ -93,9 +85,7 @@ def test_new_object_of_a_name_replaces_the_old_one() -> None:
     cache.put(names.PODS, a_pod("a", 5, uid="first"))
     cache.put(names.PODS, a_pod("a", 9, uid="second"))
     assert not cache.put(names.PODS, a_pod("a", 30, uid="first"))
-    known = cache.get(names.PODS, "default", "a")
-    assert known is not None
-    assert known["metadata"]["uid"] == "second"
+    assert known(cache, "a") == ("second", 9)
 
 
 def test_pod_with_a_changed_job_label_belongs_only_to_the_new_job() -> None:
@@ -127,9 +117,9 @@ def test_list_keeps_objects_created_after_it() -> None:
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))
-    apply_list(cache, names.CLAIMS, Page((), "10"), lambda obj: is_labelled(names.CLAIMS, obj))
+    apply_list(cache, names.CLAIMS, Page((), "10"), lambda entry: entry.is_labelled)
     assert cache.get(names.CLAIMS, "default", "claim")
-    assert len(cache.unlabelled(names.CLAIMS)) == 1
+    assert [entry.is_labelled for entry in cache.entries(names.CLAIMS)] == [False]
 
 
 def test_pages_of_a_list_remove_only_what_no_page_contained() -> None:
@@ -163,17 +153,10 @@ def test_list_that_fails_between_two_pages_removes_nothing() -> None:
     assert names_of(cache) == ["a", "b"]
 
 
-def test_pods_are_kept_without_what_the_engine_does_not_read() -> None:
-    cache = Cache()
-    cache.put(names.PODS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}], annotations={"a": "b"}))
-    assert cache.pods(JOB)[0]["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion", "labels"}
-
-
 def test_managed_fields_of_other_kinds_are_not_kept() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("a", 1, managedFields=[{"manager": "kubectl"}]))
     claim = cache.get(names.CLAIMS, "default", "a")
-    assert claim is not None
     assert "managedFields" not in claim["metadata"]
 
 
@@ -236,9 +219,7 @@ def test_any_order_and_repetition_of_events_gives_the_same_state(data: st.DataOb
             cache.put(names.PODS, a_pod("a", int(obj["metadata"]["resourceVersion"]), uid=obj["metadata"]["uid"]))
         else:
             cache.remove(names.PODS, "default", "a", obj["metadata"]["uid"])
-    known = cache.get(names.PODS, "default", "a")
-    assert known is not None
-    assert (known["metadata"]["uid"], known["metadata"]["resourceVersion"]) == ("life-2", str(version))
+    assert known(cache, "a") == ("life-2", version)
     assert names_of(cache) == ["a"]
 
 

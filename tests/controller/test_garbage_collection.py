@@ -69,11 +69,11 @@ async def test_kopf_drops_the_job_of_an_idle_worker(tmp_path: Path) -> None:
 
 async def _seconds_until_dropped(cluster: MemoryCluster, cache: Cache, attempt: int) -> float:
     """Create jobs, and return the time from their arrival in the cache until kopf has as many tasks as before."""
-    number, before, known = 50, len(asyncio.all_tasks()), len(cache.objects(names.DDPJOBS))
+    number, before, known = 50, len(asyncio.all_tasks()), len(cache.entries(names.DDPJOBS))
     for n in range(number):
         job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": f"job-{attempt}-{n}"}}
         cluster.server.create(names.DDPJOBS, "default", job | {"spec": {"image": "trainer:1"}})
-    await eventually_async("the jobs are cached", lambda: len(cache.objects(names.DDPJOBS)) == known + number)
+    await eventually_async("the jobs are cached", lambda: len(cache.entries(names.DDPJOBS)) == known + number)
     clock = asyncio.get_running_loop().time
     started = clock()
     await eventually_async("kopf's workers have ended", lambda: len(asyncio.all_tasks()) <= before + number // 10)

@@ -89,9 +89,8 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def phases(cache: Cache) -> dict[str, str]:
-    job = {"metadata": {"uid": UID}}
-    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in owned_pods(job, cache.pods(UID))}
+def states(cache: Cache) -> dict[str, str]:
+    return {pod.name: pod.state for pod in owned_pods({"metadata": {"uid": UID}}, cache.pods(UID))}
 
 
 async def test_watch_goes_on_from_the_last_event_or_bookmark_after_each_end() -> None:
@@ -102,7 +101,7 @@ async def test_watch_goes_on_from_the_last_event_or_bookmark_after_each_end() ->
             case 1:
                 await response.write(event("BOOKMARK", {"metadata": {"resourceVersion": "40"}}))
             case 2:
-                await response.write(event("MODIFIED", pod("a", 50, "Running")) + event("DELETED", pod("b", 51)))
+                await response.write(event("MODIFIED", pod("a", 50, "Succeeded")) + event("DELETED", pod("b", 51)))
             case _:
                 await asyncio.sleep(60)
 
@@ -111,7 +110,7 @@ async def test_watch_goes_on_from_the_last_event_or_bookmark_after_each_end() ->
         await until(lambda: len(server.since) == 4)
         assert server.since == ["1", "7", "40", "51"]
         assert server.selectors == [names.SELECTORS[names.PODS]] * 5, "one LIST, four watches"
-        assert phases(cache) == {"a": "Running"}
+        assert states(cache) == {"a": "succeeded"}
 
 
 async def test_events_are_read_however_the_network_divides_them() -> None:
@@ -123,7 +122,7 @@ async def test_events_are_read_however_the_network_divides_them() -> None:
         await asyncio.sleep(60)
 
     async with watching(Server(stream)) as cache:
-        await until(lambda: set(phases(cache)) == {"a", "b", "c"})
+        await until(lambda: set(states(cache)) == {"a", "b", "c"})
 
 
 async def test_silent_watch_is_opened_again() -> None:
@@ -134,7 +133,7 @@ async def test_silent_watch_is_opened_again() -> None:
 
     server = Server(stream)
     async with watching(server, silent_seconds=0.3) as cache:
-        await until(lambda: set(phases(cache)) == {"a"})
+        await until(lambda: set(states(cache)) == {"a"})
         assert server.since[:2] == ["1", "1"]
 
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from ddpjob.api.pod_view import pod_view
 from ddpjob.engine.observed import owned_pods
 from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle, running
@@ -275,7 +276,7 @@ def test_pod_of_a_deleted_job_of_the_same_name_is_ignored() -> None:
     world.settle()
     other = json.loads(json.dumps(world.pod(0)))
     other["metadata"]["ownerReferences"][0]["uid"] = "another"
-    assert owned_pods(world.job, [other]) == []
+    assert owned_pods(world.job, [pod_view(other)]) == []
 
 
 def test_root_cause_is_the_pod_with_a_failure_of_its_own() -> None:

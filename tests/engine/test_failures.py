@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from ddpjob.api.pod_view import pod_view
 from ddpjob.api.status import Failure
 from ddpjob.api.times import timestamp as iso
 from ddpjob.engine.evidence import evidence_of, evidence_of_missing, evidence_of_waiting
 from ddpjob.engine.failures import TABLE, judge
-from ddpjob.engine.pod_view import pod_view
 from tests.builders import NOW, World, a_job, a_running_world, ended, failed
 
 Json = dict[str, Any]

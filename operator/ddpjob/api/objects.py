@@ -22,6 +22,12 @@ def is_true(status: Mapping[str, Any] | None, kind: str) -> bool:
     return condition(status, kind).get("status") == "True"
 
 
+def owner_uid(obj: Mapping[str, Any]) -> str | None:
+    """Return the uid of an object's controlling owner, or None."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return next((str(owner.get("uid")) for owner in owners if owner.get("controller")), None)
+
+
 def depth_exceeds(value: object, limit: int) -> bool:
     """Return whether a JSON value has more than ``limit`` levels of objects and lists; it does not recurse."""
     level = [value]

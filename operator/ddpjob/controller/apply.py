@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.cluster.base import (
     AlreadyExists,
     Cluster,
@@ -26,7 +26,6 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING, Create, Delete, Note, Plan, Problem
 from ddpjob.engine.claims import adoption, claim_conflict
-from ddpjob.engine.observed import owner_uid
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,23 +1,23 @@
 """The cached jobs, pods, services and claims.
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
-wins, and a deleted object stays deleted if an older response arrives later. Pods are trimmed to what the engine reads.
+wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_pod_update``
-instead, because a thousand pods take such steps within seconds and no decision waits for them; a change that trimming
-removes calls nothing.
+instead, because a thousand pods take such steps within seconds and no decision waits for them; a change that the view
+does not show calls nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from sys import intern
 from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.cluster.base import Page
-from ddpjob.engine.pod_view import CachedPod
-from ddpjob.engine.trim import trim_pod
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 
@@ -37,6 +37,23 @@ Place = tuple[str, str]
 """Namespace and name of any object."""
 
 
+class Entry(NamedTuple):
+    """What is cached of an object.
+
+    job: the key of its job, by its label, or by its owner if a user removed the label.
+    is_labelled: the operator's own label selector of this kind finds it.
+    value: of a pod its view, of any other object its JSON.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    job: Key | None
+    is_labelled: bool
+    value: Any
+
+
 class Cache:
     """The cached objects of four kinds. Used from the event loop only, except ``count_states``."""
 
@@ -47,32 +64,34 @@ class Cache:
     ) -> None:
         self._on_change = on_change
         self._on_pod_update = on_pod_update or on_change
-        self._objects: dict[Resource, dict[Place, Json]] = {
+        self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
-        self._pods_of: dict[str, dict[Place, Json]] = defaultdict(dict)
+        self._pods_of: dict[str, dict[Place, PodView]] = defaultdict(dict)
         self._tombstones: OrderedDict[str, None] = OrderedDict()
 
     def job(self, key: Key) -> Json | None:
         """Return the cached job, or None."""
-        return self._objects[names.DDPJOBS].get(key)
+        job: Json | None = self.get(names.DDPJOBS, *key)
+        return job
 
-    def pods(self, uid: str) -> list[Json]:
+    def pods(self, uid: str) -> list[PodView]:
         """Return the pods that have the label of the job with this uid."""
         return list(self._pods_of.get(uid, {}).values())
 
-    def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """Return a cached object, or None."""
-        return self._objects[resource].get((namespace, name))
+    def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        """Return what is cached of an object: JSON, or the view of a pod; or None."""
+        entry = self._objects[resource].get((namespace, name))
+        return entry.value if entry is not None else None
 
-    def unlabelled(self, resource: Resource) -> list[Json]:
-        """Return adopted objects without the operator's label; the operator's LISTs do not return them."""
-        return [obj for obj in self.objects(resource) if not is_labelled(resource, obj)]
+    def entries(self, resource: Resource) -> list[Entry]:
+        """Return what is cached of all objects of a kind."""
+        return list(self._objects[resource].values())
 
     def count_states(self) -> Mapping[str, float]:
         """Return the number of jobs by ``status.state``, for the metrics."""
-        jobs = self.objects(names.DDPJOBS)  # a copy: another thread reads the metrics
-        return Counter(str((job.get("status") or {}).get("state") or "New") for job in jobs)
+        jobs = self.entries(names.DDPJOBS)  # a copy: another thread reads the metrics
+        return Counter(str((job.value.get("status") or {}).get("state") or "New") for job in jobs)
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
         """Apply a watch event with ``type`` and ``object``, as the API server sends it."""
@@ -89,66 +108,59 @@ class Cache:
         wake: False does not queue the job of an object that is not a pod.
         same_version: replace an object of the same version, too.
         """
-        uid, place = obj["metadata"]["uid"], _place(obj)
+        meta = obj["metadata"]
+        uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
-        oldest = _version(known) + (not same_version) if known is not None else 0
-        if uid in self._tombstones or _version(obj) < oldest:
+        oldest = known.version + (not same_version) if known is not None else 0
+        if uid in self._tombstones or version_number(meta.get("resourceVersion", "")) < oldest:
             return False
-        if known is not None and known["metadata"]["uid"] != uid:
+        if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
+        entry = self._objects[resource][place] = _entry(resource, obj)
         if resource is names.PODS:
-            self._put_pod(place, obj, known)
-        else:
-            obj["metadata"].pop("managedFields", None)  # half of an object's size, and never used
-            self._objects[resource][place] = obj
-            if wake:
-                self._wake(resource, obj)
+            self._put_pod(place, entry, known)
+        elif wake:
+            self._wake(entry)
         return True
 
-    def _put_pod(self, place: Place, obj: Json, known: Json | None) -> None:
-        siblings = self._pods_of[_job_uid(obj)]
-        pod = CachedPod(trim_pod(obj, like=known or next(iter(siblings.values()), None)))
-        if known is not None and _job_uid(known) != _job_uid(pod):
-            self._leave_job(place, known)
-        self._objects[names.PODS][place] = siblings[place] = pod
-        if known is None or _state_of(pod) != _state_of(known):
-            self._wake(names.PODS, pod)
-        elif _without_version(pod) != _without_version(known) and (key := key_of(names.PODS, pod)):
-            self._on_pod_update(key)
+    def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
+        pod = entry.value
+        if known is not None and known.value.job_uid != pod.job_uid:
+            self._leave_job(place, known.value)
+        self._pods_of[pod.job_uid][place] = pod
+        if known is None or _end(pod) != _end(known.value):
+            self._wake(entry)
+        elif pod != known.value and entry.job is not None:
+            self._on_pod_update(entry.job)
 
-    def _leave_job(self, place: Place, pod: Json) -> None:
+    def _leave_job(self, place: Place, pod: PodView) -> None:
         """Remove a pod from those of its job."""
-        uid = _job_uid(pod)
-        siblings = self._pods_of.get(uid, {})
+        siblings = self._pods_of.get(pod.job_uid, {})
         siblings.pop(place, None)
         if not siblings:
-            self._pods_of.pop(uid, None)
+            self._pods_of.pop(pod.job_uid, None)
 
     def remove(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:
         """Remove the object with this uid; return whether it was cached."""
         self._add_tombstone(uid)
         known = self._objects[resource].get((namespace, name))
-        if known is None or known["metadata"]["uid"] != uid:
+        if known is None or known.uid != uid:
             return False
         self._drop(resource, known)
-        self._wake(resource, known)
+        self._wake(known)
         return True
 
-    def objects(self, resource: Resource) -> list[Json]:
-        """Return all cached objects of a kind."""
-        return list(self._objects[resource].values())
+    def _wake(self, entry: Entry) -> None:
+        if entry.job is not None:
+            self._on_change(entry.job)
 
-    def _wake(self, resource: Resource, obj: Json) -> None:
-        if key := key_of(resource, obj):
-            self._on_change(key)
-
-    def _drop(self, resource: Resource, obj: Json) -> None:
-        place, uid = _place(obj), obj["metadata"]["uid"]
+    def _drop(self, resource: Resource, entry: Entry) -> None:
+        place = (entry.namespace, entry.name)
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
-            self._leave_job(place, obj)
-        self._add_tombstone(uid)
+            self._leave_job(place, entry.value)
+        self._add_tombstone(entry.uid)
 
     def _add_tombstone(self, uid: str) -> None:
         self._tombstones[uid] = None
@@ -163,7 +175,7 @@ class Listing:
     are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
     """
 
-    def __init__(self, cache: Cache, resource: Resource, covers: Callable[[Json], bool]) -> None:
+    def __init__(self, cache: Cache, resource: Resource, covers: Callable[[Entry], bool]) -> None:
         self._cache = cache
         self._resource = resource
         self._covers = covers
@@ -175,29 +187,35 @@ class Listing:
         """Store the objects of a page."""
         if page.is_first:
             self._present.clear()
-            self._limit = _number(page.resource_version)
+            self._limit = version_number(page.resource_version)
         for obj in page.items:
             self._changes += self._cache.put(self._resource, obj)
             self._present.add(obj["metadata"]["uid"])
 
     def finish(self) -> int:
         """Remove what no page contained; return the number of changed objects."""
-        for obj in self._cache.objects(self._resource):
-            meta = obj["metadata"]
-            if meta["uid"] in self._present or not self._covers(obj) or _version(obj) > self._limit:
+        for entry in self._cache.entries(self._resource):
+            if entry.uid in self._present or not self._covers(entry) or entry.version > self._limit:
                 continue
-            removed = self._cache.remove(self._resource, meta["namespace"], meta["name"], meta["uid"])
-            self._changes += removed
+            self._changes += self._cache.remove(self._resource, entry.namespace, entry.name, entry.uid)
         return self._changes
 
 
-def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key | None:
-    """Return the key of an object's job: from its label, or from its owner if a user removed the label."""
+def _entry(resource: Resource, obj: Json) -> Entry:
     meta = obj["metadata"]
-    if resource is names.DDPJOBS:
-        return Key(meta["namespace"], meta["name"])
-    name = (meta.get("labels") or {}).get(names.LABEL_JOB_NAME) or _owner_of(meta)
-    return Key(meta["namespace"], name) if name else None
+    namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
+    job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owner_of(meta)
+    if resource is not names.PODS:
+        meta.pop("managedFields", None)  # half of an object's size, and never used
+    return Entry(
+        namespace,
+        name,
+        meta["uid"],
+        version_number(meta.get("resourceVersion", "")),
+        Key(namespace, intern(job)) if job else None,
+        names.SELECTORS.get(resource) in labels,
+        pod_view(obj) if resource is names.PODS else obj,
+    )
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:
@@ -205,40 +223,14 @@ def _owner_of(meta: Mapping[str, Any]) -> str | None:
     return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
 
 
-def is_labelled(resource: Resource, obj: Mapping[str, Any]) -> bool:
-    """Whether the operator's own label selector of this kind finds the object."""
-    return names.SELECTORS[resource] in (obj["metadata"].get("labels") or {})
+def _end(pod: PodView) -> tuple[Any, ...]:
+    """Return the part of a pod whose changes decisions wait for: its deletion, and how it ended."""
+    return pod.job_uid, pod.deleting, pod.state if pod.ended else "", pod.stopped, pod.exit_code, pod.finished_at
 
 
-def _place(obj: Json) -> Place:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+def version_number(version: str) -> int:
+    """Return a resourceVersion as a number, 0 if it is none.
 
-
-def _job_uid(pod: Json) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID, ""))
-
-
-def _state_of(pod: Json) -> tuple[Any, ...]:
-    """Return the part of a trimmed pod whose changes decisions wait for: its deletion, and what in it has ended."""
-    status = pod["status"]
-    ended = [c["state"].get("terminated") for c in status.get("containerStatuses") or ()]
-    phase = status.get("phase")
-    return (
-        _job_uid(pod),
-        pod["metadata"].get("deletionTimestamp"),
-        phase if phase in ("Succeeded", "Failed") else "",
-        [state for state in ended if state],
-    )
-
-
-def _without_version(pod: Json) -> Json:
-    return pod | {"metadata": pod["metadata"] | {"resourceVersion": ""}}
-
-
-def _version(obj: Json) -> int:
-    return _number(obj["metadata"].get("resourceVersion", ""))
-
-
-def _number(version: str) -> int:
-    """resourceVersions of one kind compare as numbers (documented since Kubernetes 1.35, true long before)."""
+    Versions of one kind compare as numbers (documented since Kubernetes 1.35, true long before).
+    """
     return int(version) if version.isdecimal() else 0

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import PodView
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
@@ -168,7 +169,7 @@ class Reconciler:
             if known := self.cache.job(key):
                 self.cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
 
-    def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[Json] | None = None) -> Plan:
+    def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None = None) -> Plan:
         meta = job["metadata"]
         attempt = int((job.get("status") or {}).get("attempt") or 0)
         logs.set_attempt(attempt)
@@ -189,13 +190,11 @@ class Reconciler:
         )
         return make_plan(job, observed, self.now(), self.settings)
 
-    async def _live_pods(self, job: Json) -> Sequence[Json]:
+    async def _live_pods(self, job: Json) -> Sequence[PodView]:
         """Return the job's pods from a LIST, which also updates the cache."""
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
-        listing = Listing(
-            self.cache, names.PODS, lambda pod: (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid
-        )
+        listing = Listing(self.cache, names.PODS, lambda entry: entry.value.job_uid == uid)
         async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
             listing.take(page)
         listing.finish()

@@ -14,7 +14,7 @@ from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
-from ddpjob.controller.cache import Cache, Listing, is_labelled
+from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -100,12 +100,13 @@ class Sweeper:
 
     async def _verify_unlabelled(self, resource: Resource) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""
-        for obj in self.cache.unlabelled(resource):
-            meta = obj["metadata"]
+        for entry in self.cache.entries(resource):
+            if entry.is_labelled:
+                continue
             try:
-                self.cache.put(resource, await self.cluster.get(resource, meta["namespace"], meta["name"]))
+                self.cache.put(resource, await self.cluster.get(resource, entry.namespace, entry.name))
             except NotFound:
-                self.cache.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+                self.cache.remove(resource, entry.namespace, entry.name, entry.uid)
 
 
 async def list_into(
@@ -118,10 +119,7 @@ async def list_into(
     listing = Listing(
         cache,
         resource,
-        lambda obj: (
-            (scope is None or obj["metadata"]["namespace"] == scope)
-            and (selector is None or is_labelled(resource, obj))
-        ),
+        lambda entry: (scope is None or entry.namespace == scope) and (selector is None or entry.is_labelled),
     )
     version = ""
     async for page in cluster.pages(resource, scope, selector):

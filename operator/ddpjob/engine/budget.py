@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.backoff import doubling
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
 from ddpjob.api.status import DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
-from ddpjob.engine.pod_view import PodView
 from ddpjob.engine.state import JobState
 
 

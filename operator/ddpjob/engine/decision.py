@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api import names
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure
 from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
@@ -41,7 +42,6 @@ from ddpjob.engine.failures import (
     failure_text,
     judge,
 )
-from ddpjob.engine.pod_view import PodView
 from ddpjob.engine.rules import overrule
 from ddpjob.engine.state import JobState
 

@@ -115,13 +115,19 @@ def _digest(parts: Mapping[tuple[str, ...], Any]) -> str:
 
 
 def _without_parts(parts: Mapping[tuple[str, ...], Any], left_out: Iterable[tuple[str, ...]]) -> dict[Any, Any]:
-    """Return copies of the parts without those at ``left_out``, and without objects that are empty then."""
-    copied = copy.deepcopy(dict(parts))
-    for root, *path, field_ in left_out:
-        part = _at(copied.get((root,)), path)
-        if isinstance(part, dict):
-            part.pop(field_, None)
-    return {path: _without_empty(part) for path, part in copied.items()}
+    """Return the parts without the fields at ``left_out``, and without objects that are empty then."""
+    fixed = dict(parts)
+    for root, *path in left_out:
+        fixed[(root,)] = _without(fixed[(root,)], path)
+    return {path: _without_empty(part) for path, part in fixed.items()}
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    """Return a JSON value without the field at ``path``."""
+    key, *rest = path
+    if not isinstance(value, dict) or key not in value:
+        return value
+    return value | {key: _without(value[key], rest)} if rest else {k: v for k, v in value.items() if k != key}
 
 
 def _without_empty(part: Any) -> Any:

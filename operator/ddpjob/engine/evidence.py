@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, SUPERSEDED
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import EndReport
 from ddpjob.api.times import parse_time, seconds_between
-from ddpjob.engine.pod_view import PodView
 
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""

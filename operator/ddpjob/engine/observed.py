@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.engine.actions import Problem
 
@@ -15,7 +16,7 @@ ProgressProblem = Literal["unreachable", "unusable"]
 class Observed:
     """The objects of one job and its last progress report.
 
-    pods: the pods that the job owns (``owned_pods``), as dicts of the API server.
+    pods: the pods that the job owns (``owned_pods``).
     service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
@@ -27,7 +28,7 @@ class Observed:
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
-    pods: Sequence[Json] = ()
+    pods: Sequence[PodView] = ()
     service: Json | None = None
     claim: Json | None = None
     problems: Sequence[Problem] = ()
@@ -39,18 +40,10 @@ class Observed:
     live: bool = False
 
 
-def owned_pods(job: Mapping[str, Any], pods: Iterable[Json]) -> list[Json]:
+def owned_pods(job: Mapping[str, Any], pods: Iterable[PodView]) -> list[PodView]:
     """Return the pods that have this job as controller, sorted by name.
 
     Pods of a deleted job of the same name, or with the job's labels only, are left out.
     """
     uid = job["metadata"]["uid"]
-    return sorted((pod for pod in pods if owner_uid(pod) == uid), key=lambda pod: str(pod["metadata"]["name"]))
-
-
-def owner_uid(obj: Mapping[str, Any]) -> str | None:
-    """Return the uid of an object's controlling owner, or None."""
-    for reference in obj.get("metadata", {}).get("ownerReferences") or ():
-        if reference.get("controller"):
-            return str(reference.get("uid"))
-    return None
+    return sorted((pod for pod in pods if pod.owner_uid == uid), key=lambda pod: pod.name)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import explain
 from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.times import seconds_between, seconds_since
@@ -98,7 +99,11 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
         must_not_run = pod.holds_resources and (nothing_runs or pod.attempt != number)
         is_dropped = pod.attempt not in kept or (retention == "None" and finishes)
         if must_not_run or (pod.stopped and is_dropped and retention != "All"):
-            yield pod.deletion()
+            yield _deletion(pod)
+
+
+def _deletion(pod: PodView) -> Delete:
+    return Delete(names.PODS, pod.name, pod.uid)
 
 
 def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
@@ -140,7 +145,7 @@ def _is_cautious(s: JobState, decision: Decision) -> bool:
 def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
-    stops = tuple(pod.deletion() for pod in s.pods if pod.holds_resources or not (keeps or pod.deleting))
+    stops = tuple(_deletion(pod) for pod in s.pods if pod.holds_resources or not (keeps or pod.deleting))
     status = _changed(s.before, s.before.changed(observed_generation=s.job.generation))
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time

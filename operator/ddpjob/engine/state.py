@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cached_property
 
 from ddpjob.api import names
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_between
@@ -14,7 +15,6 @@ from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_running
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Observed
-from ddpjob.engine.pod_view import PodView, pod_view
 from ddpjob.engine.progress import UNKNOWN_SECONDS
 
 CONTAINER_CREATING = "ContainerCreating"
@@ -32,9 +32,9 @@ class JobState:
     now: datetime
     settings: EngineSettings
 
-    @cached_property
-    def pods(self) -> tuple[PodView, ...]:
-        return tuple(pod_view(pod) for pod in self.observed.pods)
+    @property
+    def pods(self) -> Sequence[PodView]:
+        return self.observed.pods
 
     @cached_property
     def attempt(self) -> CurrentAttempt:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import get_args
 
 from ddpjob.api.limits import MAX_MESSAGE
+from ddpjob.api.pod_view import PodState
 from ddpjob.api.status import (
     CREATING,
     ENDING,
@@ -28,7 +29,6 @@ from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
-from ddpjob.engine.pod_view import PodState
 from ddpjob.engine.progress import checkpoint_status, progress_status
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, is_true
+from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import timestamp
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.controller.cache import Key
@@ -172,7 +173,7 @@ class Session:
         poller, key = self._poller, self._key
         answer = poller.answer(key) if poller else None
         return Observed(
-            owned_pods(self.job, self.pods),
+            owned_pods(self.job, map(pod_view, self.pods)),
             service=self._others.get(names.SERVICES),
             claim=self._others.get(names.CLAIMS),
             round="complete",  # all pods of an attempt are created at once
