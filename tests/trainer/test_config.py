@@ -15,7 +15,7 @@ from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_ti
 from ddptrain.errors import ConfigMismatch, DataMismatch, Mismatch, UsageError
 from ddptrain.fault_injection import Fault
 from ddptrain.resources import threads_per_rank
-from ddptrain.training.compatibility import check_compatible, check_same_as_rank_zero
+from ddptrain.training.checkpointer import check_compatible, check_same_as_rank_zero
 
 
 def test_flags_override_the_environment_and_the_environment_overrides_defaults() -> None:

@@ -317,10 +317,10 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ddptrain.report_page.report import report
+    from ddptrain.report_page.page import report
 
     config, directory = resolve_flags(arguments), Path(arguments.directory)
-    return report(config, directory, out=arguments.out, svg=arguments.svg, as_json=arguments.json)
+    return report(config, directory, out=arguments.out, svg=arguments.svg, print_json=arguments.json)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,15 @@ from ddptrain.checkpoint_files import all_manifests, read_newest, reading, set_a
 from ddptrain.config_sources import given_settings
 from ddptrain.errors import DataError, DataMissing, UsageError, volume_errors
 from ddptrain.files import Json, dumps_json
-from ddptrain.flags import add_checkpoint_choice, add_settings, add_verb, resolve_flags, setting_flags, whole_number
+from ddptrain.flags import (
+    add_checkpoint_choice,
+    add_group,
+    add_settings,
+    add_verb,
+    resolve_flags,
+    setting_flags,
+    whole_number,
+)
 from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -26,57 +34,43 @@ _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
 def add_file_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
     """Declare the verbs of this module."""
-    config = add_verb(verbs, "config", "show the settings of a run", None, example="config print --origin")
-    config_verbs = config.add_subparsers(metavar="VERB", required=True)
+    config = add_group(verbs, "config", "show the settings of a run", example="config print --origin")
     print_config = add_verb(
-        config_verbs, "print", "print every setting after file, environment and flags", _print_config,
+        config, "print", "print every setting after file, environment and flags", _print_config,
         example="config print --origin --epochs 3",
     )  # fmt: skip
     print_config.add_argument("--origin", action="store_true", help="also print where each value came from")
     add_settings(print_config)
-    _add_ckpt(verbs)
+    ckpt = add_group(verbs, "ckpt", "list, verify or roll back checkpoints", example=f"ckpt ls {_CHECKPOINTS}")
+    for name, text, check in (
+        ("ls", "list the checkpoints, newest first", False),
+        ("verify", "read every checkpoint and compare its digest; exit code 66 if one is damaged", True),
+    ):
+        handler = functools.partial(_list, check=check)
+        verb = add_verb(ckpt, name, text, handler, example=f"ckpt {name} {_CHECKPOINTS}")
+        verb.add_argument("--json", action="store_true", help="print one JSON array")
+        add_settings(verb, ["checkpoint_dir"])
+    back = add_verb(
+        ckpt, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one", _rollback,
+        example=f"ckpt rollback --step 50 {_CHECKPOINTS}",
+    )  # fmt: skip
+    add_checkpoint_choice(back)
+    add_settings(back, ["checkpoint_dir"])
     why = add_verb(
         verbs, "why", "print which rank caused the last failure, from the reports of all nodes", _why,
         example="why /tmp/ddptrain-checkpoints",
     )  # fmt: skip
     why.add_argument("directory", metavar="DIR", help="checkpoint or log directory of the run")
     why.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_data(verbs)
-
-
-def _add_ckpt(verbs: argparse._SubParsersAction[Any]) -> None:
-    ckpt = add_verb(verbs, "ckpt", "list, verify or roll back checkpoints", None, example=f"ckpt ls {_CHECKPOINTS}")
-    ckpt_verbs = ckpt.add_subparsers(metavar="VERB", required=True)
-    for name, text, check in (
-        ("ls", "list the checkpoints, newest first", False),
-        ("verify", "read every checkpoint and compare its digest; exit code 66 if one is damaged", True),
-    ):
-        handler = functools.partial(_list, check=check)
-        verb = add_verb(ckpt_verbs, name, text, handler, example=f"ckpt {name} {_CHECKPOINTS}")
-        verb.add_argument("--json", action="store_true", help="print one JSON array")
-        add_settings(verb, ["checkpoint_dir"])
-    back = add_verb(
-        ckpt_verbs, "rollback", "set newer checkpoints aside, so that the next start resumes from an older one",
-        _rollback, example=f"ckpt rollback --step 50 {_CHECKPOINTS}",
-    )  # fmt: skip
-    add_checkpoint_choice(back)
-    add_settings(back, ["checkpoint_dir"])
-
-
-def _add_data(verbs: argparse._SubParsersAction[Any]) -> None:
-    data = add_verb(verbs, "data", "fetch or verify the MNIST files", None, example="data verify --data-dir ./data")
-    data_verbs = data.add_subparsers(metavar="VERB", required=True)
+    data = add_group(verbs, "data", "fetch or verify the MNIST files", example="data verify --data-dir ./data")
     default = os.environ.get("DDPJOB_DATA_DIR")
-    for name, text, handler in (
-        ("fetch", "download missing files", _fetch),
-        ("verify", "check the files", lambda arguments: verify_data(Path(arguments.data_dir))),
-    ):
-        verb = add_verb(data_verbs, name, text, handler, example=f"data {name} --data-dir ./data")
+    for name, text, fetch in (("fetch", "download missing files", True), ("verify", "check the files", False)):
+        verb = add_verb(data, name, text, _fetch if fetch else _verify_data, example=f"data {name} --data-dir ./data")
         verb.add_argument(
             "--data-dir", default=default, required=not default, metavar="DIR",
             help="directory of the four files [DDPJOB_DATA_DIR]",
         )  # fmt: skip
-        if name == "fetch":
+        if fetch:
             verb.add_argument("--url", action="append", metavar="URL", help="base URL of a mirror; may be repeated")
             verb.add_argument("--tries", type=whole_number(1, 10), metavar="N", help="tries per mirror (default: 3)")
 
@@ -103,14 +97,14 @@ def _fetch(arguments: argparse.Namespace) -> int:
     mirrors, tries = arguments.url or download.MIRRORS, arguments.tries or download.TRIES
     with stop.interruptible("data"):
         download.fetch(arguments.data_dir, mirrors=mirrors, tries=tries)
-    return verify_data(Path(arguments.data_dir))
+    return _verify_data(arguments)
 
 
-def verify_data(data_dir: Path) -> int:
+def _verify_data(arguments: argparse.Namespace) -> int:
     """Print one line per MNIST file. Return 0, or 66 if any is absent or has other content."""
     from ddptrain.data.mnist import MNIST_FILES, find, read_content  # NumPy would delay every --help
 
-    verdicts = []
+    data_dir, whole = Path(arguments.data_dir), True
     print(f"{'file':<26}{'bytes':>12}  {'sha256 of content':<18}verdict")
     for file in MNIST_FILES:
         try:
@@ -119,9 +113,9 @@ def verify_data(data_dir: Path) -> int:
             size, verdict = f"{len(content):,}", "ok" if digest == file.sha256 else "not MNIST's content"
         except DataError as error:
             size, digest, verdict = "-", "-", "absent" if find(data_dir, file) is None else str(error)
-        verdicts.append(verdict)
+        whole &= verdict == "ok"
         print(f"{file.name:<26}{size:>12}  {digest[:16]:<18}{verdict}")
-    if set(verdicts) == {"ok"}:
+    if whole:
         return 0
     print(f"next:  ddptrain data fetch --data-dir {data_dir}")
     return exit_codes.DATA
@@ -129,7 +123,18 @@ def verify_data(data_dir: Path) -> int:
 
 def _list(arguments: argparse.Namespace, *, check: bool) -> int:
     rows = listing(resolve_flags(arguments).checkpoint_root(), check=check)
-    print_checkpoints(rows, as_json=arguments.json)
+    if arguments.json:
+        print(dumps_json(rows))
+    else:
+        print(f"{'run':>4} {'step':>9} {'accuracy':>9} {'size':>10} {'saved':<19}  {'':<8} verdict")
+    for row in [] if arguments.json else rows:
+        accuracy = f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "-"
+        size = f"{row['bytes'] / 1e6:.2f} MB" if row["bytes"] else "-"
+        saved = "-"
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged manifest can hold any number
+            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "-"
+        end = "finished" if row["complete"] else ""
+        print(f"{row['run']:>4} {row['step']:>9} {accuracy:>9} {size:>10} {saved:<19}  {end:<8} {row['verdict']}")
     return exit_codes.DATA if check and any(row["verdict"] != "ok" for row in rows) else 0
 
 
@@ -148,7 +153,15 @@ def listing(root: Path, *, check: bool) -> list[Json]:
                 verdict = (verify(path)[0] or "ok") if check else "not verified"
             except FileNotFoundError:
                 continue  # deleted by a training that is running
-            rows.append({"run": run, "step": step, **_manifest_values(path), "verdict": verdict})
+            manifest: Any = None
+            with contextlib.suppress(OSError, ValueError):
+                manifest = json.loads(path.read_bytes())
+            values = manifest if isinstance(manifest, dict) else {}
+            evaluation = values.get("evaluation")
+            values["accuracy"] = evaluation.get("accuracy") if isinstance(evaluation, dict) else None
+            shown = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
+            numbers = {name: value if isinstance(value, int | float) else None for name, value in shown.items()}
+            rows.append({"run": run, "step": step, **numbers, "verdict": verdict})
     if not rows:
         raise DataMissing(
             f"no checkpoint in {root}",
@@ -156,34 +169,6 @@ def listing(root: Path, *, check: bool) -> list[Json]:
             next_step="give the --checkpoint-dir of a training",
         )
     return rows
-
-
-def _manifest_values(manifest_path: Path) -> Json:
-    """Return the numbers of a manifest that have a column; None for each that is missing or no number."""
-    manifest: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        manifest = json.loads(manifest_path.read_bytes())
-    values = manifest if isinstance(manifest, dict) else {}
-    evaluation = values.get("evaluation")
-    values["accuracy"] = evaluation.get("accuracy") if isinstance(evaluation, dict) else None
-    numbers = {name: values.get(name) for name in ("bytes", "time", "accuracy", "complete", "worldSize")}
-    return {name: value if isinstance(value, int | float) else None for name, value in numbers.items()}
-
-
-def print_checkpoints(rows: list[Json], *, as_json: bool) -> None:
-    """Print the listing as a table or as a JSON array."""
-    if as_json:
-        print(dumps_json(rows))
-        return
-    print(f"{'run':>4} {'step':>9} {'accuracy':>9} {'size':>10} {'saved':<19}  {'':<8} verdict")
-    for row in rows:
-        accuracy = f"{row['accuracy']:.4f}" if row["accuracy"] is not None else "-"
-        size = f"{row['bytes'] / 1e6:.2f} MB" if row["bytes"] else "-"
-        saved = "-"
-        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged manifest can hold any number
-            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"])) if row["time"] else "-"
-        end = "finished" if row["complete"] else ""
-        print(f"{row['run']:>4} {row['step']:>9} {accuracy:>9} {size:>10} {saved:<19}  {end:<8} {row['verdict']}")
 
 
 def _rollback(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -47,106 +48,77 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_of_weights = functools.partial(setting, identity=True)
+_seconds = functools.partial(setting, low=0, high=86_400)
+
+
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run. Those with ``identity`` affect the weights, the others only how they are computed."""
+    """All settings of a run. Those of the weights affect the result, the others only how it is computed."""
 
-    data: str = setting(
-        "mnist",
-        "dataset: mnist, digits (bundled with scikit-learn), idx (any IDX files)",
-        identity=True,
-        choices=("mnist", "digits", "idx"),
-    )
-    model: str = setting("strided", "network", identity=True, choices=("strided", "cnn", "mlp"))
-    epochs: int = setting(1, "passes over the training set", identity=True, low=1, high=100_000)
-    batch_size: int = setting(
-        0, "GLOBAL batch, shared by all ranks; 0 means 384, for digits 32", identity=True, low=0, high=1_000_000
-    )
-    optimizer: str = setting(
+    data: str = _of_weights("mnist", "dataset; idx reads any IDX files", choices=("mnist", "digits", "idx"))
+    model: str = _of_weights("strided", "network", choices=("strided", "cnn", "mlp"))
+    epochs: int = _of_weights(1, "passes over the training set", low=1, high=100_000)
+    batch_size: int = _of_weights(0, "GLOBAL batch of all ranks; 0 = 384, for digits 32", low=0, high=1_000_000)
+    optimizer: str = _of_weights(
         "muon",
-        "muon for the weights of all layers but the last and adamw for the rest, adamw, or sgd with momentum",
-        identity=True,
+        "muon updates the weights of all layers but the last, and adamw the rest; sgd has momentum",
         choices=("muon", "adamw", "sgd"),
     )
-    learning_rate: float = setting(
-        0.006, "peak learning rate of the one-cycle schedule; for Muon's weights ten times this", name="lr",
-        identity=True, low=0, high=1_000,
-    )  # fmt: skip
-    weight_decay: float = setting(0.01, "decoupled weight decay (muon, adamw), L2 (sgd)", identity=True, low=0, high=10)
-    shift: int = setting(1, "random shift of each step's batch by up to this many pixels", identity=True, low=0, high=8)
-    label_smoothing: float = setting(
-        0.05, "share of each label that is spread over all classes, in training", identity=True, before=0.0, low=0,
-        high=0.9,
-    )  # fmt: skip
-    seed: int = setting(0, "seed of weights, order and augmentation", identity=True, low=0, high=2**62)
-    dtype: str = setting("float32", "type of weights and arithmetic", identity=True, choices=("float32", "float64"))
-    bf16: str = setting(
-        "auto",
-        "bfloat16 autocast: auto = on a CPU that has instructions for it (AVX512_BF16 or AMX), and not on CUDA",
-        identity=True,
-        choices=("auto", "on", "off"),
+    learning_rate: float = _of_weights(
+        0.006, "peak of the one-cycle learning rate; ten times this for muon's weights", name="lr", low=0, high=1_000
+    )
+    weight_decay: float = _of_weights(0.01, "decoupled weight decay (muon, adamw), L2 (sgd)", low=0, high=10)
+    shift: int = _of_weights(1, "random shift of each step's batch by up to this many pixels", low=0, high=8)
+    label_smoothing: float = _of_weights(
+        0.05, "share of each label that is spread over all classes, in training", before=0.0, low=0, high=0.9
+    )
+    seed: int = _of_weights(0, "seed of weights, order and augmentation", low=0, high=2**62)
+    dtype: str = _of_weights("float32", "type of weights and arithmetic", choices=("float32", "float64"))
+    bf16: str = _of_weights(
+        "auto", "bfloat16 autocast; auto = on a CPU with AVX512_BF16 or AMX only", choices=("auto", "on", "off")
     )
     cuda_graph: bool = setting(False, "record a step and replay it (CUDA, one rank or --sync manual; untested)")
-    sync: str = setting(
+    sync: str = _of_weights(
         "bucketed",
         "gradient synchronization: bucketed = own overlapping buffers, ddp = DistributedDataParallel, manual = an "
         "all-reduce per parameter, bitwise = the same bits at any world size",
-        identity=True,
         choices=("bucketed", "ddp", "manual", "bitwise"),
     )
     init_from: str = setting("", "initial weights: a checkpoint, an exported state_dict, or a checkpoint directory")
-    tf32: bool = setting(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits", identity=True)
+    tf32: bool = _of_weights(False, "TF32 in float32 convolutions and products (CUDA): faster, 10 bits")
     deterministic: bool = setting(False, "deterministic algorithms only: slower, the same bits on the same GPU")
     zero: bool = setting(False, "ZeRO stage 1: shard the optimizer's state over the ranks; the weights stay the same")
-    accum: int = setting(
-        1, "split each rank's share into this many micro-batches, to save memory", identity=True, low=1, high=100_000
-    )
+    accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
     checkpoint_dir: str = setting(
-        "",
-        "directory of checkpoints, metrics and progress.json; without it nothing is saved",
-        env="DDPJOB_CHECKPOINT_DIR",
+        "", "directory of checkpoints and metrics; without it no checkpoint is saved", env="DDPJOB_CHECKPOINT_DIR"
     )
-    checkpoint_every: int = setting(
-        50, "steps between checkpoints, besides each epoch's end; 0 = epoch ends only", low=0, high=10**9
-    )
+    checkpoint_every: int = setting(50, "steps between checkpoints; 0 = at the end of each epoch", low=0, high=10**9)
     log_every: int = setting(
         0,
-        "steps, at most, between two reads of losses and stop flags from the device; every rank sends its stop flag "
-        "with each step, and all stop after the next read, which comes within about a second also where steps are "
-        "slow; 0 = 25 on a GPU, 1 on a CPU",
-        low=0, high=10_000,
-    )  # fmt: skip
+        "steps, at most, between two reads of losses and stop flags from the device; on slow steps they are read about "
+        "once a second; 0 = 25 on a GPU, 1 on a CPU",
+        low=0,
+        high=10_000,
+    )
     keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
     keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
     device: str = setting("auto", "auto: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
     backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
     threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
-    rendezvous_timeout: float = setting(
-        0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600", low=0, high=86_400
-    )
-    collective_timeout: float = setting(
-        300.0, "seconds after which a rank that waits in a collective fails", low=1, high=86_400
-    )
-    hang_timeout: float = setting(
-        120.0, "seconds without progress of a rank after which its node is ended; 0 = never", low=0,
-        high=86_400,
-    )  # fmt: skip
-    volume_timeout: float = setting(
-        290.0, "hang timeout while a checkpoint is read or written, if larger than --hang-timeout", low=0, high=86_400
-    )
-    stop_grace: float = setting(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, high=86_400)
+    rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
+    collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
+    hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
+    volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
+    stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
-    chaos: str = setting(
-        "", "debugging aid: crash, kill, hang, stop, slow, oom or diskfull as ACTION:RANK:STEP[:PHASE]"
-    )
+    chaos: str = setting("", "debugging aid: crash|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
-    profile: int = setting(
-        0, "trace so many steps of each rank with torch.profiler, into the run's folder; 0 = none", low=0, high=1_000
-    )
+    profile: int = setting(0, "steps of each rank to trace with torch.profiler; 0 = none", low=0, high=1_000)
     show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 

@@ -45,8 +45,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}", next_step=f"`{self.prog} --help` lists verbs and flags")
 
 
-def add_verb(verbs: Any, name: str, text: str, handler: Handler | None, *, example: str) -> argparse.ArgumentParser:
-    """Add a subcommand and return its parser; ``handler`` is None if it has subcommands of its own."""
+def add_verb(
+    verbs: Any, name: str, text: str, handler: Handler | None = None, *, example: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand and return its parser."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=text,
@@ -55,9 +57,13 @@ def add_verb(verbs: Any, name: str, text: str, handler: Handler | None, *, examp
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    if handler is not None:
-        parser.set_defaults(handler=handler)
+    parser.set_defaults(handler=handler)
     return parser
+
+
+def add_group(verbs: Any, name: str, text: str, *, example: str) -> Any:
+    """Add a subcommand that has subcommands of its own, and return the place for them."""
+    return add_verb(verbs, name, text, example=example).add_subparsers(metavar="VERB", required=True)
 
 
 def add_settings(

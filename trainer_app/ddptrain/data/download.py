@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import http.client
 import io
+import itertools
 import os
 import time
 import urllib.error
@@ -33,7 +34,7 @@ MIRRORS = (
 _TIMEOUT = 30.0  # seconds without a byte
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 TRIES = 3  # per mirror
-_MAX_DOWNLOAD = 64 * 2**20
+_PERMANENT = {f"HTTP {code}" for code in (401, 403, 404, 410)}
 _CHUNK = 2**18
 _POLL = 0.1  # seconds
 _LOCKED = 900.0  # seconds to wait for another process's download of 11 MB
@@ -72,7 +73,8 @@ def fetch(
                 for path in folder.glob(f".{file.name}.gz.*.tmp") if locked else []:
                     path.unlink(missing_ok=True)
             log(f"fetching {file.name}.gz")
-            content = _download(file, mirrors, (tries, pause), log, alive)
+            urls = [f"{mirror.rstrip('/')}/{file.name}.gz" for mirror in mirrors]
+            content = _download(file, urls, tries=tries, pause=pause, log=log, alive=alive)
             with volume_errors(folder):
                 write_atomically(folder / f"{file.name}.gz", content)
                 (folder / file.name).unlink(missing_ok=True)  # a damaged raw copy would be found first
@@ -107,66 +109,57 @@ def _only_writer(folder: Path, alive: Callable[[], None]) -> Iterator[bool]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
         share(path, 0o664)
     with os.fdopen(descriptor, "w") as lock:
-        try:
-            end = time.monotonic() + _LOCKED
-            while not _taken(lock.fileno()):  # polled, because a rank blocked in flock would show no sign of life
+        end, has_lock = time.monotonic() + _LOCKED, False
+        while not has_lock:  # polled, because a rank blocked in flock would show no sign of life
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                has_lock = True
+            except BlockingIOError:
                 alive()
                 if time.monotonic() > end:
                     raise DownloadFailed(
                         f"another process has held {path} for {_LOCKED:.0f} s",
                         hint="its download hangs, or the process is stopped",
                         next_step="end that process and start again",
-                    )
+                    ) from None
                 time.sleep(_POLL)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise volume_error(error, path) from error
-            # Several processes may download, each to its own temporary file: wasteful, but correct.
-            yield False
-            return
-        yield True
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise volume_error(error, path) from error
+                break  # several processes may download, each to its own temporary file: wasteful, but correct
+        yield has_lock
 
 
 def _download(
     file: IdxFile,
-    mirrors: Sequence[str],
-    patience: tuple[int, float],
+    urls: Sequence[str],
+    *,
+    tries: int,
+    pause: float,
     log: Callable[[str], None],
     alive: Callable[[], None],
 ) -> bytes:
-    """Return the gzipped file from the first mirror that delivers the right content."""
-    tries, pause = patience
-    failures = []
-    for mirror in mirrors:
-        url = mirror.rstrip("/") + f"/{file.name}.gz"
-        for attempt in range(tries):
-            alive()  # so that mirrors that never answer end in an error, not in a hang report
-            if attempt:
-                time.sleep(pause * 2 ** (attempt - 1))
-            try:
-                content = _get(url, alive)
-                digest = hashlib.sha256(decompress(io.BytesIO(content), MNIST_BYTES)).hexdigest()
-                if digest == file.sha256:
-                    return content
-                failure = f"wrong content (SHA-256 {digest[:16]}…)"
-            except urllib.error.HTTPError as error:
-                failure = f"HTTP {error.code}"
-                if error.code in (401, 403, 404, 410):
-                    break  # permanent
-            except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
-                failure = str(error) or type(error).__name__
-            log(f"{url}: {failure}")
-        failures.append(f"{url}: {failure}")
+    """Return the gzipped file from the first URL that delivers the right content."""
+    failures: dict[str, str] = {}
+    for url, attempt in itertools.product(urls, range(tries)):
+        if failures.get(url) in _PERMANENT:
+            continue
+        alive()  # so that mirrors that never answer end in an error, not in a hang report
+        if attempt:
+            time.sleep(pause * 2 ** (attempt - 1))
+        try:
+            content = _get(url, alive)
+            digest = hashlib.sha256(decompress(io.BytesIO(content), MNIST_BYTES)).hexdigest()
+            if digest == file.sha256:
+                return content
+            failures[url] = f"wrong content (SHA-256 {digest[:16]}…)"
+        except urllib.error.HTTPError as error:
+            failures[url] = f"HTTP {error.code}"
+        except (OSError, EOFError, zlib.error, http.client.HTTPException, ValueError) as error:
+            failures[url] = str(error) or type(error).__name__
+        log(f"{url}: {failures[url]}")
     raise DownloadFailed(
-        f"no mirror delivered {file.name}: {'; '.join(failures)}",
+        f"no mirror delivered {file.name}: {'; '.join(f'{url}: {failure}' for url, failure in failures.items())}",
         hint="this machine may have no network",
         next_step="try another mirror with `ddptrain data fetch --url URL`, or copy the four files into the directory",
     )
@@ -177,10 +170,10 @@ def _get(url: str, alive: Callable[[], None]) -> bytes:
         raise ValueError("not an http(s) URL")
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked above
         content = b""
-        while len(content) <= _MAX_DOWNLOAD and (chunk := answer.read(_CHUNK)):
+        while len(content) <= MNIST_BYTES and (chunk := answer.read(_CHUNK)):
             content += chunk
             alive()
-    if len(content) > _MAX_DOWNLOAD:
+    if len(content) > MNIST_BYTES:
         raise ValueError("larger than any MNIST file")
     if answer.length:  # read(n) reports no connection that ended early
         raise http.client.IncompleteRead(content, answer.length)

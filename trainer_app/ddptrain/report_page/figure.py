@@ -1,7 +1,6 @@
 """The curves of a training as SVG: loss, accuracy and throughput over the steps, with a mark at each restart.
 
-The page embeds the drawing; ``standalone`` makes it a file of its own. Both take their colours from STYLE, which has a
-light and a dark set.
+The page embeds the drawing; ``standalone`` makes it a file of its own. The colours are in ``templates/curves.css``.
 """
 
 from __future__ import annotations
@@ -11,38 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from pathlib import Path
 
 from ddptrain.report_page.history import History
 
-# The first four are the colours in which lessons draw.
-STYLE = """
-:root { --loss: #1b7f79; --restart: #b4552d; --accuracy: #5b4b9a; --speed: #8a6d1d;
-  --ink: #1f2933; --muted: #5f6c7b; --grid: #e4e8ee; --paper: #f5f7fa; --card: #ffffff; }
-@media (prefers-color-scheme: dark) {
-  :root { --loss: #45c4bb; --restart: #f2935f; --accuracy: #b0a2f5; --speed: #e0bd5c;
-    --ink: #e6ebf1; --muted: #9aa7b5; --grid: #2b333d; --paper: #0f141a; --card: #171d25; }
-}
-.curves text { font: 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'Liberation Sans', sans-serif;
-  fill: var(--muted); }
-.curves .name { font-size: 13px; font-weight: 600; fill: var(--ink); }
-.curves .grid { stroke: var(--grid); stroke-width: 1; fill: none; }
-.curves .loss { stroke: var(--loss); } .curves .accuracy { stroke: var(--accuracy); }
-.curves .speed { stroke: var(--speed); }
-.curves .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.curves .line.speed { stroke-width: 1.3; }
-.curves .raw { fill: none; stroke-width: 1; opacity: .3; }
-.curves .lost { fill: none; stroke: var(--restart); stroke-width: 1.5; stroke-dasharray: 2 3; }
-.curves .dot { stroke: var(--card); stroke-width: 1.5; }
-.curves .dot.loss { fill: var(--loss); } .curves .dot.accuracy { fill: var(--accuracy); }
-.curves .value { font-weight: 600; fill: var(--accuracy); } .curves .value.loss { fill: var(--loss); stroke: none; }
-.curves .restart line { stroke: var(--restart); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.curves .flag rect { fill: var(--restart); }
-.curves .flag text { fill: var(--card); font-weight: 600; }
-.curves .band { fill: var(--restart); opacity: .12; }
-.curves .hit rect { fill: transparent; }
-.curves .hit g { visibility: hidden; } .curves .hit:hover g { visibility: visible; }
-.curves .hit line { stroke: var(--muted); } .curves .hit text { fill: var(--ink); }
-"""
+STYLE = "\n" + (Path(__file__).parent / "templates" / "curves.css").read_text()
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
 _HEIGHTS = (200, 110, 90)
 _HITS = 90  # columns that show their numbers under the pointer

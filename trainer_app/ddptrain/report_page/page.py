@@ -1,9 +1,14 @@
-"""Fill the template of the page, and the same numbers as JSON. Every text is escaped, and the page allows no script."""
+"""The verb ``report``: what is known about a training as a page, as a picture or as JSON.
+
+In the page every text is escaped, and no script is allowed.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +16,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddptrain import __version__
-from ddptrain.files import Json
+from ddptrain.checkpoint_files import read_newest
+from ddptrain.config import Config
+from ddptrain.errors import DataError, Mismatch, UsageError
+from ddptrain.files import Json, dumps_json, write_result
 from ddptrain.report_page import figure
-from ddptrain.report_page.history import History, Run
+from ddptrain.report_page.history import History, Run, read_history
+from ddptrain.reporting import metrics
 
 if TYPE_CHECKING:
     from ddptrain.report_page.mistakes import Mistakes
 
 _SHOWN = ("model", "optimizer", "lr", "batch_size", "epochs", "seed", "sync", "dtype", "shift", "label_smoothing")
 _VERSIONS = ("torch", "bf16", "threads", "isa", "cpu", "gpu", "cuda")
+MISSES = 24  # images in the gallery
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,51 @@ class Contents:
         """From the start of the first run to the last row, restarts included."""
         began, ended = ([getattr(run, name) for run in self.history.runs] for name in ("began", "ended"))
         return max(0.0, max(filter(None, ended), default=0.0) - min(filter(None, began), default=0.0))
+
+
+def report(config: Config, directory: Path, *, out: str, svg: str, print_json: bool) -> int:
+    """Write the page to ``out``, the curves to ``svg``, or print JSON. Returns 0.
+
+    Args:
+        directory: of the training's checkpoints and metrics; or its metrics file, which a training prints.
+        out: default: report.html in ``directory``, unless ``svg`` or ``print_json`` is given.
+    Raises:
+        DataMissing: there are no metrics. VolumeError: a file cannot be written.
+    """
+    if directory.is_file() and directory.parent.name == metrics.FOLDER:
+        directory = directory.parent.parent
+    history = read_history(directory)
+    if svg:
+        _write(Path(svg), figure.standalone(history))
+    if print_json or out or not svg:
+        contents = examine(config, directory, history)
+        if contents.problem:
+            print(f"warning: no confusion matrix: {contents.problem}", file=sys.stderr)
+        if print_json:
+            print(dumps_json(as_json(contents)))
+        if out or not print_json:
+            _write(Path(out) if out else directory / "report.html", as_html(contents))
+    return 0
+
+
+def examine(config: Config, directory: Path, history: History) -> Contents:
+    """Return what the page shows; without a checkpoint or without the data, it has no mistakes."""
+    manifest: dict[str, Any] = {}
+    mistakes, problem = None, ""
+    try:
+        saved, content = read_newest(directory)
+        manifest = saved.manifest
+        from ddptrain.report_page.mistakes import find_mistakes  # imports torch
+
+        mistakes = find_mistakes(config, saved, content, MISSES)
+    except (DataError, Mismatch, UsageError) as error:
+        problem = f"{error}; next: {error.next_step}" if error.next_step else str(error)
+    return Contents(directory.resolve().name, history, manifest, mistakes, problem)
+
+
+def _write(path: Path, text: str) -> None:
+    write_result(path, text.encode(errors="replace"))
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def as_html(contents: Contents) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from ddptrain.data.batches import GlobalBatch
 from ddptrain.data.sampling import shard
-from ddptrain.distributed.collective_checks import all_gather_flat
+from ddptrain.distributed.process_group import all_gather_flat
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, views_of
 
 if TYPE_CHECKING:
