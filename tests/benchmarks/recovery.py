@@ -94,7 +94,7 @@ async def live_locally() -> Life:
 
         admitted = admit(manifest)
         paths = HostPaths(admitted.job, StateFolder(Path(root) / "state"), {CLAIM: volume})
-        session = Session(admitted, [], paths, on_change=on_change, say=_say)
+        session = Session(admitted=admitted, paths=paths, on_change=on_change, say=_say)
         applied = time.time()
         await asyncio.wait_for(session.run(), LOCAL_SECONDS)
         return _life(seen, applied, killed[0], volume)

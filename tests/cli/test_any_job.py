@@ -51,7 +51,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
         found = prepare(Request(str(path), state_dir=str(folder / "state"), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
         found.admitted.manifests()
-        Session(found.admitted, [], found.paths, on_change=lambda *_: None, say=lambda _: None)
+        Session(admitted=found.admitted, paths=found.paths, on_change=lambda *_: None, say=lambda _: None)
         return found
     except LocalError as error:
         assert error.error and error.hint and error.next_step

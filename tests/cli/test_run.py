@@ -95,6 +95,14 @@ def test_relative_files_are_those_beside_the_job_file(ddpjob: Program, tmp_path:
     assert "n0 | next to the job" in ddpjob("run", str(path)).out
 
 
+def test_first_lines_name_what_is_not_enforced_and_unset_volumes(ddpjob: Program) -> None:
+    done = ddpjob("run", ddpjob.write(shell_job("echo", "true", data={"claimName": "pictures"})))
+    assert done.out.count("not enforced") == 1
+    assert "claim pictures is" in done.out
+    assert "--volume pictures=DIR" in done.out
+    assert "ddptrain" not in done.out
+
+
 def test_volume_option_uses_a_directory_as_a_claim(ddpjob: Program, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -118,7 +118,7 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
     manifest["metadata"]["namespace"] = namespace
     admitted = admit(manifest)
     paths = HostPaths(admitted.job, StateFolder(root))
-    session = Session(admitted, [], paths, on_change=lambda job, pods: None, say=print, progress_seconds=1.0)
+    session = Session(admitted=admitted, paths=paths, on_change=lambda job, pods: None, say=print, progress_seconds=1.0)
 
     async def run() -> Json:
         return await asyncio.wait_for(session.run(), LOCAL_SECONDS)

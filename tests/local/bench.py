@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddpjob.api.objects import Json
+from ddpjob.engine.desired import Job
 from ddpjob.local.pod_process import Machine, PodProcess
 from ddpjob.local.references import References
-from ddpjob.local.resources import Ports
-from ddpjob.local.state import StateFolder
+from ddpjob.local.state import HostPaths, StateFolder
+from tests.builders import a_job
 from tests.processes import eventually_async
 
 MARKER = "DDPJOB_TEST_MARKER"
@@ -39,27 +40,27 @@ class Bench:
 
     state: StateFolder
     machine: Machine
-    pods: dict[str, tuple[PodProcess, asyncio.Task[None]]] = field(default_factory=dict)
+    pods: dict[str, PodProcess] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        return self.machine.folder.path
+        return self.machine.paths.record.path
 
     def create(self, pod: Json) -> str:
         """Start a pod. Raises ``LocalError`` if local mode cannot carry it out."""
-        process = PodProcess(pod, self.machine, lambda: None)
         name = str(pod["metadata"]["name"])
-        self.pods[name] = process, asyncio.create_task(process.run())
+        self.pods[name] = PodProcess(pod, self.machine, lambda: None)
+        self.pods[name].start()
         return name
 
     def pod(self, name: str) -> Json:
-        return self.pods[name][0].pod
+        return self.pods[name].pod
 
     def stop(self, name: str) -> None:
-        self.pods[name][0].stop()
+        self.pods[name].stop()
 
     def log(self, name: str) -> str:
-        path = self.machine.folder.log(name)
+        path = self.machine.paths.record.log(name)
         return path.read_text() if path.exists() else ""
 
     def state_of(self, name: str) -> Json:
@@ -75,7 +76,7 @@ class Bench:
         return status
 
     async def ended(self, name: str) -> None:
-        await asyncio.wait_for(self.pods[name][1], PATIENCE)
+        await asyncio.wait_for(self.pods[name].task, PATIENCE)
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
         await eventually_async(what, holds, timeout=PATIENCE)
@@ -86,27 +87,16 @@ async def a_bench(
     root: Path,
     documents: Sequence[Json] = (),
     volumes: dict[str, Path] | None = None,
-    *,
     gpus: Sequence[str] = (),
-    gpus_per_node: int = 0,
+    **spec: Any,
 ) -> AsyncIterator[Bench]:
-    """Yield a bench; its pods are killed at the end of the block."""
-    state, given = StateFolder(root), volumes or {}
-    machine = Machine(
-        folder=state.job("default", "mnist"),
-        references=References(documents, "default"),
-        ports=Ports(),
-        claim_directory=lambda claim: given.get(claim, state.volume("default", claim)),
-        directory=root,
-        nodes=2,
-        cpus=sorted(os.sched_getaffinity(0)),
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-    )
-    bench = Bench(state, machine)
+    """Yield a bench of a job of two nodes; its pods are killed at the end of the block."""
+    job = Job.of(a_job(**spec))
+    paths = HostPaths(job, StateFolder(root), volumes or {})
+    bench = Bench(paths.folder, Machine(job.spec, paths, References(documents, "default"), root, gpus=gpus))
     try:
         yield bench
     finally:
-        for process, _ in bench.pods.values():
+        for process in bench.pods.values():
             process.kill()
-        await asyncio.gather(*(task for _, task in bench.pods.values()))
+        await asyncio.gather(*(process.task for process in bench.pods.values()))

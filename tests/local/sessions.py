@@ -65,9 +65,9 @@ class Sessions:
         admitted = admit(job)
         paths = HostPaths(admitted.job, StateFolder(self.root), volumes or {})
         session = Session(
-            admitted,
-            self.others,
-            paths,
+            admitted=admitted,
+            others=self.others,
+            paths=paths,
             on_change=lambda seen, pods: shown.append((seen, pods)),
             say=said.append,
             fresh=fresh,

@@ -100,7 +100,7 @@ def test_missing_optional_reference_sets_no_variable() -> None:
 
 def test_secret_accepts_data_and_string_data() -> None:
     encoded = {"kind": "Secret", "metadata": {"name": "a"}, "data": {"x": "aGk="}}
-    assert References([encoded], "default").value("Secret", "a", "x", optional=False) == b"hi"
+    assert References([encoded], "default").data("Secret", {"name": "a"}) == {"x": b"hi"}
     with pytest.raises(LocalError, match=r"Secret a: data\.x is not base64"):
         References([encoded | {"data": {"x": "plain text"}}], "default")
 
@@ -108,7 +108,7 @@ def test_secret_accepts_data_and_string_data() -> None:
 def test_secret_of_another_namespace_is_not_found() -> None:
     elsewhere = {"kind": "Secret", "metadata": {"name": "a", "namespace": "other"}, "stringData": {"x": "1"}}
     with pytest.raises(LocalError):
-        References([elsewhere], "default").value("Secret", "a", "x", optional=False)
+        References([elsewhere], "default").data("Secret", {"name": "a"})
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,7 @@ async def test_local_defaults_are_set_unless_the_job_sets_them(bench: Bench) -> 
 
 
 async def test_gpus_of_a_node_are_set_in_cuda_visible_devices(tmp_path: Path) -> None:
-    async with a_bench(tmp_path, gpus=["2", "3", "5"], gpus_per_node=2) as bench:
+    limits = {"limits": {"nvidia.com/gpu": 2}}
+    async with a_bench(tmp_path, gpus=["2", "3", "5"], resources=limits) as bench:
         await bench.run(a_pod(a_container(script="echo $CUDA_VISIBLE_DEVICES")))
     assert bench.log(POD) == "2,3\n"

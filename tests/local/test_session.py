@@ -60,14 +60,6 @@ async def test_program_without_a_launcher_finds_its_rank(place: Place) -> None:
     assert run.log(1, 1) == "of , of\n"
 
 
-async def test_first_lines_name_what_is_not_enforced_and_unset_volumes(place: Place) -> None:
-    job = a_local_job("true", data={"claimName": "pictures"})
-    run = await place.finish(job)
-    assert sum("not enforced" in line for line in run.said) == 1
-    assert any("--volume pictures=DIR" in line for line in run.said)
-    assert not any("ddptrain" in line for line in run.said)
-
-
 async def test_config_maps_of_the_file_are_read(place: Place) -> None:
     place.others.append(a_config_map(greeting="hello"))
     run = await place.finish(a_local_job("echo $greeting", envFrom=[{"configMapRef": {"name": "settings"}}]))
@@ -124,7 +116,7 @@ async def test_jobs_of_other_namespaces_are_separate(place: Place) -> None:
 def session(job: Json, root: Path) -> Session:
     admitted = admit(job)
     paths = HostPaths(admitted.job, StateFolder(root))
-    return Session(admitted, [], paths, on_change=lambda job, pods: None, say=print)
+    return Session(admitted=admitted, paths=paths, on_change=lambda job, pods: None, say=print)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +186,8 @@ async def test_run_admits_once_and_renders_once_for_the_check_and_once_for_the_p
     file.write_text(json.dumps(a_local_job("true", checkpoint=True, data={"claimName": "data"})))
     request = Request(str(file), state_dir=str(tmp_path / "state"), volumes=[f"data={tmp_path}"])
     prepared = prepare(request)
-    run = Session(prepared.admitted, [], prepared.paths, on_change=lambda *_: None, say=lambda _: None, fresh=True)
+    run = Session(
+        admitted=prepared.admitted, paths=prepared.paths, on_change=lambda *_: None, say=lambda _: None, fresh=True
+    )
     assert (await run.run())["status"]["state"] == "Succeeded"
     assert (counts["admitted"], counts["pod.yaml.j2"]) == (1, 2)

@@ -84,6 +84,19 @@ async def test_host_path_is_unchanged(bench: Bench, tmp_path: Path) -> None:
     assert bench.log(POD) == "here"
 
 
+@pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])
+async def test_host_path_is_created_only_on_request(bench: Bench, tmp_path: Path, kind: str) -> None:
+    volume = {"name": "v", "hostPath": {"path": str(tmp_path / "missing"), "type": kind}}
+    await bench.run(a_pod(mounted("true"), volumes=[volume]))
+    assert (tmp_path / "missing").exists() == bool(kind)
+
+
+async def test_one_file_of_a_config_map_can_be_mounted(bench: Bench) -> None:
+    volume = {"name": "v", "configMap": {"name": "settings"}}
+    await bench.run(a_pod(mounted("cat /mnt/v", subPath="lr"), volumes=[volume]))
+    assert bench.log(POD) == "0.1"
+
+
 @pytest.mark.parametrize(
     ("volume", "listing"),
     [

@@ -38,13 +38,13 @@ def get(
     folder = state_folder(state_dir)
     if name is not None:
         record = find(folder, name, namespace)
-        _print([(record, _job(record))], output, single=True)
+        _print([(record, record.job() or {})], output, single=True)
         return 0
     records = [record for record in folder.jobs() if namespace in (None, record.namespace)]
     jobs, damaged = [], []
     for record in records:
         try:
-            jobs.append((record, _job(record)))
+            jobs.append((record, record.job() or {}))
         except LocalError as error:
             damaged.append(error)
     if records or output in ("json", "yaml"):
@@ -54,17 +54,6 @@ def get(
     for problem in damaged:
         show_error(problem)
     return USAGE if damaged else 0
-
-
-def _job(record: JobFolder) -> Json:
-    job = record.job()
-    if job is None:
-        raise LocalError(
-            f"{record.path}: the record holds no job",
-            "the run ended before the job was created",
-            f"run it again, or remove the record with ddpjob delete {record.name}",
-        )
-    return job
 
 
 def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> None:

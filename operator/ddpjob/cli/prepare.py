@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,6 +25,7 @@ from ddpjob.cli.text import did_you_mean
 from ddpjob.engine.launcher import launch_warning
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
+from ddpjob.local.pod_process import ENTRYPOINT
 from ddpjob.local.resources import visible_gpus
 from ddpjob.local.shim import die_with_parent
 from ddpjob.local.state import HostPaths
@@ -86,6 +87,19 @@ def _volumes(given: Sequence[str], claims: Sequence[str]) -> Mapping[str, Path]:
             )
         volumes[claim] = path
     return volumes
+
+
+def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
+    """Yield what differs from a cluster, and which directories serve as claims that the job did not create."""
+    yield (
+        "local mode: images, resource limits, security contexts, probes, placement and network policies are not "
+        "enforced, and mount paths are translated into directories of this machine"
+    )
+    if not admitted.command:
+        yield f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image"
+    for claim in admitted.claims:
+        if claim != admitted.own_claim and claim not in paths.volumes:
+            yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR"
 
 
 def require_programs(admitted: AdmittedJob) -> None:

@@ -14,7 +14,7 @@ from ddpjob.cli.jobfile import dump_yaml
 from ddpjob.cli.logs import LogReader
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded, is_terminal
-from ddpjob.cli.prepare import Prepared, digits_if_offline, prepare, require_programs, runs_ddptrain
+from ddpjob.cli.prepare import Prepared, differences, digits_if_offline, prepare, require_programs, runs_ddptrain
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
@@ -66,14 +66,16 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
 
     async def run() -> Json:
         session = Session(
-            admitted,
-            prepared.file.others,
-            paths,
+            admitted=admitted,
+            paths=paths,
             on_change=on_change,
             say=display.note,
-            fresh=request.fresh,
+            others=prepared.file.others,
             directory=prepared.file.directory,
+            fresh=request.fresh,
         )
+        for line in differences(admitted, paths):
+            display.note(line)
         try:
             return await stop.run(session)
         finally:

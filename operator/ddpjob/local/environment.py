@@ -43,10 +43,10 @@ def declared(trainer: Json, references: References, ports: Mapping[str, int]) ->
     values: dict[str, str] = {}
     for group in trainer.get("envFrom") or ():
         match group:
-            case {"configMapRef": {"name": str(name)} as source}:
-                found = references.data("ConfigMap", name, bool(source.get("optional")))
-            case {"secretRef": {"name": str(name)} as source}:
-                found = references.data("Secret", name, bool(source.get("optional")))
+            case {"configMapRef": {"name": _} as source}:
+                found = references.data("ConfigMap", source)
+            case {"secretRef": {"name": _} as source}:
+                found = references.data("Secret", source)
             case _:
                 raise _unsupported("envFrom")
         values |= {f"{group.get('prefix') or ''}{key}": text.decode(errors="replace") for key, text in found.items()}
@@ -54,20 +54,17 @@ def declared(trainer: Json, references: References, ports: Mapping[str, int]) ->
         name = variable["name"]
         match variable.get("valueFrom"):
             case None:
-                value = str(ports.get(name) or expand(variable.get("value") or "", values))
-                values[name] = value
-            case {"secretKeyRef": source}:
-                values |= _of_key(name, "Secret", source, references)
+                values[name] = str(ports.get(name) or expand(variable.get("value") or "", values))
+                continue
             case {"configMapKeyRef": source}:
-                values |= _of_key(name, "ConfigMap", source, references)
+                found = references.data("ConfigMap", source)
+            case {"secretKeyRef": source}:
+                found = references.data("Secret", source)
             case _:
                 raise _unsupported(f"the variable {name}")
+        for text in found.values():
+            values[name] = text.decode(errors="replace")
     return values
-
-
-def _of_key(variable: str, kind: str, source: Json, references: References) -> dict[str, str]:
-    found = references.value(kind, source["name"], source["key"], bool(source.get("optional")))
-    return {} if found is None else {variable: found.decode(errors="replace")}
 
 
 def _unsupported(what: str) -> LocalError:

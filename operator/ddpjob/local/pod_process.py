@@ -7,20 +7,21 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.api.exit_codes import SIGNAL_BASE
 from ddpjob.api.objects import Json
+from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.local import LocalError
 from ddpjob.local.environment import declared, expand, inherited
 from ddpjob.local.references import References
-from ddpjob.local.resources import CUDA_VISIBLE_DEVICES, Ports, cpu_share, gpu_share
-from ddpjob.local.state import JobFolder
+from ddpjob.local.resources import CUDA_VISIBLE_DEVICES, Ports, cpu_share, gpu_share, visible_gpus
+from ddpjob.local.state import HostPaths
 from ddpjob.local.translate import LOOPBACK, Translator
 from ddpjob.local.volumes import Volumes
 
@@ -35,47 +36,50 @@ _LOG_BYTES, _LOG_LINES = 2048, 80
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as the pods of a job use it.
+    """This machine, as the pods of a job use it: they share its CPUs equally, and its GPUs as far as they request them.
 
-    claim_directory: returns the directory of a claim. directory: where programs without workingDir run.
-    nodes: number of pods of an attempt; they share ``cpus`` equally, and ``gpus`` by ``gpus_per_node``.
+    directory: where programs without workingDir run.
     """
 
-    folder: JobFolder
+    spec: DDPJobSpec
+    paths: HostPaths
     references: References
-    ports: Ports
-    claim_directory: Callable[[str], Path]
     directory: Path
-    nodes: int
-    cpus: Sequence[int]
-    gpus: Sequence[str]
-    gpus_per_node: int
+    ports: Ports = field(default_factory=Ports)
+    cpus: Sequence[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
+    gpus: Sequence[str] = field(default_factory=visible_gpus)
 
 
 class PodProcess:
     """A pod that runs.
 
     pod: the pod as an API server would return it, with as much of its status as is read. on_change: called after each
-    change of it.
+    change of it, and when ``task`` has ended: then no process of the pod is left.
 
     Raises:
         LocalError: local mode cannot carry out this pod.
     """
 
+    task: asyncio.Task[None]
+
     def __init__(self, pod: Json, machine: Machine, on_change: Callable[[], None]) -> None:
         self.pod = pod
         self._on_change = on_change
-        self._folder = machine.folder.pod(pod["metadata"]["name"])
-        self._log = machine.folder.log(pod["metadata"]["name"])
+        self._folder = machine.paths.record.pod(pod["metadata"]["name"])
+        self._log = machine.paths.record.log(pod["metadata"]["name"])
         self._message_file = self._folder / "trainer.termination-log"
-        self._volumes = Volumes(pod["spec"], self._folder / PRIVATE, machine.references, machine.claim_directory)
+        self._volumes = Volumes(pod["spec"], self._folder / PRIVATE, machine.references, machine.paths.claim)
         self._program = _program(pod, machine, self._volumes, self._message_file)
         self._orders: asyncio.StreamWriter | None = None
         self._is_killed = False
         self._set("Pending", {"waiting": {"reason": "ContainerCreating"}})
 
-    async def run(self) -> None:
-        """Run the pod until none of its processes is left."""
+    def start(self) -> None:
+        """Start the pod; ``task`` runs until none of its processes is left."""
+        self.task = asyncio.create_task(self._run(), name=self._folder.name)
+        self.task.add_done_callback(lambda _: self._on_change())
+
+    async def _run(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)  # left by a run that was killed before it recorded this pod
         self._folder.mkdir(parents=True)
         self._message_file.touch()
@@ -167,7 +171,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         paths=volumes.paths | {message_path: str(message_file)},
     )
     rank = int(meta["labels"][names.LABEL_NODE_RANK])
-    gpus = gpu_share(machine.gpus, rank, machine.gpus_per_node)
+    gpus = gpu_share(machine.gpus, rank, machine.spec.devices_per_node)
     own = {"HOSTNAME": name, "DDPJOB_TERMINATION_LOG": str(message_file)}
     own |= {CUDA_VISIBLE_DEVICES: ",".join(gpus)} if gpus else {}
     command = [*(trainer.get("command") or [ENTRYPOINT]), *(trainer.get("args") or ())]
@@ -176,7 +180,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         "command": [translator.text(expand(part, variables)) for part in command],
         "environment": inherited() | own | {key: translator.text(value) for key, value in variables.items()},
         "directory": str(machine.directory / translator.text(trainer.get("workingDir") or ".")),
-        "cpus": cpu_share(machine.cpus, rank, machine.nodes, cpu_limit),
+        "cpus": cpu_share(machine.cpus, rank, machine.spec.num_nodes, cpu_limit),
     }
 
 

@@ -21,27 +21,29 @@ class References:
                 kind, name = str(document.get("kind")), str(meta.get("name"))
                 self._data[kind, name] = _decoded(document, f"{kind} {name}")
 
-    def data(self, kind: str, name: str, optional: bool) -> dict[str, bytes]:
-        """Return the data of an object; {} if it is optional and absent. Raises ``LocalError`` if it is missing."""
-        found = self._data.get((kind, name))
-        if found is None and not optional:
+    def data(self, kind: str, source: Json, *, name: str = "name") -> dict[str, bytes]:
+        """Return the data of the object that a source names, or only its ``key``; {} if it is optional and absent.
+
+        Raises:
+            LocalError: the object, or its key, is missing.
+        """
+        named, key, optional = f"{kind} {source[name]}", source.get("key"), source.get("optional")
+        found = self._data.get((kind, str(source[name])), {} if optional else None)
+        if found is None:
             raise LocalError(
-                f"the job refers to the {kind} {name}, which its file does not contain",
+                f"the job refers to the {named}, which its file does not contain",
                 "local mode reads Secrets and ConfigMaps only from the file of the job",
                 "add it to that file, after a line with ---",
             )
-        return found or {}
-
-    def value(self, kind: str, name: str, key: str, optional: bool) -> bytes | None:
-        """Return the value of a key; None if it is optional and absent. Raises ``LocalError`` if it is missing."""
-        found = self.data(kind, name, optional)
+        if key is None:
+            return found
         if key not in found and not optional:
             raise LocalError(
-                f"the job refers to the key {key} of the {kind} {name}, which has no such key",
+                f"the job refers to the key {key} of the {named}, which has no such key",
                 f"it has {', '.join(found) or 'none'}",
                 f"add the key to the {kind}, or correct the reference",
             )
-        return found.get(key)
+        return {key: found[key]} if key in found else {}
 
 
 def _decoded(document: Json, what: str) -> dict[str, bytes]:

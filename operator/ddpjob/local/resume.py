@@ -10,7 +10,7 @@ from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.plan import plan
 from ddpjob.local.admission import AdmittedJob
-from ddpjob.local.pod_process import ENTRYPOINT, PRIVATE
+from ddpjob.local.pod_process import PRIVATE
 from ddpjob.local.state import HostPaths, JobFolder, remove_tree
 
 Say = Callable[[str], None]
@@ -64,16 +64,3 @@ def remove_state(wanted: AdmittedJob, paths: HostPaths, say: Say) -> None:
         say(f"--fresh does not empty {given}: you named it with --volume; empty it yourself if you want to")
     elif claim:
         remove_tree(paths.claim(claim), paths.folder.root)
-
-
-def explain_differences(wanted: AdmittedJob, paths: HostPaths, say: Say) -> None:
-    """Say what differs from a cluster, and which directories serve as claims that the job did not create."""
-    say(
-        "local mode: images, resource limits, security contexts, probes, placement and network policies are not "
-        "enforced, and mount paths are translated into directories of this machine"
-    )
-    if not wanted.command:
-        say(f"the job has no command: running `{ENTRYPOINT}`, the entrypoint of this project's image")
-    for claim in wanted.claims:
-        if claim != wanted.own_claim and claim not in paths.volumes:
-            say(f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR")

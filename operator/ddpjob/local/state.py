@@ -37,13 +37,13 @@ def default_root(environment: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".local/state") / "ddpjob"
 
 
+@dataclass(frozen=True)
 class JobFolder:
     """The folder of one job. It is created by the first write."""
 
-    def __init__(self, path: Path, namespace: str, name: str) -> None:
-        self.path = path
-        self.namespace = namespace
-        self.name = name
+    path: Path
+    namespace: str
+    name: str
 
     def job(self) -> Json | None:
         """Return the recorded DDPJob, or None. Raises ``LocalError`` for a damaged record."""
@@ -236,16 +236,14 @@ class HostPaths:
     def checkpoints(self) -> Path | None:
         """Return the directory that the trainer sees as DDPJOB_CHECKPOINT_DIR; None without ``checkpoint``."""
         checkpoint = self.job.spec.checkpoint
-        return self.claim(self.job.claim) / (checkpoint.sub_path or "") if checkpoint is not None else None
+        return self.mounts()[checkpoint.mount_path] if checkpoint is not None else None
 
     def mounts(self) -> dict[str, Path]:
         """Return mount path to directory, for ``checkpoint`` and ``data``."""
-        found: dict[str, Path] = {}
-        checkpoint, data, directory = self.job.spec.checkpoint, self.job.spec.data, self.checkpoints()
-        if checkpoint is not None and directory is not None:
-            found[checkpoint.mount_path] = directory
-        if data is not None:
-            found[data.mount_path] = self.claim(data.claim_name)
+        checkpoint, data = self.job.spec.checkpoint, self.job.spec.data
+        found = {data.mount_path: self.claim(data.claim_name)} if data is not None else {}
+        if checkpoint is not None:
+            found[checkpoint.mount_path] = self.claim(self.job.claim) / (checkpoint.sub_path or "")
         return found
 
     def on_host(self, path: str) -> Path:

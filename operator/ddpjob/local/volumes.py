@@ -29,29 +29,34 @@ class Volumes:
         self._folder = folder
         self._references = references
         self._claim_directory = claim_directory
-        self.paths: dict[str, str] = {}
+        self._directories: list[Path] = []
         self._files: list[tuple[Path, bytes, int]] = []
+        self.paths: dict[str, str] = {}
         volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
+        mounts = spec["containers"][0].get("volumeMounts") or ()
         try:
-            for mount in spec["containers"][0].get("volumeMounts") or ():
-                if mount["mountPath"].rstrip("/") != _SHARED_MEMORY:
-                    name = str(mount.get("name"))
-                    if "subPathExpr" in mount:
-                        raise _refusal(f"the mount of the volume {name} has a subPathExpr, not a subPath")
-                    directory = self._directory(name, volumes.get(name, {}))
-                    self.paths[mount["mountPath"]] = str(_below(directory, mount.get("subPath") or ""))
+            for mount in (mount for mount in mounts if mount["mountPath"].rstrip("/") != _SHARED_MEMORY):
+                self.paths[mount["mountPath"]] = str(self._mounted(mount, volumes.get(mount.get("name"), {})))
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # the schema does not declare these fields
             raise _refusal(f"the volumes of spec.template cannot be read: {error!r}") from error
 
     def prepare(self) -> None:
         """Create and fill the directories."""
-        for path in map(Path, self.paths.values()):
-            if not path.exists():  # a mounted subPath or hostPath can be a file
-                path.mkdir(parents=True)
         for target, content, mode in self._files:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             target.chmod(mode)
+        for path in self._directories:
+            if not path.exists():  # a subPath can be a file
+                path.mkdir(parents=True)
+
+    def _mounted(self, mount: Json, volume: Json) -> Path:
+        if "subPathExpr" in mount:
+            raise _refusal(f"the mount of the volume {mount.get('name')} has a subPathExpr, not a subPath")
+        path = _below(self._directory(str(mount.get("name")), volume), mount.get("subPath") or "")
+        if "hostPath" not in volume or volume["hostPath"].get("type") == "DirectoryOrCreate":
+            self._directories.append(path)
+        return path
 
     def _directory(self, name: str, volume: Json) -> Path:
         own = self._folder / name
@@ -60,10 +65,10 @@ class Volumes:
                 return self._claim_directory(claim)
             case {"hostPath": {"path": str(path)}}:
                 return Path(path)
-            case {"configMap": {"name": str(referenced)} as source}:
-                self._files += _files(own, "ConfigMap", referenced, source, self._references)
-            case {"secret": {"secretName": str(referenced)} as source}:
-                self._files += _files(own, "Secret", referenced, source, self._references)
+            case {"configMap": {"name": str()} as source}:
+                self._files += _files(own, "ConfigMap", source, self._references, name="name")
+            case {"secret": {"secretName": str()} as source}:
+                self._files += _files(own, "Secret", source, self._references, name="secretName")
             case {"emptyDir": _}:
                 pass
             case _:
@@ -74,16 +79,13 @@ class Volumes:
 
 
 def _files(
-    directory: Path, kind: str, name: str, source: Json, references: References
+    directory: Path, kind: str, source: Json, references: References, *, name: str
 ) -> Iterator[tuple[Path, bytes, int]]:
     """Yield path, content and mode of the files of a ConfigMap or Secret."""
-    optional, mode = bool(source.get("optional")), int(source.get("defaultMode", 0o644))
-    if "items" not in source:
-        yield from ((directory / key, value, mode) for key, value in references.data(kind, name, optional).items())
-    for item in source.get("items") or ():
-        found = references.value(kind, name, str(item["key"]), optional)
-        if found is not None:
-            yield _below(directory, str(item["path"])), found, int(item.get("mode", mode))
+    data, mode = references.data(kind, source, name=name), int(source.get("defaultMode", 0o644))
+    for item in source.get("items") or ({"key": key, "path": key} for key in data):
+        for content in references.data(kind, source | {"key": item["key"]}, name=name).values():
+            yield _below(directory, item["path"]), content, int(item.get("mode", mode))
 
 
 def _below(directory: Path, path: str) -> Path:
