@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, ObjectList, Page, Unavailable
+from ddpjob.cluster.base import ClusterError, Page, Unavailable
 from tests.memory import MemoryCluster
 
 Verb = Literal["create", "get", "list", "delete", "patch", "patch_status"]
@@ -80,7 +80,7 @@ class FaultyCluster(MemoryCluster):
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
-    ) -> ObjectList:
+    ) -> Page:
         act = partial(super().list, resource, namespace, label_selector, field_selector)
         return await self._call(act, "list", resource, namespace, "")
 

@@ -17,6 +17,7 @@ from ddpjob.cluster.clock import SLEW, ServerClock, SteadyClock
 from ddpjob.cluster.connection import Connection
 from ddpjob.controller.main import Operator
 from ddpjob.controller.settings import Settings
+from tests.cluster.listing import list_all
 
 START = 1_800_000_000.0
 HOUR = 3600.0
@@ -168,7 +169,7 @@ async def test_operator_has_the_time_of_its_api_server(
     path.write_text(json.dumps(config))
     connection = await Connection.open(str(path))
     operator = Operator(Settings(), connection)
-    await operator.cluster.list(names.PODS)
+    await list_all(operator.cluster, names.PODS)
     assert abs((operator.controller.now() - datetime(2031, 3, 6, 10, tzinfo=UTC)).total_seconds()) < 10
     await operator.controller.poller.close()
     await operator.cluster.close()

@@ -12,6 +12,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import Unavailable
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.processes import free_port
 
@@ -90,7 +91,7 @@ async def test_a_token_replaced_on_disk_is_read_again_after_a_401(
     connection = await Connection.open(str(path))
     client = KubernetesCluster(connection)
     token.write_text(control_plane.admin_token)
-    assert (await client.list(names.PODS, namespace)).items == ()
+    assert (await list_all(client, names.PODS, namespace)).items == ()
     await client.close()
     await connection.close()
 
@@ -114,7 +115,7 @@ async def test_credentials_of_an_exec_plugin_are_used(
     token, ca_file = control_plane.admin_token, str(control_plane.ca_file)
     connection = await Connection.open(str(an_exec_kubeconfig(tmp_path, control_plane.server, token, ca_file)))
     client = KubernetesCluster(connection)
-    assert (await client.list(names.PODS, namespace)).items == ()
+    assert (await list_all(client, names.PODS, namespace)).items == ()
     await client.close()
     await connection.close()
 

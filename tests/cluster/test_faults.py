@@ -10,6 +10,7 @@ from ddpjob.api import names
 from ddpjob.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import RETRY_SECONDS, KubernetesCluster
+from tests.cluster.listing import list_all
 from tests.cluster.test_verbs import a_job, a_pod
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
@@ -23,7 +24,7 @@ async def test_a_create_whose_response_is_lost_ends_as_already_exists(
     proxy.once("POST", "/pods", Fault(after_commit=True))
     with pytest.raises(AlreadyExists):
         await through_proxy.create(names.PODS, namespace, a_pod())
-    assert len((await through_proxy.list(names.PODS, namespace)).items) == 1
+    assert len((await list_all(through_proxy, names.PODS, namespace)).items) == 1
 
 
 async def test_a_status_patch_whose_response_is_lost_ends_as_conflict(

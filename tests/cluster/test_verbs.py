@@ -18,6 +18,7 @@ from ddpjob.cluster.base import (
 )
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
 from tests.processes import free_port
@@ -57,9 +58,9 @@ async def test_a_list_returns_complete_objects_of_one_namespace_by_label(
     control_plane.make_namespace(f"{namespace}-other")
     for place, name, side in (("", "a", "left"), ("", "b", "right"), ("-other", "c", "left")):
         await cluster.create(names.PODS, namespace + place, a_pod(name, side=side, of=namespace))
-    listed = await cluster.list(names.PODS, namespace, "side=left")
+    listed = await list_all(cluster, names.PODS, namespace, "side=left")
     assert [(pod["kind"], pod["apiVersion"], pod["metadata"]["name"]) for pod in listed.items] == [("Pod", "v1", "a")]
-    everywhere = await cluster.list(names.PODS, None, f"of={namespace},side=left")
+    everywhere = await list_all(cluster, names.PODS, None, f"of={namespace},side=left")
     assert {pod["metadata"]["name"] for pod in everywhere.items} == {"a", "c"}
     assert int(everywhere.resource_version) >= int(listed.resource_version)
 
@@ -70,7 +71,7 @@ async def test_a_list_of_several_pages_is_complete(
     monkeypatch.setattr(kubernetes, "PAGE_SIZE", 2)
     for number in range(5):
         await cluster.create(names.PODS, namespace, a_pod(f"pod-{number}"))
-    listed = await cluster.list(names.PODS, namespace)
+    listed = await list_all(cluster, names.PODS, namespace)
     assert [pod["metadata"]["name"] for pod in listed.items] == [f"pod-{number}" for number in range(5)]
 
 
@@ -82,7 +83,7 @@ async def test_a_list_whose_next_page_expired_is_read_again_in_one_page(
     proxy.rule = lambda request: expired if "continue" in request.query else None
     for number in range(5):
         await through_proxy.create(names.PODS, namespace, a_pod(f"pod-{number}"))
-    assert len((await through_proxy.list(names.PODS, namespace)).items) == 5
+    assert len((await list_all(through_proxy, names.PODS, namespace)).items) == 5
 
 
 async def test_a_status_patch_changes_only_the_status_and_only_at_its_version(
@@ -123,7 +124,7 @@ async def test_a_delete_without_a_name_keeps_the_collection(cluster: KubernetesC
     await cluster.create(names.PODS, namespace, a_pod())
     with pytest.raises(Invalid, match="delete of a Pod without a name"):
         await cluster.delete(names.PODS, namespace, "")
-    assert len((await cluster.list(names.PODS, namespace)).items) == 1
+    assert len((await list_all(cluster, names.PODS, namespace)).items) == 1
 
 
 async def test_an_unknown_field_of_a_pod_is_refused_by_name(cluster: KubernetesCluster, namespace: str) -> None:

@@ -1,8 +1,11 @@
 """A controller on a cluster in the process, as tests need it."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ddpjob.api.names import Resource
+from ddpjob.controller.cache import WATCHED
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -17,3 +20,17 @@ def a_controller(cluster: MemoryCluster, *, progress_seconds: float = 10.0, **op
     """
     given: dict[str, Any] = {"metrics": Metrics(), "clock": lambda: asyncio.get_running_loop().time()}
     return Controller(cluster, SETTINGS, lambda on_news: ProgressPoller(progress_seconds, on_news), **given | options)
+
+
+async def serve(controller: Controller, watch: Callable[[Resource], AsyncIterator[Any]]) -> None:
+    """Start and run until cancelled; ``watch(resource)`` yields the events that keep the cache up to date."""
+
+    async def feed(resource: Resource) -> None:
+        async for event in watch(resource):
+            controller.cache.take(resource, event)
+
+    await controller.sweeper.start()
+    async with asyncio.TaskGroup() as group:
+        for resource in WATCHED:
+            group.create_task(feed(resource))
+        group.create_task(controller.run(asyncio.Event()))

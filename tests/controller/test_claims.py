@@ -13,7 +13,8 @@ from ddpjob.cluster.base import Cluster, NotFound
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.api.specs import CLAIM
-from tests.controller.controllers import a_controller
+from tests.cluster.listing import list_all
+from tests.controller.controllers import a_controller, serve
 from tests.memory import MemoryCluster
 
 CLAIM_NAME = "mnist-checkpoints"
@@ -43,14 +44,14 @@ class Place:
         await self.cluster.create(names.DDPJOBS, self.namespace, body)
 
     async def pods(self) -> list[Json]:
-        return list((await self.cluster.list(names.PODS, self.namespace)).items)
+        return list((await list_all(self.cluster, names.PODS, self.namespace)).items)
 
     async def stalled(self) -> Json:
         job = await self.cluster.get(names.DDPJOBS, self.namespace, "mnist")
         return condition(job.get("status"), "Stalled")
 
     async def events(self, reason: str) -> list[str]:
-        events = (await self.cluster.list(names.EVENTS, self.namespace)).items
+        events = (await list_all(self.cluster, names.EVENTS, self.namespace)).items
         return [event["message"] for event in events if event["reason"] == reason]
 
 
@@ -66,7 +67,7 @@ async def eventually(probe: Any, what: str) -> Any:
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     if request.param == "memory":
         cluster = MemoryCluster()
-        serving = asyncio.create_task(a_controller(cluster).serve(cluster.watch))
+        serving = asyncio.create_task(serve(a_controller(cluster), cluster.watch))
         yield Place(cluster, "default")
         serving.cancel()
         with suppress(asyncio.CancelledError):
@@ -134,7 +135,7 @@ async def test_own_claim_is_created_without_an_event(place: Place) -> None:
     await place.submit()
 
     async def told() -> list[Json]:
-        return list((await place.cluster.list(names.EVENTS, place.namespace)).items)
+        return list((await list_all(place.cluster, names.EVENTS, place.namespace)).items)
 
     # The event of an adoption would have been sent before that of the start.
     assert [event["reason"] for event in await eventually(told, "the event of the start")] != ["ClaimAdopted"]

@@ -13,7 +13,7 @@ from ddpjob.controller import cache as cache_module
 from ddpjob.controller.cache import Cache
 from tests.builders import ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
-from tests.controller.controllers import a_controller
+from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 
 JOBS = 200
@@ -98,7 +98,7 @@ def test_nothing_is_kept_of_deleted_jobs() -> None:
         for number in range(NAMESPACES):
             cluster.create_namespace(f"ns-{number}")
         controller = a_controller(cluster, workers=8, concurrent_requests=16)
-        tasks = [asyncio.create_task(kubelet(cluster)), asyncio.create_task(controller.serve(cluster.watch))]
+        tasks = [asyncio.create_task(kubelet(cluster)), asyncio.create_task(serve(controller, cluster.watch))]
         await asyncio.gather(*(live_through(cluster, number) for number in range(JOBS)))
         for task in tasks:
             assert not task.done(), task.exception()

@@ -13,7 +13,7 @@ from ddpjob.controller.cache import Key
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from tests.builders import a_job, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
-from tests.controller.controllers import a_controller
+from tests.controller.controllers import a_controller, serve
 from tests.processes import eventually_async
 
 JOB = Key("default", "mnist")
@@ -70,7 +70,7 @@ class OtherCrd:
 
     @asynccontextmanager
     async def operated(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.controller.serve(self.cluster.watch))
+        task = asyncio.create_task(serve(self.controller, self.cluster.watch))
         try:
             yield
         finally:

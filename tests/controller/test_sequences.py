@@ -19,7 +19,7 @@ from ddpjob.engine.desired import DesiredPods
 from tests.api.specs import CLAIM
 from tests.builders import failed, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster, lost_answer
-from tests.controller.controllers import a_controller
+from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.memory.api_errors import modified
 
@@ -46,7 +46,7 @@ class Bench:
 
     async def begin(self) -> None:
         controller = a_controller(self.cluster, progress_seconds=1e9, metrics=self.metrics, now=now)
-        self._task = asyncio.create_task(controller.serve(self.cluster.watch))
+        self._task = asyncio.create_task(serve(controller, self.cluster.watch))
 
     async def end(self) -> None:
         self._task.cancel()

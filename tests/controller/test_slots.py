@@ -12,7 +12,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.controller.slots import Slots
-from tests.controller.controllers import a_controller
+from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.memory import MemoryCluster
 
@@ -154,7 +154,7 @@ def test_tenant_behind_a_slow_webhook_does_not_delay_another() -> None:
             cluster.create_namespace(namespace)
         loop = asyncio.get_running_loop()
         controller = a_controller(cluster, workers=8, concurrent_requests=56)
-        serving = asyncio.create_task(controller.serve(cluster.watch))
+        serving = asyncio.create_task(serve(controller, cluster.watch))
         for number in range(10):
             submit(cluster, "slow", f"big-{number}", 64)
         await asyncio.sleep(1.0)

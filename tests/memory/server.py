@@ -15,7 +15,7 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
-from ddpjob.cluster.base import ObjectList, Page
+from ddpjob.cluster.base import Page
 from tests.memory import api_errors
 from tests.memory.garbage import Collector
 from tests.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
@@ -84,10 +84,10 @@ class ApiServer:
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
-    ) -> ObjectList:
+    ) -> Page:
         matches = self.matcher(resource, label_selector, field_selector)
         items = tuple(clone(obj) for obj in self.store.all(resource, namespace) if matches(obj))
-        return ObjectList(items, str(self.store.version))
+        return Page(items, str(self.store.version))
 
     def batches(
         self, resource: Resource, namespace: str | None, label_selector: str | None, size: int
@@ -268,7 +268,7 @@ class MemoryCluster:
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
-    ) -> ObjectList:
+    ) -> Page:
         await asyncio.sleep(0)
         return self.server.list(resource, namespace, label_selector, field_selector)
 

@@ -22,6 +22,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import Answer
 from tests.builders import SETTINGS
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
+from tests.controller.controllers import serve
 from tests.memory.store import Change
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
 from tests.simulator.kubelets import Kubelets
@@ -223,7 +224,7 @@ class Simulation:
         watches = Watches(
             self.watch, f"{self._seed} {self.starts}{' second' * number}", self.cluster, controller.sweeper.want
         )
-        asyncio.create_task(controller.serve(watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
+        asyncio.create_task(serve(controller, watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
         self._reports.append(Reports(lambda: self._progress, on_news, self._count_plan))

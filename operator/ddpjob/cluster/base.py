@@ -66,32 +66,16 @@ class Unavailable(ClusterError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class ObjectList:
-    """A consistent LIST: complete objects (with apiVersion and kind) and the version at which they were read."""
+class Page:
+    """A part of a LIST: complete objects, with apiVersion and kind. All pages are consistent at one version.
 
-    items: tuple[Json, ...]
-    resource_version: str
-
-
-@dataclass(frozen=True)
-class Page(ObjectList):
-    """A part of a LIST. All pages together are consistent at the version of the first one.
-
+    resource_version: of the whole LIST.
     is_first: the LIST begins, or began again because the server no longer had its version; forget earlier pages.
     """
 
+    items: tuple[Json, ...]
+    resource_version: str
     is_first: bool = True
-
-
-async def all_pages(pages: AsyncIterator[Page]) -> ObjectList:
-    """Return the objects of all pages."""
-    items: list[Json] = []
-    version = ""
-    async for page in pages:
-        if page.is_first:
-            items, version = [], page.resource_version
-        items += page.items
-    return ObjectList(tuple(items), version)
 
 
 class Cluster(Protocol):
@@ -103,15 +87,10 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         """Return one object."""
 
-    async def list(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
-    ) -> ObjectList:
-        """Return the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
-
     def pages(
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> AsyncIterator[Page]:
-        """Do the same page by page, so that the memory of one page is enough."""
+        """Yield the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
 
     async def delete(
         self,

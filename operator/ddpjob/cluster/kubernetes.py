@@ -29,12 +29,10 @@ from ddpjob.cluster.base import (
     Invalid,
     NamespaceTerminating,
     NotFound,
-    ObjectList,
     Page,
     TooManyRequests,
     Unauthorized,
     Unavailable,
-    all_pages,
 )
 from ddpjob.cluster.clock import ServerClock
 from ddpjob.cluster.connection import ConfigurationError, Connection
@@ -89,11 +87,6 @@ class KubernetesCluster:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return await self._request("get", resource, namespace, name)
-
-    async def list(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
-    ) -> ObjectList:
-        return await all_pages(self.pages(resource, namespace, label_selector))
 
     async def pages(
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None

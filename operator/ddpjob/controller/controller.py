@@ -3,15 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
-from ddpjob.api.names import Resource
 from ddpjob.cluster.base import Cluster
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import WATCHED, Cache, Key
+from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -101,21 +99,9 @@ class Controller:
                 task.cancel()
             await self.poller.close()
 
-    async def serve(self, watch: Callable[[Resource], AsyncIterator[Any]]) -> None:
-        """Start and run until cancelled; ``watch(resource)`` yields the events that keep the cache up to date."""
-        await self.sweeper.start()
-        async with asyncio.TaskGroup() as group:
-            for resource in WATCHED:
-                group.create_task(self._feed(resource, watch(resource)))
-            group.create_task(self.run(asyncio.Event()))
-
     async def flush(self) -> None:
         """Wait up to 5 s until the waiting events are sent."""
         try:
             await asyncio.wait_for(self.events.flush(), FLUSH_SECONDS)
         except TimeoutError:
             logger.warning("some events were not sent within %g s", FLUSH_SECONDS)
-
-    async def _feed(self, resource: Resource, events: AsyncIterator[Any]) -> None:
-        async for event in events:
-            self.cache.take(resource, event)

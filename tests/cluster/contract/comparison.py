@@ -11,15 +11,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Invalid, NotFound, ObjectList
+from ddpjob.cluster.base import ClusterError, Invalid, NotFound, Page
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
 from tests.cluster.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
+from tests.cluster.listing import list_all
 from tests.processes import eventually_async
 
 Target = MemoryTarget | RealTarget
@@ -55,13 +57,14 @@ class Side:
 
     async def send(self, request: Request) -> Any:
         """Return the response or error in a form that can be compared."""
-        verb = getattr(self.target.cluster, request.verb)
+        cluster = self.target.cluster
+        verb = partial(list_all, cluster) if request.verb == "list" else getattr(cluster, request.verb)
         arguments = {key: self.resolve(value) for key, value in request.arguments.items()}
         try:
             response = await verb(KINDS_BY_NAME[request.kind], NAMESPACE, **arguments)
         except ClusterError as error:
             return self.normal(_description(error))
-        if isinstance(response, ObjectList):
+        if isinstance(response, Page):
             assert response.resource_version.isdecimal()
             return [self.object(obj) for obj in response.items]
         return self.object(response) if "uid" in response.get("metadata", {}) else self.normal(response)
@@ -269,7 +272,7 @@ def _deletions(events: list[tuple[Resource, Json]]) -> int:
 
 
 async def _everything(target: Target, kinds: Sequence[Resource]) -> list[Json]:
-    lists = await asyncio.gather(*(target.cluster.list(kind, NAMESPACE) for kind in kinds))
+    lists = await asyncio.gather(*(list_all(target.cluster, kind, NAMESPACE) for kind in kinds))
     return [obj for listed in lists for obj in listed.items]
 
 

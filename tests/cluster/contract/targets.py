@@ -13,6 +13,7 @@ from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
+from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.memory import MemoryCluster
 from tests.processes import eventually
@@ -93,7 +94,7 @@ async def both_targets(plane: ControlPlane) -> AsyncIterator[tuple[MemoryTarget,
     cluster = KubernetesCluster(connection)
     real = RealTarget(cluster)
     async with connection.session(0) as session:
-        since = (await cluster.list(names.EVENTS, NAMESPACE)).resource_version
+        since = (await list_all(cluster, names.EVENTS, NAMESPACE)).resource_version
         followers = [asyncio.create_task(real.follow(session, connection.server, kind, since)) for kind in KINDS]
         try:
             yield MemoryTarget(), real

@@ -14,6 +14,7 @@ from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.api.test_quantities import QUANTITIES
 from tests.cluster.contract.bodies import claim, job, pod, service
 from tests.cluster.contract.conftest import Targets
+from tests.cluster.listing import list_all
 from tests.controlplane import ApiError
 from tests.memory import MemoryCluster
 from tests.processes import eventually
@@ -77,7 +78,7 @@ def test_a_watch_with_a_selector_sends_the_same_events(targets: Targets) -> None
     memory = MemoryCluster()
     memory.create_namespace("watched")
     targets.plane.make_namespace("watched")
-    since = targets.run(targets.real.cluster.list(names.SERVICES, "watched")).resource_version
+    since = targets.run(list_all(targets.real.cluster, names.SERVICES, "watched")).resource_version
     watch = memory.watch(names.SERVICES, "watched", "colour=blue", resource_version=str(memory.store.version))
     for cluster in (memory, targets.real.cluster):
         targets.run(change_labels(cluster))
@@ -101,7 +102,7 @@ async def fill(cluster: Cluster) -> None:
 
 async def contents(cluster: Cluster) -> list[str]:
     kinds = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
-    lists = [await cluster.list(kind, "doomed") for kind in kinds]
+    lists = [await list_all(cluster, kind, "doomed") for kind in kinds]
     return [f"{obj['kind']}/{obj['metadata']['name']}" for listed in lists for obj in listed.items]
 
 
