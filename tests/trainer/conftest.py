@@ -10,12 +10,13 @@ import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.builders import SMALL, verb
-from tests.trainer.runs import ForkServer, Trained, Whole, fork_server
+from tests.trainer.runs import ForkServer, Lesson, Trained, Whole, fork_server
 from tests.trainer.synthetic import write_idx
 
 _AT_ONCE = 6
@@ -76,6 +77,17 @@ def ddptrain(_server: ForkServer) -> Iterator[ForkServer]:
     """Return the fork server, which starts ``ddptrain`` processes."""
     yield _server
     _server.clean()
+
+
+@pytest.fixture(scope="session")
+def lesson(_server: ForkServer) -> Lesson:
+    """Return a function that runs ``ddptrain lesson`` with arguments, once in a session, and returns its output."""
+
+    @cache
+    def printed(*arguments: object) -> str:
+        return _server.run("lesson", *arguments).output()
+
+    return printed
 
 
 @pytest.fixture(scope="session")

@@ -133,10 +133,14 @@ def edited(lesson: str, mutant: Mutant) -> Callable[[], None]:
     return load
 
 
+def title(mutant: Mutant) -> str:
+    """Return a lesson's mutant as ``lesson: error``."""
+    lesson = Path(mutant.file).stem
+    return f"{lesson}: {mutant.name.removeprefix(lesson).strip('-').replace('-', ' ')}"
+
+
 LESSONS = {
-    f"{Path(mutant.file).stem}: {mutant.name}": edited(Path(mutant.file).stem, mutant)
-    for mutant in areas()["lessons"]
-    if not mutant.survives
+    title(mutant): edited(Path(mutant.file).stem, mutant) for mutant in areas()["lessons"] if not mutant.survives
 }
 
 

@@ -183,6 +183,7 @@ class Trained(NamedTuple):
 
 
 Whole = Callable[..., Trained]
+Lesson = Callable[..., str]
 
 
 @contextlib.contextmanager
