@@ -152,16 +152,19 @@ class Group:
 
     def announce_exit(self, reason: str) -> None:
         """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
-        if self._store is not None:
-            thread = threading.Thread(target=self._announce, args=(self._store, reason), daemon=True)
-            thread.start()
-            thread.join(_ANNOUNCE_TIMEOUT)  # the store's host may be stopped and never answer
+        store = self._store
+        if store is None:
+            return
 
-    def _announce(self, store: Store, reason: str) -> None:
-        with contextlib.suppress(RuntimeError):  # a store that ended with rank 0: the others notice that themselves
-            store.set(EXIT_KEY, json.dumps({"rank": self.rank, "reason": reason[:500]}))
-            if self.rank == 0:
-                time.sleep(_STORE_LINGER)
+        def announce() -> None:
+            with contextlib.suppress(RuntimeError):  # a store that ended with rank 0: the others notice that themselves
+                store.set(EXIT_KEY, json.dumps({"rank": self.rank, "reason": reason[:500]}))
+                if self.rank == 0:
+                    time.sleep(_STORE_LINGER)
+
+        thread = threading.Thread(target=announce, daemon=True)
+        thread.start()
+        thread.join(_ANNOUNCE_TIMEOUT)  # the store's host may be stopped and never answer
 
     def close(self) -> None:
         """Destroy the process group on all ranks together: rank 0 hosts the store and must not exit before the others.

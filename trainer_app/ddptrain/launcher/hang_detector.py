@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddptrain.diagnostics import DUMP_SIGNAL, training_frame
 from ddptrain.errors import Hang
-from ddptrain.heartbeat import HeartbeatRecord, StallTimer, activity
+from ddptrain.heartbeat import StallTimer, activity
 from ddptrain.launcher.processes import WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.termination import Report
@@ -85,31 +85,28 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     """Return the termination report of a hung node; its cause is ``peer`` if none of its ranks is the cause."""
     hung = find_hung_rank(states, all_ranks=all_ranks)
     waiting = "; ".join(f"rank {s.rank} waits {s.place}" for s in [s for s in states if s is not hung][:4])
-    if hung:
-        condition = "is stopped" if hung.stopped else "shows no sign of life"
-        message = f"rank {hung.rank} (node {hung.node}) {condition} {hung.place}, {timeout:g} s without progress"
-    else:
-        message = f"{timeout:g} s without progress, and no rank {'' if all_ranks else 'of this node '}is the cause"
     shown = hung or min(states, key=_progress)
+    message = f"rank {shown.rank} (node {shown.node}) %s {shown.place}, {timeout:g} s without progress"
+    if hung and hung.stopped:
+        message, hint = message % "is stopped", "a signal or a debugger has stopped the process"
+    elif hung:
+        message %= "shows no sign of life"
+        hint = "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
+    elif all_ranks:
+        message = f"{timeout:g} s without progress, and no rank is the cause"
+        hint = "all ranks wait in the same collective: the network between them, or the backend, does not answer"
+    else:
+        message = f"{timeout:g} s without progress, and no rank of this node is the cause"
+        hint = "the launcher of another node reports the rank that hangs"
     error = Hang(
         f"{message}; {waiting}" if waiting else message,
-        hint=_hint(hung, all_ranks=all_ranks),
+        hint=hint,
         next_step="`ddptrain why DIR`, with the checkpoint or log directory, shows every rank; "
         "raise --hang-timeout for work that takes longer",
     )
     error.cause = "own" if hung or all_ranks else "peer"
     place = {"step": shown.step, "phase": shown.collective or shown.phase}
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
-
-
-def _hint(hung: RankSnapshot | None, *, all_ranks: bool) -> str:
-    if hung is None and all_ranks:
-        return "all ranks wait in the same collective: the network between them, or the backend, does not answer"
-    if hung is None:
-        return "the launcher of another node reports the rank that hangs"
-    if hung.stopped:
-        return "a signal or a debugger has stopped the process"
-    return "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
 
 
 class HangDetector:
@@ -155,26 +152,21 @@ class HangDetector:
             moved = worker.diagnostics.last_heartbeat().changes != before[worker.rank][0].changes
             if moved and self._quiet(worker) >= self.timeout / 2:
                 return []
-        return [self._state(worker, *before[worker.rank]) for worker in running]
+        snapshots = []
+        for worker in running:
+            (record, process), (stacks, _) = before[worker.rank], worker.diagnostics.dumps()
+            snapshots.append(
+                RankSnapshot(
+                    worker.rank, self._node_rank, record.step, record.phase, record.collective, record.collectives,
+                    quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
+                    where=training_frame(stacks),
+                )
+            )  # fmt: skip
+        return snapshots
 
     def _quiet(self, worker: WorkerProcess) -> float:
         stall = self._stalls.get(worker.rank)
         return stall.seconds if stall else 0.0
-
-    def _state(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankSnapshot:
-        stacks, _ = worker.diagnostics.dumps()
-        return RankSnapshot(
-            rank=worker.rank,
-            node=self._node_rank,
-            step=record.step,
-            phase=record.phase,
-            collective=record.collective,
-            collectives=record.collectives,
-            quiet=round(self._quiet(worker), 1),
-            stopped=process in _STOPPED,
-            answered=bool(stacks),
-            where=training_frame(stacks),
-        )
 
 
 def process_state(pid: int) -> str:

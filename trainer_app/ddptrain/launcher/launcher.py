@@ -33,14 +33,9 @@ from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
 
 # A restart cannot change these ends, or they are no failures.
 _NOT_RESTARTED = (
-    0,
-    exit_codes.USAGE,
-    exit_codes.RANKS,
-    exit_codes.STOPPED,
-    exit_codes.MISMATCH,
-    exit_codes.NOT_FINITE,
+    0, exit_codes.USAGE, exit_codes.RANKS, exit_codes.STOPPED, exit_codes.MISMATCH, exit_codes.NOT_FINITE,
     exit_codes.SUPERSEDED,
-)
+)  # fmt: skip
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
@@ -300,7 +295,13 @@ class Supervisor:
         report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         if several_nodes and cause == "own" and (report.get("signal") or self._hang):
-            processes.run_with_timeout(_ANNOUNCE, lambda: _announce_killed(self.ranks, report))
+
+            def announce() -> None:  # in a child process, because it starts threads and imports torch
+                from ddptrain.distributed.rendezvous import announce_killed
+
+                announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
+
+            processes.run_with_timeout(_ANNOUNCE, announce)
         if self.reports and report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             lost_peer = several_nodes and cause == "peer"
             # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
@@ -320,13 +321,6 @@ class Supervisor:
             "hint": None,
             "next": "raise the memory limit, or lower --batch-size or the ranks per node",
         }
-
-
-def _announce_killed(ranks: Ranks, report: Report) -> None:
-    """Announce in the store that a rank was killed; in a child process, because it starts threads and imports torch."""
-    from ddptrain.distributed.rendezvous import announce_killed
-
-    announce_killed(ranks, int(report["rank"]), str(report["message"]))
 
 
 def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:

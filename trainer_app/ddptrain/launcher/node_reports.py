@@ -8,7 +8,6 @@ hung rank of another. The verb ``why`` merges them. A volume that refuses or doe
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -64,12 +63,12 @@ class NodeReports:
         earlier = [path for path in self.folder.iterdir() if self._is_earlier(path.name)]
         if not earlier:
             return
-        names = (self.folder.with_name(f"{self.folder.name}.{number}") for number in itertools.count(1))
-        used = list(itertools.takewhile(Path.is_dir, names))
-        aside = self.folder.with_name(f"{self.folder.name}.{len(used) + 1}")
-        # Another node may just have moved its reports of the same start.
-        if used and self.ranks.nnodes > 1 and not any((used[-1] / path.name).exists() for path in earlier):
-            aside = used[-1]
+        used = [path for path in self.folder.parent.glob(f"{self.folder.name}.*") if path.suffix[1:].isdecimal()]
+        last = max((int(path.suffix[1:]) for path in used), default=0)
+        aside = self.folder.with_name(f"{self.folder.name}.{last}")
+        # Another node may just have moved its reports of the same start; else the next number is free.
+        if not last or self.ranks.nnodes == 1 or any((aside / path.name).exists() for path in earlier):
+            aside = self.folder.with_name(f"{self.folder.name}.{last + 1}")
         if not aside.is_dir():
             aside.mkdir(exist_ok=True)  # another node may make it, too
             share(aside, 0o2775)
@@ -79,12 +78,12 @@ class NodeReports:
             self.folder.rmdir()
 
     def _is_earlier(self, name: str) -> bool:
-        ranks = self.ranks
-        own = {f"node-{ranks.node_rank}.json", *(f"rank-{r}.{dump}" for r in ranks.local_ranks for dump in _DUMPS)}
-        own |= {f"{_TRACE}{rank}" for rank in ranks.local_ranks}
         kind, _, number = name.partition(".")[0].partition("-")
-        limit = {"node": ranks.nnodes, "rank": ranks.world_size, "trace": ranks.world_size}.get(kind)
-        return name in own or (limit is not None and number.isdigit() and int(number) >= limit)
+        own, limit = self.ranks.local_ranks, self.ranks.world_size
+        if kind == "node":
+            own, limit = range(self.ranks.node_rank, self.ranks.node_rank + 1), self.ranks.nnodes
+        known = kind in ("node", "rank", "trace") and number.isdecimal()
+        return known and (int(number) in own or int(number) >= limit)
 
     def write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
         """Write ``report``, the ranks' states, and the dumps of ``workers``. Never raises."""
@@ -119,18 +118,18 @@ class NodeReports:
         Args:
             cancelled: ends the wait; asked ten times a second.
         """
-        found: dict[str, Any] | None = run_with_timeout(_OTHER_REPORT + _VOLUME, self._cause_on_another_node, cancelled)
-        return found
 
-    def _cause_on_another_node(self) -> dict[str, Any] | None:
-        end = time.monotonic() + _OTHER_REPORT
-        while True:
-            for found in read(self.folder):
-                if found["node"] != self.ranks.node_rank and found["report"].get("cause") == "own":
-                    return found
-            if time.monotonic() > end or not self.folder.parent.parent.is_dir():
-                return None
-            time.sleep(0.05)
+        def wait() -> dict[str, Any] | None:
+            end = time.monotonic() + _OTHER_REPORT
+            while time.monotonic() < end and self.folder.parent.parent.is_dir():
+                for found in read(self.folder):
+                    if found["node"] != self.ranks.node_rank and found["report"].get("cause") == "own":
+                        return found
+                time.sleep(0.05)
+            return None
+
+        found: dict[str, Any] | None = run_with_timeout(_OTHER_REPORT + _VOLUME, wait, cancelled)
+        return found
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -95,7 +95,14 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
     Raises:
         UsageError: that file cannot be written.
     """
-    log = _open_log(Path(log_dir) / f"rank-{ranks.rank}.log") if log_dir else None
+    log: BinaryIO | None = None
+    if log_dir:
+        try:
+            log = (Path(log_dir) / f"rank-{ranks.rank}.log").open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(
+                f"--log-dir: {error.filename} cannot be written: {error.strerror}", next_step="name another directory"
+            ) from error
     output, output_write = os.pipe()
     reports, reports_write = os.pipe()
     diagnostics = Diagnostics.create(ranks.rank)
@@ -105,7 +112,12 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
     # A signal that reached the child before it has handlers would be lost, or would end it without a report.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        process = _spawn(spec) if how == "spawn" else None
+        process = None
+        if how == "spawn":
+            program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
+            descriptors = (output_write, reports_write, *astuple(diagnostics))
+            command = [sys.executable, "-c", program, pickle.dumps(spec).hex()]
+            process = subprocess.Popen(command, stdout=output_write, stderr=output_write, pass_fds=descriptors)
         pid = process.pid if process else os.fork()
         if pid == 0:
             _run_worker(spec)
@@ -117,25 +129,6 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
     return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, log, process)
-
-
-def _open_log(path: Path) -> BinaryIO:
-    try:
-        return path.open("ab", buffering=0)
-    except OSError as error:
-        raise UsageError(
-            f"--log-dir: {path} cannot be written: {error.strerror}", next_step="name another directory"
-        ) from error
-
-
-def _spawn(spec: WorkerSpec) -> subprocess.Popen[bytes]:
-    program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, pickle.dumps(spec).hex()],
-        stdout=spec.output,
-        stderr=spec.output,
-        pass_fds=(spec.output, spec.reports, *astuple(spec.diagnostics)),
-    )
 
 
 def run_spawned() -> NoReturn:

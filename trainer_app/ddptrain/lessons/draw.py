@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 from pathlib import Path
@@ -10,24 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jinja2 import Template
 
 Row = tuple[Any, Any]  # what a rank had before and after: numbers, texts, None, and lists of these
 
 _CELL, _ROW, _GAP = (30, 26), 36, 8  # pixels: width and height of a cell, distance of rows, distance of two lists
 _TOP, _LEFT, _ARROW, _MARGIN, _COLUMN = 62, 78, 64, 16, 52
 _LONGEST = 8  # characters; a longer text does not fit in a cell
-_STYLE = """
-text { font: 14px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2933; }
-.title { font-weight: bold; } .column { fill: #52606d; } .value { text-anchor: middle; }
-.page { fill: #ffffff; stroke: #cbd5e1; } .none, .arrow { fill: none; stroke: #7b8794; }
-.none { stroke-dasharray: 3 3; }
-.sum { fill: #e4e7eb; stroke: #7b8794; } .r0 { fill: #c6f0ec; stroke: #1b7f79; } .r1 { fill: #fbdcc8; stroke: #b4552d; }
-.r2 { fill: #e0daf7; stroke: #5b4b9a; } .r3 { fill: #f7eab6; stroke: #8a6d1d; }
-@media (prefers-color-scheme: dark) {
-text { fill: #e4e7eb; } .column { fill: #9aa5b1; }
-.page { fill: #161b22; stroke: #3e4c59; } .sum { fill: #3e4c59; } .r0 { fill: #12504c; } .r1 { fill: #6b3219; }
-.r2 { fill: #3d3270; } .r3 { fill: #57450f; } }
-""".strip()
 
 
 def draw(title: str, before: Any, after: Any) -> None:
@@ -92,24 +80,18 @@ def svg(title: str, rows: list[Row]) -> str:
     moved = all(text in owner for parts in sides[1] for part in parts for text in part)
     before, after = (max(_width(parts) for parts in side) for side in sides)
     right = _LEFT + before + _ARROW
-    width = max(right + after + _MARGIN, len(title) * 9 + 2 * _MARGIN)
-    height = _TOP + len(rows) * _ROW + 6
-    drawn = [
-        f'<rect class="page" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="6"/>',
-        f'<text class="title" x="{_MARGIN}" y="26">{html.escape(title)}</text>',
-        f'<text class="column" x="{_LEFT}" y="50">before</text><text class="column" x="{right}" y="50">after</text>',
-    ]
-    for rank in range(len(rows)):
-        top = _TOP + rank * _ROW
-        drawn.append(f'<text x="{_MARGIN}" y="{top + 18}">rank {rank}</text>')
-        drawn += _boxes(_LEFT, top, sides[0][rank], dict.fromkeys(owner, rank))
-        drawn += _boxes(right, top, sides[1][rank], owner if moved else {})
-    middle = _TOP + (len(rows) * _ROW - (_ROW - _CELL[1])) // 2
-    drawn.append(f'<path class="arrow" d="M{right - _ARROW + 16} {middle}h32m-7 -5l7 5l-7 5"/>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
-        f"<style>\n{_STYLE}\n</style>\n" + "\n".join(drawn) + "\n</svg>\n"
-    )
+    tops = [_TOP + rank * _ROW for rank in range(len(rows))]
+    own = [_boxes(_LEFT, parts, dict.fromkeys(owner, rank)) for rank, parts in enumerate(sides[0])]
+    others = [_boxes(right, parts, owner if moved else {}) for parts in sides[1]]
+    source = (Path(__file__).parent / "templates" / "exchange.svg.j2").read_text()
+    template = Template(source, autoescape=True, keep_trailing_newline=True)
+    picture: str = template.render(
+        title=title, ranks=list(zip(tops, own, others, strict=True)), left=_LEFT, right=right, margin=_MARGIN,
+        cell=_CELL, width=max(right + after + _MARGIN, len(title) * 9 + 2 * _MARGIN),
+        height=_TOP + len(rows) * _ROW + 6, arrow=right - _ARROW + 16,
+        middle=_TOP + (len(rows) * _ROW - (_ROW - _CELL[1])) // 2,
+    )  # fmt: skip
+    return picture
 
 
 def _width(parts: list[list[str]]) -> int:
@@ -120,18 +102,12 @@ def _cell_width(text: str) -> int:
     return max(_CELL[0], len(text) * 9 + 12)
 
 
-def _boxes(x: int, top: int, parts: list[list[str]], owner: dict[str, int]) -> list[str]:
-    """Return the cells of one rank, in the color of each value's owner."""
-    drawn = []
-    if not parts:
-        drawn.append(f'<rect class="none" x="{x}" y="{top}" width="{_CELL[0]}" height="{_CELL[1]}" rx="3"/>')
+def _boxes(x: int, parts: list[list[str]], owner: dict[str, int]) -> list[tuple[int, int, str, str]]:
+    """Return (left edge, width, color, text) of the cells of one rank, in the color of each value's owner."""
+    boxes = []
     for part in parts:
         for text in part:
-            size, color = _cell_width(text), f"r{owner[text] % 4}" if text in owner else "sum"
-            drawn.append(
-                f'<rect class="{color}" x="{x}" y="{top}" width="{size}" height="{_CELL[1]}" rx="3"/>'
-                f'<text class="value" x="{x + size / 2:g}" y="{top + 18}">{html.escape(text)}</text>'
-            )
-            x += size
+            boxes.append((x, _cell_width(text), f"r{owner[text] % 4}" if text in owner else "sum", text))
+            x += _cell_width(text)
         x += _GAP
-    return drawn
+    return boxes or [(x, _CELL[0], "none", "")]

@@ -1,20 +1,27 @@
 """The curves of a training as SVG: loss, accuracy and throughput over the steps, with a mark at each restart.
 
-The page embeds the drawing; ``standalone`` makes it a file of its own. The colours are in ``templates/curves.css``.
+The page embeds the drawing; ``standalone`` makes it a file of its own. This module computes the places of everything;
+``templates/curves.svg.j2`` draws it with the colours of ``templates/curves.css``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from ddptrain.report_page.history import History
 
-STYLE = "\n" + (Path(__file__).parent / "templates" / "curves.css").read_text()
+STYLE = Markup((Path(__file__).parent / "templates" / "curves.css").read_text())  # noqa: S704 - a constant
+TEMPLATES = Environment(
+    loader=PackageLoader("ddptrain.report_page"), undefined=StrictUndefined, autoescape=True, trim_blocks=True,
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 56, 14, 26, 40, 44  # pixels around and between the panels
 _HEIGHTS = (200, 110, 90)
 _HITS = 90  # columns that show their numbers under the pointer
@@ -53,50 +60,86 @@ class _Scale:
         return [n * size for n in range(first, math.floor(self.high / size + 1e-9) + 1)]
 
 
+@dataclass
+class _Panel:
+    """One diagram.
+
+    Attributes:
+        curves: (class, points of the path).
+        dots: (class, x, y).
+        labels: (x, y, text, anchor, class).
+    """
+
+    name: str
+    across: _Scale
+    down: _Scale
+    ticks: list[tuple[float, str]]
+    curves: list[tuple[str, str]] = field(default_factory=list)
+    dots: list[tuple[str, float, float]] = field(default_factory=list)
+    labels: list[tuple[float, float, str, str, str]] = field(default_factory=list)
+
+    @property
+    def top(self) -> float:
+        return self.down.end
+
+    @property
+    def bottom(self) -> float:
+        return self.down.start
+
+    def places(self, found: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+        return [(self.across(step), self.down(value)) for step, value in found]
+
+    def curve(self, kind: str, places: Places) -> None:
+        if places:
+            self.curves.append((kind, "L".join(f"{x:.1f} {y:.1f}" for x, y in places)))
+
+    def label(self, x: float, y: float, text: str, anchor: str, kind: str = "") -> None:
+        self.labels.append((x, y, text, anchor, kind))
+
+
 def standalone(history: History) -> str:
     """Return the curves as a file of its own, on a background of its own, so that it is legible on any page."""
-    body, width, height = _drawing(history, 960, hits=False)
-    title = f"Training on {history.data}: loss, accuracy and throughput over the steps"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" '
-        f'viewBox="-16 -12 {width + 32} {height + 20}">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
-        f'<rect x="-16" y="-12" width="{width + 32}" height="{height + 20}" rx="12" style="fill: var(--card)"/>\n'
-        f"{body}\n</svg>\n"
-    )
+    return _drawing(history, 960, is_page=False)
 
 
 def embedded(history: History, width: int) -> str:
     """Return the curves as an ``svg`` element for a page that has STYLE."""
-    body, width, height = _drawing(history, width, hits=width > 600)
-    return (
-        f'<svg class="curves" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="Loss, accuracy and throughput over the steps">\n{body}\n</svg>'
-    )
+    return _drawing(history, width, is_page=True)
 
 
-def _drawing(history: History, width: int, *, hits: bool) -> tuple[str, int, int]:
+def _drawing(history: History, width: int, *, is_page: bool) -> str:
     last = max(history.total_steps or 0, history.last_step, *(step.step for step in history.lost), 1)
     across = _Scale(0, last, _LEFT, width - _RIGHT)
     tops = [_TOP + sum(_HEIGHTS[:n]) + n * _GAP for n in range(3)]
     bottoms = [top + height for top, height in zip(tops, _HEIGHTS, strict=True)]
-    parts = [
-        *_bands(history, across, tops, bottoms),
-        *_loss(history, across, tops[0], bottoms[0]),
-        *_accuracy(history, across, tops[1], bottoms[1]),
-        *_speed(history, across, tops[2], bottoms[2]),
-        *_restarts(history, across, tops, bottoms),
-    ]
-    for tick in across.ticks(int(across.end - across.start) // 100):
-        x = across(tick)
-        parts.append(_text(x, bottoms[2] + 18, f"{tick:,.0f}", "end" if x > across.end - 20 else "middle"))
-    parts.append(_text((_LEFT + width - _RIGHT) / 2, bottoms[2] + 36, "step", "middle"))
-    if hits:
-        parts += _hits(history, across, tops[0], bottoms[2])
-    return "\n".join(parts), width, bottoms[2] + _BOTTOM
+    panels = [make(history, across, *place) for make, *place in zip((_loss, _accuracy, _speed), tops, bottoms)]  # noqa: B905
+    ticks = [(across(tick), f"{tick:,.0f}") for tick in across.ticks(int(across.end - across.start) // 100)]
+    # The steps that were computed again after each restart are a band below the curves.
+    again = [(before, across(run.resumed)) for before, run in pairwise(history.runs)]
+    bands = [(x, across(run.reached) - x, run.repeated) for run, x in again if across(run.reached) > x]
+    flags, free, restarts = [], -math.inf, list(enumerate(history.restarts, 1))
+    for number, run in restarts:
+        label = f"restart {number}" if len(restarts) > 1 else "restart"
+        label = label if len(restarts) <= 3 else f"{number}"
+        x, size = across(run.resumed), 6.8 * len(label) + 10
+        x = x - size if x + size > across.end else x
+        if x > free:  # the flags of restarts close together would overlap
+            flags.append((x, size, number, label))
+            free = x + size + 2
+    return TEMPLATES.get_template("curves.svg.j2").render(
+        standalone=not is_page, data=history.data, style=STYLE, width=width, height=bottoms[2] + _BOTTOM,
+        left=across.start, right=across.end, panels=panels, bands=bands, flags=flags,
+        restarts=[(across(run.resumed), number, run) for number, run in restarts],
+        steps=[(x, label, "end" if x > across.end - 20 else "middle") for x, label in ticks],
+        hits=_hits(history, across) if is_page and width > 600 else [],
+    )  # fmt: skip
 
 
-def _loss(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
+def _panel(name: str, across: _Scale, down: _Scale, *, show: Callable[[float], str], ticks: int) -> _Panel:
+    return _Panel(name, across, down, [(down(tick), show(tick)) for tick in down.ticks(ticks)])
+
+
+def _loss(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
     taken = [(step.step, step.loss) for step in history.steps if step.loss is not None]
     tested = [(row.step, row.loss) for row in history.evaluations if row.loss is not None]
     values = [loss for _, loss in (*taken, *tested)] + [step.loss for step in history.lost if step.loss is not None]
@@ -104,123 +147,67 @@ def _loss(history: History, across: _Scale, top: float, bottom: float) -> list[s
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     margin = 0.06 * (high - low or 1.0)
     low, high = (low / 1.12, high * 1.12) if is_log else (low - margin, high + margin)
-    down = _Scale(low, high, bottom, top, is_log)
     name = "loss (logarithmic)" if is_log else "loss"
-    parts = _panel(name, across, down, top, show=lambda value: f"{value:.3g}", ticks=6)
-    parts.append(_path(_extremes(_placed(taken, across, down)), "raw loss"))
+    panel = _panel(name, across, _Scale(low, high, bottom, top, is_log), show=lambda value: f"{value:.3g}", ticks=6)
+    panel.curve("raw loss", _extremes(panel.places(taken)))
     reach = max(1, len(taken) // _SMOOTHING)
     for run in {step.run: None for step in history.lost}:
         of_run = [(step.step, step.loss) for step in history.lost if step.run == run and step.loss is not None]
-        parts.append(_path(_extremes(_placed(_smooth(of_run, reach), across, down)), "lost"))
-    parts.append(_path(_thin(_placed(_smooth(taken, reach), across, down)), "line loss"))
-    places = _placed(tested, across, down)
-    parts += [_dot(x, y, "loss") for x, y in places]
+        panel.curve("lost", _extremes(panel.places(_smooth(of_run, reach))))
+    panel.curve("line loss", _thin(panel.places(_smooth(taken, reach))))
+    places = panel.places(tested)
+    panel.dots += [("loss", x, y) for x, y in places]
     if tested and len(tested) <= 40:
         x, y = places[-1]
         dx, dy, anchor = (-8, -7, "end") if x + 90 > across.end else (9, 4, "start")
-        parts.append(_text(x + dx, y + dy, f"test {tested[-1][1]:.4f}", anchor, "value loss"))
+        panel.label(x + dx, y + dy, f"test {tested[-1][1]:.4f}", anchor, "value loss")
     if across.end - across.start > 600:
-        parts.append(_text(across.end, top - 9, "line: training, smoothed · dots: test set", "end"))
-    return parts
+        panel.label(across.end, top - 9, "line: training, smoothed · dots: test set", "end")
+    return panel
 
 
-def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
+def _accuracy(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
     found = [(row.step, row.accuracy) for row in history.evaluations]
     low, high = (min(a for _, a in found), max(a for _, a in found)) if found else (0.0, 1.0)
     margin = max(0.35 * (high - low), 0.002)
     down = _Scale(max(0.0, low - margin), min(1.0, high + margin), bottom, top)
-    parts = _panel("accuracy on the test set", across, down, top, show=lambda value: f"{100 * value:.4g}%", ticks=3)
-    places = _placed(found, across, down)
-    parts.append(_path(_thin(places), "line accuracy"))
+    panel = _panel("accuracy on the test set", across, down, show=lambda value: f"{100 * value:.4g}%", ticks=3)
+    places = panel.places(found)
+    panel.curve("line accuracy", _thin(places))
     if len(places) <= 40:
-        parts += [_dot(x, y, "accuracy") for x, y in places]
+        panel.dots += [("accuracy", x, y) for x, y in places]
     labelled = places if len(places) <= 8 else places[-1:]
     for (x, y), (_, accuracy) in zip(labelled, found[-len(labelled) :], strict=True):
-        at_edge = x > across.end - 30
-        parts.append(_text(x - 8 if at_edge else x, y - 9, f"{accuracy:.2%}", "end" if at_edge else "middle", "value"))
+        dx, anchor = (-8, "end") if x > across.end - 30 else (0, "middle")
+        panel.label(x + dx, y - 9, f"{accuracy:.2%}", anchor, "value")
     if not found:
-        parts.append(_text((across.start + across.end) / 2, (top + bottom) / 2, "not evaluated yet", "middle"))
-    return parts
+        panel.label((across.start + across.end) / 2, (top + bottom) / 2, "not evaluated yet", "middle")
+    return panel
 
 
-def _speed(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
+def _speed(history: History, across: _Scale, top: float, bottom: float) -> _Panel:
     found = [step.speed for step in history.steps if step.speed is not None]
     down = _Scale(0, max(found, default=1.0) * 1.1 or 1.0, bottom, top)
     show = lambda value: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"  # noqa: E731
-    parts = _panel("samples per second", across, down, top, show=show, ticks=4)
+    panel = _panel("samples per second", across, down, show=show, ticks=4)
     for run in {step.run: None for step in history.steps}:  # a new run starts its average anew
         own = [(step.step, step.speed) for step in history.steps if step.run == run and step.speed is not None]
-        parts.append(_path(_extremes(_placed(own, across, down)), "line speed"))
-    return parts
+        panel.curve("line speed", _extremes(panel.places(own)))
+    return panel
 
 
-def _bands(history: History, across: _Scale, tops: Sequence[float], bottoms: Sequence[float]) -> list[str]:
-    """Return a band over the steps that were computed again after each restart, to be painted below the curves."""
-    parts = []
-    for before, run in pairwise(history.runs):
-        x = across(run.resumed)
-        if (width := across(before.reached) - x) > 0:
-            for top, bottom in zip(tops, bottoms, strict=True):
-                parts.append(
-                    f'<rect class="band" x="{x:.1f}" y="{top}" width="{width:.1f}" height="{bottom - top}">'
-                    f"<title>{before.repeated:,} steps that were computed again</title></rect>"
-                )
-    return parts
-
-
-def _restarts(history: History, across: _Scale, tops: Sequence[float], bottoms: Sequence[float]) -> list[str]:
-    """Return a line at the step from which each restart resumed, with a flag."""
-    lines, flags, free = [], [], -math.inf
-    many = len(history.restarts) > 3
-    for number, run in enumerate(history.restarts, 1):
-        x = across(run.resumed)
-        lines.append('<g class="restart">')
-        lines.append(f"<title>restart {number}: run {run.number} resumed from step {run.resumed:,}</title>")
-        for top, bottom in zip(tops, bottoms, strict=True):
-            lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        lines.append("</g>")
-        label = f"{number}" if many else f"restart {number}" if len(history.restarts) > 1 else "restart"
-        width = 6.8 * len(label) + 10
-        left = x - width if x + width > across.end else x
-        if left > free:  # the flags of restarts close together would overlap
-            flags.append(f'<g class="flag"><title>restart {number}</title>')
-            flags.append(f'<rect x="{left:.1f}" y="{tops[0]}" width="{width:.1f}" height="18" rx="3"/>')
-            flags.append(_text(left + width / 2, tops[0] + 13, label, "middle") + "</g>")
-            free = left + width + 2
-    return lines + flags
-
-
-def _panel(
-    name: str, across: _Scale, down: _Scale, top: float, *, show: Callable[[float], str], ticks: int
-) -> list[str]:
-    parts = [_text(across.start, top - 9, name, "start", "name")]
-    for tick in down.ticks(ticks):
-        y = down(tick)
-        parts.append(f'<path class="grid" d="M{across.start:.1f} {y:.1f}H{across.end:.1f}"/>')
-        parts.append(_text(across.start - 8, y + 4, show(tick), "end"))
-    return parts
-
-
-def _hits(history: History, across: _Scale, top: float, bottom: float) -> list[str]:
-    """Return invisible columns; the column under the pointer shows the numbers of its step. This needs no script."""
-    if not history.steps:
-        return []
+def _hits(history: History, across: _Scale) -> list[tuple[float, float, float, str]]:
+    """Return (x, from, to, numbers) of columns; the one under the pointer shows its numbers, without a script."""
     count = min(_HITS, len(history.steps))
     shown = [history.steps[round(n * (len(history.steps) - 1) / max(1, count - 1))] for n in range(count)]
     middles = [across(step.step) for step in shown]
     edges = [across.start, *((a + b) / 2 for a, b in pairwise(middles)), across.end]
-    parts = []
-    size = f'y="{top}" height="{bottom - top}"'
-    for step, x, (left, right) in zip(shown, middles, pairwise(edges), strict=True):
+    hits = []
+    for step, x, (left, right) in zip(shown, middles, pairwise(edges), strict=False):
         loss = f"loss {step.loss:.4f}" if step.loss is not None else ""
         numbers = f"step {step.step:,}", loss, f"{step.speed:,.0f} samples/s" if step.speed is not None else ""
-        parts.append(
-            f'<g class="hit"><rect x="{left:.1f}" width="{max(0.0, right - left):.1f}" {size}/>'
-            f'<g><line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
-            + _text((across.start + across.end) / 2, top - 9, " · ".join(filter(None, numbers)), "middle")
-            + "</g></g>"
-        )
-    return parts
+        hits.append((x, left, max(left, right), " · ".join(filter(None, numbers))))
+    return hits
 
 
 def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, float]]:
@@ -234,10 +221,6 @@ def _smooth(found: Sequence[tuple[int, float]], reach: int) -> list[tuple[int, f
         window = values[at - left : at + min(left, len(values) - 1 - at) + 1]
         result.append((step, math.fsum(window) / len(window)))
     return result
-
-
-def _placed(found: Sequence[tuple[int, float]], across: _Scale, down: _Scale) -> list[tuple[float, float]]:
-    return [(across(step), down(value)) for step, value in found]
 
 
 def _extremes(places: Places) -> Places:
@@ -255,17 +238,3 @@ def _extremes(places: Places) -> Places:
 def _thin(places: Places) -> Places:
     """Return the last place of each column of two pixels."""
     return list({int(x) // 2: (x, y) for x, y in places}.values())
-
-
-def _path(places: Places, kind: str) -> str:
-    points = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    return f'<path class="{kind}" d="M{points}"/>' if points else ""
-
-
-def _dot(x: float, y: float, kind: str) -> str:
-    return f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-
-
-def _text(x: float, y: float, content: str, anchor: str, kind: str = "") -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'

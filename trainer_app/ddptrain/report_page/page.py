@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddptrain import __version__
@@ -110,16 +109,12 @@ def _write(path: Path, text: str) -> None:
 
 def as_html(contents: Contents) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=PackageLoader("ddptrain.report_page"), undefined=StrictUndefined, autoescape=True, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["duration"] = duration
+    figure.TEMPLATES.filters["duration"] = duration
     history, config = contents.history, contents.manifest.get("config") or {}
-    return environment.get_template("page.html.j2").render(
+    return figure.TEMPLATES.get_template("page.html.j2").render(
         contents=contents,
         history=history,
-        style=Markup(figure.STYLE),  # noqa: S704 - a constant
+        style=figure.STYLE,
         curves=[Markup(figure.embedded(history, width)) for width in (960, 400)],  # noqa: S704 - escapes its texts
         last=history.evaluations[-1] if history.evaluations else None,
         bars={run.number: _bar(run, contents) for run in history.runs},

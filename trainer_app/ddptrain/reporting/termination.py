@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import bisect
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -33,7 +35,6 @@ _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
     signal.SIGABRT: ("a library aborted the process", "read the last lines of this rank's output, which say why"),
     signal.SIGBUS: ("often /dev/shm or a memory-mapped file's volume is full", "make /dev/shm larger"),
 }  # fmt: skip
-_ADVICE = 400  # bytes of hint and of next in a report that is too long
 DEFAULT_PATH = "/dev/termination-log"
 Report = dict[str, Any]  # the fields of docs/trainer.md
 
@@ -126,25 +127,33 @@ def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
 def encode(report: Mapping[str, Any]) -> bytes:
     """Return the report as JSON of at most MAX_BYTES.
 
-    A longer one loses the oldest frames of its traceback first, then its progress and the root cause on another node,
-    then the end of hint and next, then the end of its message. Code and kind always stay.
+    A longer report loses the oldest frames of its traceback first, then its progress and the root cause on another
+    node, then the end of hint and next, then the end of its message. Code and kind always stay.
     """
-    report = dict(report)
-    for key in ("traceback", "progress", "root", "hint", "next", "message"):
-        excess = len(dumps_json(report)) - MAX_BYTES
-        if excess <= 0:
+    kept = dict(report)
+    for key, least in (("traceback", 0), ("progress", 0), ("root", 0), ("hint", 250), ("next", 250), ("message", 0)):
+        if len(dumps_json(kept)) <= MAX_BYTES:
             break
-        if key in ("progress", "root"):
-            report.pop(key, None)
-        elif report.get(key):
-            text = str(report[key])
-            least = _ADVICE if key in ("hint", "next") else 0
-            room = max(len(dumps_json(text)) - 2 - excess - 3, least)
-            if len(dumps_json(text)) - 2 > room:
-                report[key] = _last(text, room) if key == "traceback" else _first(text, room)
-    if len(dumps_json(report)) > MAX_BYTES:  # a field that should be short is not: keep the short ones
-        report = {k: v for k, v in report.items() if v is None or k == "kind" or len(dumps_json(v)) <= _SHORT}
-    return dumps_json(report).encode()
+        text = kept.get(key)
+        if isinstance(text, str):
+            size = functools.partial(_size, kept, key, text)
+            kept[key] = _cut(key, text, max(least, bisect.bisect_right(range(len(text)), MAX_BYTES, key=size) - 1))
+        elif text is not None:
+            del kept[key]
+    if len(dumps_json(kept)) > MAX_BYTES:  # a field that should be short is not: keep the short ones
+        kept = {k: v for k, v in kept.items() if v is None or k == "kind" or len(dumps_json(v)) <= _SHORT}
+    return dumps_json(kept).encode()
+
+
+def _size(report: Mapping[str, Any], key: str, text: str, length: int) -> int:
+    return len(dumps_json({**report, key: _cut(key, text, length)}))
+
+
+def _cut(key: str, text: str, length: int) -> str:
+    """Return the first characters of the text, of a traceback the last, and "..." in place of the others."""
+    if length >= len(text):
+        return text
+    return "..." + text[len(text) - length :] if key == "traceback" else text[:length] + "..."
 
 
 def destination(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -206,17 +215,3 @@ def _precedence(report: Mapping[str, Any]) -> tuple[int, int]:
         severity = 2
     restart = report.get("restart")
     return restart if isinstance(restart, int) else 0, severity
-
-
-def _first(text: str, room: int) -> str:
-    """Return the first characters that fit ``room`` bytes of JSON, in which one can take twelve, and "..."."""
-    size = 0
-    for at, character in enumerate(text[: max(0, room)]):
-        size += len(dumps_json(character)) - 2
-        if size > room:
-            return text[:at] + "..."
-    return text[: max(0, room)] + "..." if room > 0 else ""
-
-
-def _last(text: str, room: int) -> str:
-    return _first(text[::-1], room)[::-1]
