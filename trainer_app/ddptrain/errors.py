@@ -28,12 +28,12 @@ class TrainerError(Exception):
         next_step: what to do or type next.
     """
 
-    code = exit_codes.USER_ERROR
+    code: int = exit_codes.USER_ERROR
     kind = "TrainerError"
     cause = "own"
 
-    def __init_subclass__(cls) -> None:
-        cls.kind = cls.__dict__.get("kind", cls.__name__)
+    def __init_subclass__(cls, *, code: int | None = None, kind: str = "", cause: str = "") -> None:
+        cls.code, cls.kind, cls.cause = code or cls.code, kind or cls.__name__, cause or cls.cause
 
     def __init__(self, message: str, *, hint: str = "", next_step: str = "") -> None:
         super().__init__(message)
@@ -46,16 +46,12 @@ class TrainerError(Exception):
         return "\n".join(label + text for label, text in lines if text or label == "error: ")
 
 
-class UsageError(TrainerError):
+class UsageError(TrainerError, code=exit_codes.USAGE):
     """A flag, an environment variable or a configuration file has a value that is not valid."""
 
-    code = exit_codes.USAGE
 
-
-class DataError(TrainerError):
+class DataError(TrainerError, code=exit_codes.DATA):
     """The dataset or a saved model cannot be used; raised as one of the subclasses."""
-
-    code = exit_codes.DATA
 
 
 class DataMissing(DataError):
@@ -70,68 +66,48 @@ class DownloadFailed(DataError):
     """No mirror delivered a file."""
 
 
-class RendezvousError(TrainerError):
+class RendezvousError(TrainerError, code=exit_codes.RENDEZVOUS, kind="RendezvousFailed"):
     """Not every rank arrived in time; the message names the missing ranks."""
 
-    code = exit_codes.RENDEZVOUS
-    kind = "RendezvousFailed"
 
-
-class RanksError(TrainerError):
+class RanksError(TrainerError, code=exit_codes.RANKS, kind="RanksImpossible"):
     """This machine or this build of PyTorch cannot run the requested ranks or backend."""
 
-    code = exit_codes.RANKS
-    kind = "RanksImpossible"
 
-
-class VolumeError(TrainerError):
+class VolumeError(TrainerError, code=exit_codes.VOLUME, kind="VolumeUnwritable"):
     """A file or directory cannot be written."""
 
-    code = exit_codes.VOLUME
-    kind = "VolumeUnwritable"
 
-
-class Stopped(TrainerError):
+class Stopped(TrainerError, code=exit_codes.STOPPED):
     """The rank ended because of SIGTERM, SIGINT or SIGHUP, or after the step that --stop-after names.
 
     Args:
         saved: whether a checkpoint of the last completed step is on the volume.
     """
 
-    code = exit_codes.STOPPED
-
     def __init__(self, message: str, *, saved: bool) -> None:
         super().__init__(message)
         self.saved = saved
 
 
-class Hang(TrainerError):
+class Hang(TrainerError, code=exit_codes.HANG):
     """A collective did not complete within the group's timeout, or a rank made no progress."""
 
-    code = exit_codes.HANG
 
-
-class PeerLost(TrainerError):
+class PeerLost(TrainerError, code=exit_codes.PEER_LOST, cause="peer"):
     """Another rank ended; its own report has the reason."""
 
-    code = exit_codes.PEER_LOST
-    cause = "peer"
 
-
-class DeviceError(TrainerError):
+class DeviceError(TrainerError, kind="DeviceFailed"):
     """This rank's GPU, its driver or a kernel on it failed."""
-
-    kind = "DeviceFailed"
 
 
 class GPUOutOfMemory(TrainerError):
     """The memory of this rank's GPU is full."""
 
 
-class Mismatch(TrainerError):
+class Mismatch(TrainerError, code=exit_codes.MISMATCH):
     """The checkpoint or another rank does not match this run; raised as one of the subclasses."""
-
-    code = exit_codes.MISMATCH
 
 
 class ConfigMismatch(Mismatch):
@@ -146,16 +122,12 @@ class WeightsDiffer(Mismatch):
     """The ranks do not start with the same weights."""
 
 
-class NotFinite(TrainerError):
+class NotFinite(TrainerError, code=exit_codes.NOT_FINITE):
     """The loss is NaN or infinite."""
 
-    code = exit_codes.NOT_FINITE
 
-
-class Superseded(TrainerError):
+class Superseded(TrainerError, code=exit_codes.SUPERSEDED):
     """A newer attempt has claimed the checkpoint directory."""
-
-    code = exit_codes.SUPERSEDED
 
 
 # The messages of gloo, NCCL and the TCP store when a connection is closed, and when a peer does not answer.

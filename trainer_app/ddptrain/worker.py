@@ -144,15 +144,10 @@ class Worker:
             importlib.import_module("torch._dynamo")  # DDP does it, and once the group exists, it would keep the group
         self._begin("rendezvous")
         self._group = join_group(
-            ranks,
-            device,
-            backend,
-            rendezvous_timeout=self._timeout,
-            collective_timeout=config.collective_timeout,
-            stop=self.stop,
-            heartbeat=self._heartbeat,
-            also_alone=config.backend != "auto",
-        )
+            ranks, device, backend,
+            rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
+            heartbeat=self._heartbeat, also_alone=config.backend != "auto",
+        )  # fmt: skip
         self._begin(next_phase)
         return self._group
 
@@ -194,16 +189,11 @@ class Worker:
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"
         saved = f"; checkpoint {checkpoint_file(Path(config.checkpoint_dir), **place)}" if place else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")
+        outcome = "already finished" if result.already_finished else "succeeded"
         report = termination.done(
-            message,
-            rank=ranks.rank,
-            outcome="already finished" if result.already_finished else "succeeded",
-            accuracy=accuracy,
-            loss=loss,
-            checkpoint=place,
-            resumedFrom=result.resumed_from,
-            progress=self._progress.snapshot(),
-        )
+            message, rank=ranks.rank, outcome=outcome, accuracy=accuracy, loss=loss, checkpoint=place,
+            resumedFrom=result.resumed_from, progress=self._progress.snapshot(),
+        )  # fmt: skip
         return Ending(report)
 
     def _begin(self, phase: str) -> None:

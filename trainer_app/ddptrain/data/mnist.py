@@ -170,28 +170,19 @@ def _malformed(message: str) -> DataCorrupt:
 
 def _digits() -> Dataset:
     """Return scikit-learn's 1,797 handwritten 8×8 digits in MNIST's shape: each pixel tripled, a border of two."""
-    pixels, labels = _digit_table()
-    images = np.kron(pixels.reshape(-1, 8, 8), np.ones((3, 3))) * (255 / 16)
-    images = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
-    # The set is ordered by writer, so every fifth sample is a representative test set.
-    test = np.arange(len(labels)) % 5 == 4
-    digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-    return Dataset("digits", images[~test], labels[~test], images[test], labels[test], digest)
-
-
-def _digit_table() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
-    """Return (rows of 64 pixels from 0 to 16, labels) from scikit-learn's file.
-
-    Importing scikit-learn instead would take every rank more than a second.
-    """
-    package = importlib.util.find_spec("sklearn")
+    package = importlib.util.find_spec("sklearn")  # an import would take every rank more than a second
     if package is None or package.origin is None:
         raise DataMissing("--data digits needs scikit-learn", next_step="pip install 'ddpjob[trainer]'")
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    try:
-        table = np.loadtxt(file, delimiter=",")
+    try:  # rows of 64 pixels from 0 to 16, and the label
+        table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     except (OSError, ValueError) as error:
         raise DataCorrupt(
             f"scikit-learn's digits cannot be read: {error}", next_step="reinstall scikit-learn"
         ) from error
-    return table[:, :64], table[:, 64].astype(np.uint8)
+    images = np.kron(table[:, :64].reshape(-1, 8, 8), np.ones((3, 3))) * (255 / 16)
+    images = np.pad(images.astype(np.uint8), ((0, 0), (2, 2), (2, 2)))
+    labels = table[:, 64].astype(np.uint8)
+    # The set is ordered by writer, so every fifth sample is a representative test set.
+    test = np.arange(len(labels)) % 5 == 4
+    digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+    return Dataset("digits", images[~test], labels[~test], images[test], labels[test], digest)

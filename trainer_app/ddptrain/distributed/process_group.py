@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ _ANNOUNCE_TIMEOUT = 2.0  # seconds
 _PAUSE_HEARTBEAT = 0.1  # seconds
 
 
+@dataclass
 class Group:
     """One rank's membership. Without a process group (one rank) every exchange returns its input.
 
@@ -41,18 +43,15 @@ class Group:
         has_process_group: also True for one rank whose backend was given by name.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        device: torch.device,
-        store: Store | None,
-        stop: StopFlag,
-        heartbeat: Heartbeat | None = None,
-    ) -> None:
-        self.ranks, self.device, self._store, self._stop = ranks, device, store, stop
-        self.heartbeat = heartbeat or Heartbeat()
-        self.rank, self.world_size = ranks.rank, ranks.world_size
-        self.has_process_group = store is not None or ranks.world_size > 1
+    ranks: Ranks
+    device: torch.device
+    store: Store | None
+    stop: StopFlag
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+
+    def __post_init__(self) -> None:
+        self.rank, self.world_size = self.ranks.rank, self.ranks.world_size
+        self.has_process_group = self.store is not None or self.world_size > 1
 
     def run_on_all_ranks(self, name: str, work: Callable[[], T], timeout: float) -> T:
         """Run ``work`` on every rank and return this rank's result once all have succeeded.
@@ -60,17 +59,17 @@ class Group:
         Raises:
             PeerLost: another rank's work failed; the message quotes its error.
         """
-        if self._store is None:
+        if self.store is None:
             return work()
         try:
             result = work()
         except BaseException as error:
-            self._store.set(f"{name}/{self.rank}", json.dumps({"error": str(error)}))
+            self.store.set(f"{name}/{self.rank}", json.dumps({"error": str(error)}))
             raise
-        self._store.set(f"{name}/{self.rank}", "{}")
+        self.store.set(f"{name}/{self.rank}", "{}")
         for rank in range(self.world_size):
             key, what, failure = f"{name}/{rank}", f"{name} on rank {rank}", f"rank {rank} failed in phase {name}"
-            self._outcome(key, timeout, what, failure, self._stop)
+            self._outcome(key, timeout, what, failure, self.stop)
         return result
 
     def run_on_rank_zero(self, name: str, work: Callable[[], T], timeout: float, *, ending: bool = False) -> T:
@@ -82,17 +81,17 @@ class Group:
         Raises:
             PeerLost: on the other ranks, if rank 0's work failed.
         """
-        if self._store is None:
+        if self.store is None:
             return work()
         if self.rank == 0:
             try:
                 result = work()
             except BaseException as error:
-                self._store.set(name, json.dumps({"error": str(error)}))
+                self.store.set(name, json.dumps({"error": str(error)}))
                 raise
-            self._store.set(name, json.dumps({"result": result}))
+            self.store.set(name, json.dumps({"result": result}))
             return result
-        stop = None if ending else self._stop
+        stop = None if ending else self.stop
         outcome = self._outcome(name, timeout, f"rank 0's {name}", f"rank 0 failed in phase {name}", stop)
         return outcome["result"]  # type: ignore[no-any-return]
 
@@ -152,7 +151,7 @@ class Group:
 
     def announce_exit(self, reason: str) -> None:
         """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
-        store = self._store
+        store = self.store
         if store is None:
             return
 
@@ -172,12 +171,12 @@ class Group:
         Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
         """
         self.heartbeat.mark("close")
-        if self._store is not None:
+        if self.store is not None:
             with self.heartbeat.waiting_in("barrier"):
                 dist.barrier()
             with self.heartbeat.waiting_in("destroy_process_group"):
                 dist.destroy_process_group()
-            self._store = None
+            self.store = None
 
     def _outcome(self, key: str, timeout: float, what: str, failure: str, stop: StopFlag | None) -> dict[str, Any]:
         """Return another rank's outcome as soon as the store has it.
@@ -185,11 +184,11 @@ class Group:
         Raises:
             PeerLost: the outcome is an error. Hang: there is none in time, and the rank did not announce its exit.
         """
-        assert self._store is not None
+        assert self.store is not None
         deadline = time.monotonic() + timeout
         try:
             with self.heartbeat.waiting_in(f"store: {key}", counted=False):
-                value = wait_for_key(self._store, key, deadline, what, stop=stop, heartbeat=self.heartbeat)
+                value = wait_for_key(self.store, key, deadline, what, stop=stop, heartbeat=self.heartbeat)
         except RendezvousError as error:  # all ranks had joined, so one of them hangs, and not this one
             hang = Hang(str(error), hint="that rank is stopped, or its volume does not answer")
             hang.cause = "peer"

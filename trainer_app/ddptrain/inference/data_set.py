@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ddptrain.config import Config
 from ddptrain.distributed.process_group import Group
 from ddptrain.files import dumps_json, write_result
 from ddptrain.inference.trained_model import as_trained, data_of, model_of, one_process, open_checkpoint
 from ddptrain.jobs import Infer
-from ddptrain.training.evaluate import ResidentSet, assert_once, evaluate, forward_chunks, resident
+from ddptrain.training.evaluate import ResidentSet, evaluate, probabilities
 
 
 def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) -> int:
@@ -30,7 +28,6 @@ def evaluate_checkpoint(config: Config, *, run: int | None, step: int | None) ->
     return 0
 
 
-@torch.no_grad()
 def infer(config: Config, group: Group, timeout: float, job: Infer) -> str:
     """Write ``index,label,predicted,probability`` for every sample of the split; collective. Returns a summary.
 
@@ -55,16 +52,8 @@ def infer(config: Config, group: Group, timeout: float, job: Infer) -> str:
     model = model_of(trained, content, group.device, config.checkpoint_dir)
     images, labels = (getattr(dataset, f"{job.split}_{part}") for part in ("images", "labels"))
 
-    # One rank fills each column and the others add 0, so the sum is exact.
-    columns = torch.zeros(3, len(images), dtype=torch.float64)
-    for first, end, logits in forward_chunks(model, resident(images, group.device), group):
-        probability, predicted = logits.double().softmax(1).max(1)
-        columns[0, first:end] += predicted.cpu()
-        columns[1, first:end] += probability.cpu()
-        columns[2, first:end] += 1
-    classes, certainties, seen = group.sum(columns.to(group.device)).cpu()
-    assert_once(seen)
-    rows = list(zip(labels.tolist(), classes.long().tolist(), certainties.tolist(), strict=True))
+    certainties, classes = probabilities(model, images, group).max(1)
+    rows = list(zip(labels.tolist(), classes.tolist(), certainties.tolist(), strict=True))
     lines = [f"{index},{label},{digit},{certainty:.6f}\n" for index, (label, digit, certainty) in enumerate(rows)]
     text = "index,label,predicted,probability\n" + "".join(lines)
     group.run_on_rank_zero("write", lambda: write_result(job.out, text.encode()), timeout)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ddptrain.checkpoint_files import Saved
 from ddptrain.config import Config
 from ddptrain.inference.trained_model import as_trained, data_of, model_of, one_process
-from ddptrain.training.evaluate import forward_chunks, resident
+from ddptrain.training.evaluate import probabilities
 
 CLASSES = 10
 
@@ -65,11 +64,8 @@ def find_mistakes(config: Config, saved: Saved, content: bytes, most: int) -> Mi
     dataset = data_of(config, saved.manifest)
     group = one_process(config)
     model = model_of(config, content, group.device, str(saved.path))
-    probabilities = np.zeros((len(dataset.test_labels), CLASSES))
-    with torch.no_grad():
-        for first, end, logits in forward_chunks(model, resident(dataset.test_images, group.device), group):
-            probabilities[first:end] = logits.double().softmax(1).cpu().numpy()
-    return mistakes_of(probabilities, dataset.test_labels, dataset.test_images, most)
+    found = probabilities(model, dataset.test_images, group).numpy()
+    return mistakes_of(found, dataset.test_labels, dataset.test_images, most)
 
 
 def mistakes_of(
@@ -82,20 +78,12 @@ def mistakes_of(
     of_label = probabilities[np.arange(len(labels)), labels]
     missed = np.flatnonzero(predicted != labels)
     worst = missed[np.argsort(of_label[missed], kind="stable")][:most]
-    return Mistakes(
-        confusion.tolist(),
-        [
-            Miss(
-                int(index),
-                int(labels[index]),
-                int(predicted[index]),
-                float(probabilities[index].max()),
-                float(of_label[index]),
-                "data:image/png;base64," + base64.b64encode(grey_png(images[index])).decode(),
-            )
-            for index in worst
-        ],
-    )
+    misses = []
+    for index in worst.tolist():
+        image = "data:image/png;base64," + base64.b64encode(grey_png(images[index])).decode()
+        certainty = float(probabilities[index].max()), float(of_label[index])
+        misses.append(Miss(index, int(labels[index]), int(predicted[index]), *certainty, image))
+    return Mistakes(confusion.tolist(), misses)
 
 
 def grey_png(pixels: npt.NDArray[np.uint8]) -> bytes:

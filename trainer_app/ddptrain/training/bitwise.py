@@ -57,24 +57,22 @@ class Bitwise(GradientSync):
         extras[:, SECONDS] = seconds
         for row, number in zip(self._rows, self._mine(self._group.rank), strict=False):
             part = shard(batch.count, number, VIRTUAL_SHARDS)
-            if part.stop > part.start:
-                self._shard_gradient(batch, part, row)
+            if part.stop == part.start:
+                continue
+            self.model.zero_grad()
+            loss_sum = self._loss_sum(batch.piece(part))
+            self._backward(loss_sum, batch.count)
+            gradients = [p.grad for p in self._parameters]
+            for view, gradient in zip(views_of(row[:-_EXTRAS], self._parameters), gradients, strict=True):
+                if gradient is not None:
+                    view.copy_(gradient)
+            row[LOSS - _EXTRAS] = loss_sum.detach()
         if self._group.world_size > 1:
             with self._group.heartbeat.waiting_in("all_gather of gradients"):
                 all_gather_flat(self._gathered.flatten(0, 1), self._rows)
         else:
             self._gathered[0] = self._rows
         return self._add_up()
-
-    def _shard_gradient(self, batch: GlobalBatch, part: slice, row: torch.Tensor) -> None:
-        self.model.zero_grad()
-        loss_sum = self._loss_sum(batch.piece(part))
-        self._backward(loss_sum, batch.count)
-        gradients = [p.grad for p in self._parameters]
-        for view, gradient in zip(views_of(row[:-_EXTRAS], self._parameters), gradients, strict=True):
-            if gradient is not None:
-                view.copy_(gradient)
-        row[LOSS - _EXTRAS] = loss_sum.detach()
 
     def _add_up(self) -> torch.Tensor:
         self._total.zero_()

@@ -115,6 +115,19 @@ def evaluate(
     return Evaluation(int(correct.sum()), len(seen), math.fsum(losses.tolist()))
 
 
+@torch.no_grad()
+def probabilities(model: nn.Module, images: npt.NDArray[np.uint8], group: Group) -> torch.Tensor:
+    """Return the probability of each class (N, 10) for each image, on the CPU of every rank; collective."""
+    table = torch.zeros(len(images), 11, dtype=torch.float64)
+    for first, end, logits in forward_chunks(model, resident(images, group.device), group):
+        table[first:end, :10] += logits.double().softmax(1).cpu()
+        table[first:end, 10] += 1
+    # One rank fills each row and the others add 0, so the sum is exact.
+    table = group.sum(table.to(group.device)).cpu()
+    assert_once(table[:, 10])
+    return table[:, :10]
+
+
 def assert_once(seen: torch.Tensor) -> None:
     """Raise AssertionError unless all ranks together saw every sample exactly once."""
     wrong = int((seen != 1).sum())

@@ -52,9 +52,9 @@ class StepProfiler:
         warmup = min(WARMUP, left - active)
         wait = min(WAIT, left - active - warmup)
         self._path, self._heartbeat, self._log = path, heartbeat, log
-        self._device, self._accum = device, accum
-        self._until_closed = wait + warmup + active
-        self._first_traced, self._end = first + wait + warmup, first + self._until_closed
+        self._device, self._accum, self._first = device, accum, first
+        self._first_traced, self._last_traced = first + wait + warmup, first + wait + warmup + active - 1
+        self._last = first - 1  # the step that has begun last
         self._phase = contextlib.ExitStack()  # holds the range of the current phase
         self._undo: list[Callable[[], None]] = []
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
@@ -63,7 +63,7 @@ class StepProfiler:
             activities=activities, schedule=lambda step: plan(max(0, step - first)), on_trace_ready=self._write
         )
         self._profile.step_num = first  # so that ProfilerStep#N is step N of the training
-        self._has_begun = self._has_failed = False
+        self._has_failed = False
         heartbeat.listener = self
 
     def watch(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -89,8 +89,14 @@ class StepProfiler:
     def phase(self, name: str) -> None:
         """End the range of the phase before and begin that of ``name``; called by the heartbeat."""
         self._phase.close()
-        if name == "batch":
-            self._next_step()
+        if name == "batch" and self._last == self._last_traced:
+            self.close()
+        elif name == "batch":
+            self._last += 1
+            if self._last == self._first:
+                self._profile.start()
+            else:
+                self._profile.step()
         if self._heartbeat.listener is self:
             self._phase.enter_context(record_function(name))
 
@@ -108,7 +114,7 @@ class StepProfiler:
         self._phase.close()
         for undo in self._undo:
             undo()
-        if self._has_begun:
+        if self._last >= self._first:
             self._profile.stop()
         if self._last < self._first_traced:
             self._log(f"no profile: the run ended after step {self._last}, before step {self._first_traced}")
@@ -124,27 +130,16 @@ class StepProfiler:
         else:
             self._log("no profile: the run failed before the last step to trace")
 
-    @property
-    def _last(self) -> int:
-        """The step that has begun last."""
-        return self._end - self._until_closed
-
-    def _next_step(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._profile.start()
-        elif self._until_closed == 1:
-            self.close()
-        else:
-            self._until_closed -= 1
-            self._profile.step()
-
     def _write(self, finished: profile) -> None:
         self._heartbeat.touch()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._has_failed:
-                write_atomically(self._path, _trace(finished), durable=False)
+                # The profiler blocks all Python threads while it writes: not to a volume that may not answer.
+                with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
+                    trace = Path(folder) / "trace.json"
+                    finished.export_chrome_trace(str(trace))
+                    write_atomically(self._path, trace.read_bytes(), durable=False)
             else:
                 finished.export_chrome_trace(str(self._path))
             share(self._path, 0o664)
@@ -153,10 +148,3 @@ class StepProfiler:
             # Not through the log, which is rank 0's: another node's folder may be the one that cannot be written.
             print(f"warning: no profile in {self._path}: {error}", file=sys.stderr, flush=True)
         self._heartbeat.touch()
-
-
-def _trace(finished: profile) -> bytes:
-    """Return the trace. The profiler blocks all Python threads while it writes: not to a volume that may not answer."""
-    with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
-        finished.export_chrome_trace(str(Path(folder) / "trace.json"))
-        return (Path(folder) / "trace.json").read_bytes()

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ddptrain.distributed.process_group import Group
 from ddptrain.training.optim import Optimizer, ParameterState
@@ -33,8 +32,14 @@ class ShardedOptimizer(Optimizer):
         self._update([self.parameters[n] for n in self._owned[self._group.rank]], found_inf)
         with self._group.heartbeat.waiting_in("broadcast of updates"), torch.no_grad():
             for rank, numbers in enumerate(self._owned):
-                if numbers:
-                    self._broadcast([self.parameters[n] for n in numbers], rank)
+                owned = [self.parameters[n] for n in numbers]
+                if not owned:
+                    continue
+                flat = torch.cat([p.flatten() for p in owned])  # in one exchange
+                dist.broadcast(flat, src=rank)
+                if rank != self._group.rank:
+                    for parameter, part in zip(owned, torch.split(flat, [p.numel() for p in owned]), strict=True):
+                        parameter.copy_(part.view(parameter.shape))
 
     def gather_state(self) -> None:
         """Collect the state of all ranks for the next ``state_dict``, which rank 0 saves; collective."""
@@ -52,15 +57,6 @@ class ShardedOptimizer(Optimizer):
         """Keep this rank's part of a whole state."""
         owned = self._owned[self._group.rank]
         super().load_state_dict({"state": {n: s for n, s in loaded["state"].items() if int(n) in owned}})
-
-    def _broadcast(self, parameters: list[nn.Parameter], rank: int) -> None:
-        """Copy the parameters of ``rank`` to all ranks, in one buffer."""
-        flat = torch.cat([p.flatten() for p in parameters])
-        dist.broadcast(flat, src=rank)
-        if rank != self._group.rank:
-            parts = torch.split(flat, [p.numel() for p in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.copy_(part.view(parameter.shape))
 
 
 def owned_by(sizes: Sequence[int], world_size: int) -> list[list[int]]:
