@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from ddpjob import __version__
+from ddpjob.api.exit_codes import USAGE
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller import logs, watches
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse(argv)
     except SettingsError as error:
         print(f"ddpjob-operator: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
-        return 2
+        return USAGE
     allow_deep_objects()
     logs.configure(settings.log_level, settings.log_format)
     # Full garbage collections block the event loop; without the modules' 90,000 objects they are several times faster.
