@@ -70,10 +70,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
         _open_streams([os.devnull, *(request["streams"] or [request["log"]] * 2)])
         os.environ.clear()
         os.environ.update(request["env"])
-        if request["few_samples"]:
-            from tests.trainer.synthetic import few_samples  # noqa: PLC0415 - imports torch, after preload
-
-            few_samples()
+        exec(request["first"], {})  # noqa: S102
         if request["mutant"]:
             from tests.trainer.mutants import MUTANTS  # noqa: PLC0415 - imports torch, after preload
 

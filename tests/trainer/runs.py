@@ -124,9 +124,9 @@ class ForkServer:
         Threads may call it at the same time.
 
         Args:
-            options: ``mutant``: an error of ``mutants`` to inject into the program first. ``few_samples``: let a lesson
-                train on few samples. ``module``: run this module as a program, in place of ``ddptrain``. ``streams``:
-                the paths of stdout and stderr, None for a closed stream; by default both are the run's log.
+            options: ``first``: Python to execute before the program. ``mutant``: an error of ``mutants`` to inject.
+                ``module``: run this module as a program, in place of ``ddptrain``. ``streams``: the paths of stdout and
+                stderr, None for a closed stream; by default both are the run's log.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
@@ -138,7 +138,7 @@ class ForkServer:
             "DDPJOB_PROGRESS_PORT": run.progress_port,
         }
         merged = {key: str(value) for key, value in (base | dict(env or {})).items()}
-        defaults = {"mutant": "", "few_samples": False, "module": "", "streams": []}
+        defaults = {"first": "", "mutant": "", "module": "", "streams": []}
         assert options.keys() <= defaults.keys()
         request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), **defaults, **options}
         with self._lock:

@@ -23,6 +23,7 @@ from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer, Lesson
 
+FEW = "from tests.trainer.synthetic import few_samples; few_samples()"
 GLOSSARY = Path(__file__).parents[2] / "docs" / "torch-distributed" / "glossary.md"
 
 
@@ -39,7 +40,7 @@ def test_lesson_holds(lesson: Lesson, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*lesson_names()} - {"env", "restart"}))
 def test_lesson_holds_in_one_process(ddptrain: ForkServer, name: str) -> None:
-    assert ddptrain.run("lesson", name, "--nproc-per-node", 1, few_samples=True).output().strip()
+    assert ddptrain.run("lesson", name, "--nproc-per-node", 1, first=FEW).output().strip()
 
 
 @pytest.mark.parametrize("name", UNEVEN)
@@ -81,7 +82,7 @@ def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: For
 @pytest.mark.parametrize("mutant", [name for name in LESSONS if not name.startswith(("env:", "restart:"))])
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
     argv = ("lesson", mutant.partition(":")[0], "--nproc-per-node", 2)
-    run = ddptrain.run(*argv, code=1, mutant=mutant, few_samples=True)
+    run = ddptrain.run(*argv, code=1, mutant=mutant, first=FEW)
     assert "Error" in run.output()
 
 

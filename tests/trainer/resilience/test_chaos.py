@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,16 +58,11 @@ def limited_memory() -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_a_rank_killed_for_memory_is_reported_with_the_memory_limit(limited_memory: Path, tmp_path: Path) -> None:
-    log = tmp_path / "message"
-    argv = "launch --nproc-per-node 2 --data digits --epochs 1 --chaos oom:1:3"
-    done = subprocess.run(
-        ["sh", "-c", f'echo $$ > {limited_memory}/cgroup.procs && exec "{sys.executable}" -m ddptrain {argv}'],
-        timeout=300, check=False,
-        env={"PATH": "/usr/bin:/bin", "DDPJOB_TERMINATION_LOG": str(log), "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    message = json.loads(log.read_text())
-    assert (done.returncode, message["rank"], message["signal"]) == (137, 1, 9)
+def test_a_rank_killed_for_memory_is_reported_with_the_memory_limit(ddptrain: ForkServer, limited_memory: Path) -> None:
+    enter = f"import os; open('{limited_memory}/cgroup.procs', 'w').write(str(os.getpid()))"
+    argv = ("launch", "--nproc-per-node", 2, "--data", "digits", "--epochs", 1, "--chaos", "oom:1:3")
+    message = ddptrain.run(*argv, first=enter, code=137).message()
+    assert (message["rank"], message["signal"]) == (1, 9)
     assert "the container's memory limit was reached" in message["message"]
 
 

@@ -265,12 +265,9 @@ def test_debug_is_the_switch_that_leaves_ranks_at_a_breakpoint_alone() -> None:
     assert resolve({"DDPTRAIN_DEBUG": "0"}, {}) == resolve({}, {})
 
 
-def test_a_trace_function_does_not_turn_the_hang_detection_off(idx: Path, tmp_path: Path) -> None:
-    argv = ["train", *map(str, SMALL), "--data-dir", str(idx), "--hang-timeout", "3", "--chaos", "hang:0:4"]
-    program = f"import sys; from ddptrain.cli import main; sys.settrace(lambda *_: None); sys.exit(main({argv}))"
-    env = {"PATH": "/usr/bin", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False, env=env, capture_output=True)
-    assert done.returncode == 76
+def test_a_trace_function_does_not_turn_the_hang_detection_off(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", "hang:0:4")
+    ddptrain.run(*argv, first="import sys; sys.settrace(lambda *_: None)", code=76)
 
 
 def test_a_pause_ends_with_a_heartbeat() -> None:

@@ -139,59 +139,46 @@ def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) ->
     wait_until(lambda: not any(_runs(pid) for pid in ranks.values()), "the ranks to end")
 
 
-IMPORTS = "import os, signal, sys; from ddptrain import cli; from ddptrain.launcher import launcher; "
+def test_sigterm_while_the_launcher_imports_torch_forks_no_rank(ddptrain: ForkServer) -> None:
+    first = "from ddptrain.launcher import launcher; import os; launcher.preload = lambda **_: os.kill(os.getpid(), 15)"
+    run = ddptrain.run("launch", "--nproc-per-node", 2, "--data", "digits", first=first, code=75)
+    assert (run.message()["outcome"], run.message()["saved"]) == ("stopped", False)
+    assert "grace" not in run.message()["message"]
+    assert "[rank" not in run.output()
 
 
-def run_launcher(program: str, log: Path) -> tuple[int, dict[str, object]]:
-    """Return (exit code, termination message) of an interpreter that runs ``program`` and then launches two ranks."""
-    launching = "sys.exit(cli.main(['launch', '--nproc-per-node', '2', '--data', 'digits']))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{IMPORTS}{program}\n{launching}"], timeout=120, check=False,
-        env={"DDPJOB_TERMINATION_LOG": str(log), "PATH": "/usr/bin", "TMPDIR": str(log.parent)},
-    )  # fmt: skip
-    return done.returncode, json.loads(log.read_text())
-
-
-def test_sigterm_while_the_launcher_imports_torch_forks_no_rank(tmp_path: Path) -> None:
-    program = "launcher.preload = lambda **_: os.kill(os.getpid(), signal.SIGTERM)"
-    code, message = run_launcher(program, tmp_path / "log")
-    assert (code, message["outcome"], message["saved"]) == (75, "stopped", False)
-    assert "grace" not in str(message["message"])
-
-
-def test_sigterm_to_a_rank_just_forked_is_not_lost(tmp_path: Path) -> None:
-    program = (
-        "fork = os.fork\n"
-        "def fork_and_signal():\n"
-        "    pid = fork()\n"
-        "    if pid: os.kill(pid, signal.SIGTERM)\n"
-        "    return pid\n"
-        "os.fork = fork_and_signal"
-    )
-    code, message = run_launcher(program, tmp_path / "log")
-    assert (code, message["outcome"], message["phase"]) == (75, "stopped", "start")
-    assert "grace" not in str(message["message"])
+def test_sigterm_to_a_rank_just_forked_is_not_lost(ddptrain: ForkServer) -> None:
+    first = """
+import os
+fork = os.fork
+def fork_and_signal():
+    pid = fork()
+    if pid:
+        os.kill(pid, 15)
+    return pid
+os.fork = fork_and_signal
+"""
+    run = ddptrain.run("launch", "--nproc-per-node", 2, "--data", "digits", first=first, code=75)
+    assert (run.message()["outcome"], run.message()["phase"]) == ("stopped", "start")
+    assert "grace" not in run.message()["message"]
 
 
 def test_the_launcher_starts_no_thread_because_it_forks(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     port = free_port()
-    flags = (*SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--chaos", "kill:2:0:data")
-    zero = ddptrain.start("train", *flags, env=node(0, port))
-    program = (
-        "import os, sys, threading; from ddptrain import cli\n"
-        "launcher, start = os.getpid(), threading.Thread.start\n"
-        "def checked(thread):\n"
-        "    if os.getpid() == launcher: print('started', thread.name, file=sys.stderr, flush=True)\n"
-        "    start(thread)\n"
-        f"threading.Thread.start = checked; sys.exit(cli.main({['train', *map(str, flags)]}))"
-    )
-    env = {"PATH": "/usr/bin", "TMPDIR": tmp_path, **node(1, port), "DDPJOB_TERMINATION_LOG": tmp_path / "log"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=120, check=False, capture_output=True, text=True,
-        env={name: str(value) for name, value in env.items()},
-    )  # fmt: skip
-    assert (zero.wait(), done.returncode) == (77, 137), done.stdout + done.stderr
-    assert "started" not in done.stderr
+    flags = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path, "--chaos", "kill:2:0:data")
+    zero = ddptrain.start(*flags, env=node(0, port))
+    first = """
+import os, threading
+launcher, start = os.getpid(), threading.Thread.start
+def checked(thread):
+    if os.getpid() == launcher:
+        print("a thread:", thread.name, flush=True)
+    start(thread)
+threading.Thread.start = checked
+"""
+    one = ddptrain.start(*flags, env=node(1, port), first=first)
+    assert (zero.wait(), one.wait()) == (77, 137), zero.output() + one.output()
+    assert "a thread:" not in one.output()
 
 
 def test_sigterm_while_a_single_rank_imports_torch_stops_it(tmp_path: Path) -> None:
