@@ -21,7 +21,7 @@ REFERENCES = References([a_secret(token="s3cret"), a_config_map(lr="0.1", note="
 
 def resolved(*env: Json, env_from: list[Json] | None = None) -> dict[str, str]:
     """Return the variables of a container before translation."""
-    return declared(a_container(env=list(env), envFrom=env_from or []), REFERENCES, {"MASTER_PORT": 21000})
+    return declared(a_container(env=list(env), envFrom=env_from or []), REFERENCES, {"MASTER_PORT": 21000})[0]
 
 
 def variable(value_from: Json) -> Json:
@@ -153,6 +153,18 @@ async def test_local_defaults_are_set_unless_the_job_sets_them(bench: Bench) -> 
     env = [{"name": "GLOO_SOCKET_IFNAME", "value": "eth7"}]
     await bench.run(a_pod(a_container(script=script, env=env)))
     assert bench.log(POD) == f"eth7 {POD} 1\n"
+
+
+async def test_secrets_are_not_translated_and_other_values_are(tmp_path: Path) -> None:
+    place = [{"name": "DIR", "value": "/dev/termination-log"}, {"name": "OVERRIDDEN", "value": "/dev/termination-log"}]
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "ALL"}}}
+    sources = [{"secretRef": {"name": "keys"}}]
+    script = 'for name in ALL KEY DIR OVERRIDDEN; do eval "echo \\$$$name"; done'
+    secret = a_secret(ALL="/dev/termination-log", OVERRIDDEN="x")
+    async with a_bench(tmp_path, [secret]) as bench:
+        await bench.run(a_pod(a_container(script=script, env=[*place, key], envFrom=sources)))
+    here = f"{tmp_path}/jobs/default/mnist/pods/{POD}/trainer.termination-log"
+    assert bench.log(POD).split() == ["/dev/termination-log", "/dev/termination-log", here, here]
 
 
 async def test_gpus_of_a_node_are_set_in_cuda_visible_devices(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
+from tests.local.bench import MARKER, marked
 from tests.local.builders import a_config_map, a_local_job
 from tests.local.sessions import Place
 
 pytestmark = pytest.mark.timeout(300)
+UNTIL_GO = "echo up; until [ -e /checkpoints/go ]; do sleep 0.01; done"
 
 
 async def test_finished_job_leaves_record_logs_and_volume(place: Place) -> None:
@@ -64,6 +67,13 @@ async def test_config_maps_of_the_file_are_read(place: Place) -> None:
     place.others.append(a_config_map(greeting="hello"))
     run = await place.finish(a_local_job("echo $greeting", envFrom=[{"configMapRef": {"name": "settings"}}]))
     assert run.log(1) == "hello\n"
+
+
+async def test_attempt_is_recorded_before_its_processes_start(place: Place) -> None:
+    record = place.root / "jobs/default/tiny/cluster.json"
+    script = f"grep -c '\"attempt\":'$DDPJOB_ATTEMPT, {record}; [ $DDPJOB_ATTEMPT = 2 ]"
+    run = await place.finish(a_local_job(script, numNodes=1))
+    assert (run.log(1), run.log(2)) == ("1\n", "1\n")
 
 
 async def test_killed_process_restarts_the_whole_group_at_the_cost_of_a_restart(place: Place) -> None:
@@ -158,6 +168,32 @@ async def test_unwritable_state_folder_is_named(tmp_path: Path) -> None:
         await session(a_local_job("true"), tmp_path / "file").run()
     assert str(tmp_path / "file") in error.value.error
     assert "--state-dir" in error.value.next_step
+
+
+async def test_run_survives_the_deletion_of_its_record_and_logs(place: Place) -> None:
+    run = place.begin(a_local_job(UNTIL_GO, checkpoint=True))
+    await run.until("both nodes are up", lambda: run.log(1, 0) and run.log(1, 1))
+    shutil.rmtree(run.folder.path)
+    place.let_go()
+    finished = await run.result()
+    assert finished["status"]["state"] == "Succeeded"
+    assert run.folder.job() == finished
+
+
+async def test_record_that_cannot_be_written_ends_the_run_and_its_processes(place: Place, tmp_path: Path) -> None:
+    job = a_local_job(UNTIL_GO, checkpoint=True, env=[{"name": MARKER, "value": str(tmp_path)}])
+    run = place.begin(job)
+    await run.until("both nodes run", lambda: run.status.get("state") == "Running")
+    (run.folder.path / "cluster.json.tmp").mkdir()  # an error of the operating system, as if the disk were full
+    run.session.stop()
+    with pytest.raises(LocalError, match=r"cluster\.json\.tmp: Is a directory") as error:
+        await run.result()
+    assert "free space" in error.value.next_step
+    assert marked(str(tmp_path)) == []
+    (run.folder.path / "cluster.json.tmp").rmdir()
+    place.let_go()
+    again = await place.finish(job)
+    assert (again.status["state"], again.status["attempt"], again.status["restarts"]) == ("Succeeded", 2, 0)
 
 
 async def test_other_systems_than_linux_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

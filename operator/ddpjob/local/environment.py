@@ -32,39 +32,44 @@ def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return kept | {"PATH": os.pathsep.join([own, *rest]), "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
 
 
-def declared(trainer: Json, references: References, ports: Mapping[str, int]) -> dict[str, str]:
+def declared(trainer: Json, references: References, ports: Mapping[str, int]) -> tuple[dict[str, str], set[str]]:
     """Return the variables of ``envFrom``, then of ``env`` in order, as the kubelet resolves them.
 
-    ports: the values of the operator's variables that hold a port.
+    Also return the names of those that hold a secret: they are not translated. ports: the values of the operator's
+    variables that hold a port.
 
     Raises:
         LocalError: a variable refers to something that does not exist, or that local mode does not support.
     """
     values: dict[str, str] = {}
+    secret: set[str] = set()
     for group in trainer.get("envFrom") or ():
         match group:
             case {"configMapRef": {"name": _} as source}:
-                found = references.data("ConfigMap", source)
+                kind = "ConfigMap"
             case {"secretRef": {"name": _} as source}:
-                found = references.data("Secret", source)
+                kind = "Secret"
             case _:
                 raise _unsupported("envFrom")
-        values |= {f"{group.get('prefix') or ''}{key}": text.decode(errors="replace") for key, text in found.items()}
+        data = references.data(kind, source)
+        found = {f"{group.get('prefix') or ''}{key}": text.decode(errors="replace") for key, text in data.items()}
+        values |= found
+        secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
     for variable in trainer.get("env") or ():
-        name = variable["name"]
+        name, kind = variable["name"], ""
         match variable.get("valueFrom"):
             case None:
                 values[name] = str(ports.get(name) or expand(variable.get("value") or "", values))
-                continue
             case {"configMapKeyRef": source}:
-                found = references.data("ConfigMap", source)
+                kind = "ConfigMap"
             case {"secretKeyRef": source}:
-                found = references.data("Secret", source)
+                kind = "Secret"
             case _:
                 raise _unsupported(f"the variable {name}")
-        for text in found.values():
+        for text in references.data(kind, source).values() if kind else ():
             values[name] = text.decode(errors="replace")
-    return values
+        secret = secret | {name} if kind == "Secret" else secret - {name}
+    return values, secret
 
 
 def _unsupported(what: str) -> LocalError:

@@ -162,7 +162,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
     name, trainer = meta["name"], spec["containers"][0]
     rendezvous, progress = machine.ports.of(name.rpartition("-")[0]), machine.ports.of(name)
     ports = {"MASTER_PORT": rendezvous, "PET_MASTER_PORT": rendezvous, names.ENV_PROGRESS_PORT: progress}
-    variables = declared(trainer, machine.references, ports)
+    variables, secret = declared(trainer, machine.references, ports)
     message_path = str(trainer.get("terminationMessagePath") or "/dev/termination-log")
     translator = Translator(
         service=spec["subdomain"],
@@ -174,11 +174,12 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
     gpus = gpu_share(machine.gpus, rank, machine.spec.devices_per_node)
     own = {"HOSTNAME": name, "DDPJOB_TERMINATION_LOG": str(message_file)}
     own |= {CUDA_VISIBLE_DEVICES: ",".join(gpus)} if gpus else {}
+    theirs = {key: value if key in secret else translator.text(value) for key, value in variables.items()}
     command = [*(trainer.get("command") or [ENTRYPOINT]), *(trainer.get("args") or ())]
     cpu_limit = ((trainer.get("resources") or {}).get("limits") or {}).get("cpu")
     return {
         "command": [translator.text(expand(part, variables)) for part in command],
-        "environment": inherited() | own | {key: translator.text(value) for key, value in variables.items()},
+        "environment": inherited() | own | theirs,
         "directory": str(machine.directory / translator.text(trainer.get("workingDir") or ".")),
         "cpus": cpu_share(machine.cpus, rank, machine.spec.num_nodes, cpu_limit),
     }
