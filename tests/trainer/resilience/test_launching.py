@@ -131,7 +131,8 @@ def test_sigterm_during_the_rendezvous_ends_the_run_at_once(ddptrain: ForkServer
 
 
 def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) -> None:
-    run = ddptrain.start("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--step-delay", 0.2)
+    run = ddptrain.start("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--step-delay", 600)
+    # During the delay they print nothing, which would end them, because nobody reads the pipe.
     run.at_step(1)
     ranks = run.ranks()
     os.kill(run.pid, signal.SIGKILL)
