@@ -6,8 +6,6 @@ superseded. A save writes a temporary file, syncs it, renames it and syncs the d
 way. A checkpoint exists once its manifest does. Files are deleted only after something newer is durable. No torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -3,8 +3,6 @@
 No module that imports torch is imported at the top, so help, version, usage errors and file verbs answer at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -110,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
+def _add_model_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     infer = flags.add_verb(
         verbs, "infer", "write a checkpoint's prediction for every sample as CSV; alone or under torchrun", _infer,
         example=f"infer {_CHECKPOINTS} --out /tmp/ddptrain-answers.csv",
@@ -151,7 +149,7 @@ def _add_model_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
     flags.add_settings(report, ["data_dir", "device", "threads"])
 
 
-def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
+def _add_experiments(verbs: "argparse._SubParsersAction[Any]") -> None:
     compare = flags.add_verb(
         verbs, "compare", "check that the number of ranks does not change the training", _compare,
         example="compare --worlds 1,2 --checks gradients --ways ddp",
@@ -183,7 +181,7 @@ def _add_experiments(verbs: argparse._SubParsersAction[Any]) -> None:
     flags.add_settings(bench, ["data", "data_dir", "batch_size", "device"])
 
 
-def _add_lessons(verbs: argparse._SubParsersAction[Any]) -> None:
+def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
     from ddptrain.lessons.run import lesson_names
 
     lesson = flags.add_verb(

@@ -1,7 +1,5 @@
 """The verbs ``config``, ``ckpt``, ``why`` and ``data``, and the tables of ``preflight``: all that needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -32,7 +30,7 @@ from ddptrain.signals import StopFlag
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 
 
-def add_file_verbs(verbs: argparse._SubParsersAction[Any]) -> None:
+def add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     """Declare the verbs of this module."""
     config = add_group(verbs, "config", "show the settings of a run", example="config print --origin")
     print_config = add_verb(

@@ -1,7 +1,5 @@
 """The settings of a run: ``config_sources`` reads their values, and ``flags`` declares a flag for each."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -177,7 +175,7 @@ class Config:
             )
         return defaults | theirs
 
-    def replaced(self, settings: Mapping[str, Any]) -> Config:
+    def replaced(self, settings: Mapping[str, Any]) -> "Config":
         """Return the config with other values of the named settings."""
         return dataclasses.replace(self, **{SETTINGS[name].name: value for name, value in settings.items()})
 

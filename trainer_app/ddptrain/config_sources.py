@@ -3,8 +3,6 @@
 A later source wins. Every value is checked and named with its origin. PyYAML is imported only if there is a file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 DUMP_SIGNAL makes a rank dump its stacks and its last collectives. The files need no volume and no cleanup.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json
@@ -41,7 +39,7 @@ class Diagnostics:
     trace: int
 
     @classmethod
-    def create(cls, rank: int) -> Diagnostics:
+    def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
         names = ("heartbeat", "stacks", "flight", "trace")
         diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))

@@ -6,8 +6,6 @@ starts. ``classify`` maps exceptions of PyTorch and of the operating system to t
 
 # ruff: noqa: N818 - reports and job status show these names, which say what happened
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

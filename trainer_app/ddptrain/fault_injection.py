@@ -4,8 +4,6 @@
 from step 5 on. The fault occurs once, in the first attempt of the job only, so the next attempt must finish.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -33,7 +31,7 @@ class Fault:
     occurred: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> "Fault":
         """Return the fault in ``ACTION:RANK:STEP[:PHASE]``.
 
         Raises:

@@ -1,7 +1,5 @@
 """Atomic and durable writes, and JSON without NaN. Used by every module that writes files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -3,8 +3,6 @@
 A flag of a setting is declared once, by its field in ``Config``; ``config_sources.resolve`` checks its value.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 A rank that is stopped, or that waits inside C++ for a peer, cannot report; its last heartbeat shows what it was doing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import time
@@ -43,7 +41,7 @@ class HeartbeatRecord:
     collective: str = ""
 
     @classmethod
-    def unpack(cls, memory: bytes | memoryview) -> HeartbeatRecord:
+    def unpack(cls, memory: bytes | memoryview) -> "HeartbeatRecord":
         """Read the record from ``memory``. The write is not atomic, but a rank that hangs does not write."""
         changes, step, collectives, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
         text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]

@@ -1,7 +1,5 @@
 """What a rank does once it has joined its group; ``worker`` runs it. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

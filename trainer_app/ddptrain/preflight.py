@@ -6,8 +6,6 @@ The bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): ``al
 ``algbw`` times the share of the data that each rank must send, which compares with the speed of the network.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -3,8 +3,6 @@
 Everything here works without torch and before it is imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -5,8 +5,6 @@ would be handled only after it. The C-level handler writes each signal's number 
 that pipe. The watchdog exits without saving only if the main thread does not stop in time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

@@ -6,8 +6,6 @@ read its result after the same steps (``--log-every``), so that all exit after t
 would leave the others waiting in a collective.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -46,7 +44,7 @@ class StopFlag:
         self._phase: str | None = None
 
     @classmethod
-    def installed(cls) -> StopFlag:
+    def installed(cls) -> "StopFlag":
         """Return a flag whose handlers are installed; only the main thread may call it."""
         flag = cls()
         for number in stop_signals():

@@ -4,8 +4,6 @@ DDP broadcasts rank 0's weights when it wraps a model and never compares them, s
 noticed. Used at the start of a training, and by ``inference``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Mapping

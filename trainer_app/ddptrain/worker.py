@@ -3,8 +3,6 @@
 ``cli`` calls ``Worker.run_here`` for a rank without a launcher; the launcher's children call ``run_forked``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

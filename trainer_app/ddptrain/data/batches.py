@@ -3,8 +3,6 @@
 The trainer takes one global batch per step, and the gradient synchronization this rank's pieces of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Used by ``data fetch`` and by ``--download``. A file is accepted by the digest o
 atomically. A lock lets one process per directory download; the others wait and then find the files.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ Used by every rank, by inference, and by the verbs ``data fetch`` and ``data ver
 bytes because the published gzip files differ in their headers.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.util

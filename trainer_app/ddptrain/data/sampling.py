@@ -6,8 +6,6 @@ saved, and a run resumed at any step with any number of ranks uses the same glob
 ``Audit`` records which samples a rank used (``--audit DIR``); ``read_audit`` reads the records of all ranks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

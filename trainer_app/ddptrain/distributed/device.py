@@ -1,7 +1,5 @@
 """The device that a rank computes on, the backend of its collectives, and the facts that decide its last bits."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@
 find each other is in ``rendezvous``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ Rank 0 hosts the store at MASTER_ADDR:MASTER_PORT, or all ranks share a file. ``
 small values; the launcher announces killed ranks. Every wait polls, so that a SIGTERM and a peer's exit are noticed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@
 launching a node's ranks. The terms are those of torchrun: node_rank * nproc_per_node + local_rank = rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import ipaddress
@@ -60,7 +58,7 @@ class Ranks:
         first = self.node_rank * self.nproc_per_node
         return range(first, first + self.nproc_per_node)
 
-    def of_local_rank(self, local_rank: int) -> Ranks:
+    def of_local_rank(self, local_rank: int) -> "Ranks":
         """Return the place of this node's process ``local_rank``."""
         return replace(self, local_rank=local_rank, rank=self.node_rank * self.nproc_per_node + local_rank)
 

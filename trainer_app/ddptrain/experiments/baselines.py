@@ -3,8 +3,6 @@
 Run as a module, it trains PyTorch's example on the data of its arguments and prints the result as JSON.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

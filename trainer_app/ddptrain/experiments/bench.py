@@ -8,8 +8,6 @@ The loops to compare with, in ``baselines``, use the same data with the same num
 practice, because they neither decode with PIL nor start worker processes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

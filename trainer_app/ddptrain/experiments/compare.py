@@ -4,8 +4,6 @@
 functions below it compare what the trials left behind with fixed limits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -59,6 +57,22 @@ class CompareOptions:
     checks: tuple[str, ...]
     ways: tuple[str, ...]
     steps: int
+
+
+LOSS_LIMIT = 1e-12  # absolute, in double precision
+SAME_PLACES = 0.1  # share of equal positions in the orders of two epochs; random ones share about one position
+GRADIENT_LIMIT = 1e-6  # relative, in single precision
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One line of the table: a measured value and its limit."""
+
+    what: str
+    subject: str
+    limit: str
+    measured: str
+    holds: bool
 
 
 class Comparison:
@@ -175,22 +189,6 @@ def _folder(keep: str) -> Iterator[Path]:
             f"--keep {keep} is not empty", hint="the runs in it would be resumed", next_step="use an empty directory"
         )
     yield folder
-
-
-LOSS_LIMIT = 1e-12  # absolute, in double precision
-SAME_PLACES = 0.1  # share of equal positions in the orders of two epochs; random ones share about one position
-GRADIENT_LIMIT = 1e-6  # relative, in single precision
-
-
-@dataclass(frozen=True)
-class Proof:
-    """One line of the table: a measured value and its limit."""
-
-    what: str
-    subject: str
-    limit: str
-    measured: str
-    holds: bool
 
 
 def equal_losses(subject: str, alone: Trial, trial: Trial) -> Proof:

@@ -4,8 +4,6 @@ Commands are forked from this process, so that none imports torch again. As in t
 run no tensor operation before its last fork.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

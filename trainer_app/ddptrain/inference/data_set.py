@@ -1,7 +1,5 @@
 """A trained model on a whole data set: the verbs ``eval``, in one process, and ``infer``, on every rank of a group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ddptrain.config import Config

@@ -1,7 +1,5 @@
 """The verb ``export``: a checkpoint's model for other programs, as a state_dict or as a program of ``torch.export``."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb ``predict``: which digit a PNG image shows."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkpoint's model, and the settings and data that it was trained with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

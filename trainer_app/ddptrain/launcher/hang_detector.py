@@ -5,8 +5,6 @@ the states of all ranks: a stopped rank cannot report itself, and its peers only
 ``node_reports`` repeats the comparison with the states that all nodes have written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

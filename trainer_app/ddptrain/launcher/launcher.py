@@ -4,8 +4,6 @@ The termination message names the root cause, not the first peer that noticed. W
 launcher replaces this one.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import selectors

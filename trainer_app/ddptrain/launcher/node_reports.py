@@ -5,8 +5,6 @@ stacks and flight recorder. Launchers write them before they kill, so that a nod
 hung rank of another. The verb ``why`` merges them. A volume that refuses or does not answer never ends a training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -43,7 +41,7 @@ class NodeReports:
     ranks: Ranks
 
     @classmethod
-    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> NodeReports | None:
+    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> "NodeReports | None":
         """Return the reports of this attempt; None without a directory to write to."""
         root = config.checkpoint_dir or log_dir
         if not root:

@@ -5,8 +5,6 @@ tensor operation, starts no thread and never initializes CUDA, because a child i
 runtimes, but not the threads that would release them.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

@@ -8,8 +8,6 @@ watch them. Two kinds of rendezvous matter here:
   join. (``--rdzv-id``, ``--rdzv-backend=c10d``, ``--rdzv-endpoint``)
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

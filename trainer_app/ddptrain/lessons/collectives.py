@@ -6,8 +6,6 @@ Each function below shows one operation on every rank before and after, and chec
 The forms with one tensor need no list and no copy, and are the ones that NCCL carries out directly.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from datetime import timedelta

@@ -8,8 +8,6 @@ DDP averages gradients while backward still runs, some at a time. It copies the 
 beginning, so a model that only rank 0 has loaded is enough. It does not divide the data: the sampler does.
 """
 
-from __future__ import annotations
-
 import tempfile
 from datetime import timedelta
 from pathlib import Path

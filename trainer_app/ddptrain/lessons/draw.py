@@ -1,7 +1,5 @@
 """Draw what an exchange did: a table with a row per rank, and the same as an SVG file if LESSON_SVG_DIR is set."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ A node is a machine or a pod. A worker is one process of the training, and all o
 of one node are its local worker group. docs/torch-distributed/glossary.md explains each word and variable.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -8,8 +8,6 @@ is that of one process. torch.distributed.checkpoint writes the parts, one file 
 of ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

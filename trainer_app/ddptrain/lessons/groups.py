@@ -6,8 +6,6 @@ All ranks call ``new_group`` for every group and in the same order, also those t
 are global ranks, in a group too.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 

@@ -7,8 +7,6 @@ they exchange most and belong on one node. Ranks that differ only in p pass acti
 d have the same weights and average their gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 

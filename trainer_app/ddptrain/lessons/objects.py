@@ -6,8 +6,6 @@ They pickle the object, exchange its length and its bytes as tensors, and unpick
 to the group can run code in it. They are for small things outside the training loop, such as a report per rank.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import cache
 from typing import Any

@@ -6,8 +6,6 @@ A message has no name. The first recv from a rank gets its first send, so both s
 and type of all messages. Ranks form pairs here: 0 and 1, 2 and 3. A last rank without a partner only looks on.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

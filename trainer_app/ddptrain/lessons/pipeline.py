@@ -8,8 +8,6 @@ backward as soon as the last rank has its first loss, and keeps those of at most
 earlier ``Pipe`` and its form with RPC no longer exist; ``PipelineStage`` sends activations and gradients as messages.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch

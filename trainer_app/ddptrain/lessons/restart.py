@@ -7,8 +7,6 @@ one of its ranks is not usable, and starts all of them again, each as a new proc
 survive is on disk. --standalone is a c10d rendezvous of one node, with a free port and an id of its own.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """``ddptrain lesson NAME``: start the ranks of a lesson, or be one of them under torchrun."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

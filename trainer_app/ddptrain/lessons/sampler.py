@@ -9,8 +9,6 @@ parts are not contiguous. It repeats some indices, so that all ranks get equally
 is the same in every epoch.
 """
 
-from __future__ import annotations
-
 import warnings
 from datetime import timedelta
 

@@ -7,8 +7,6 @@ Each process needs its rank, the number of all ranks, and a place where they mee
 all ranks have come to that place. It starts no process, and it does not look for GPUs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

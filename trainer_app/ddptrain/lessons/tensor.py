@@ -7,8 +7,6 @@ the ranks, and the rows of B. Each rank then has what its rows of B need, and on
 arXiv:1909.08053). First by hand, with a width that the ranks do not divide evenly, then with torch's DTensor.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

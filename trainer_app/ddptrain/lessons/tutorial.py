@@ -5,8 +5,6 @@
 ``sampler`` and ``ddp`` replace the parts of this file by torch's own, one after the other: compare them with diff.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ A rank looks up the tokens that it holds, puts zeros in place of the others, and
 exactly one summand of each row is not zero, so the sum is exact. By hand as in Megatron-LM, then with DTensor.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch

@@ -4,8 +4,6 @@ The page embeds the drawing; ``standalone`` makes it a file of its own. This mod
 ``templates/curves.svg.j2`` draws it with the colours of ``templates/curves.css``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a training's directory tells about it: the rows of all runs, which rows count, and why runs ended. No torch."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

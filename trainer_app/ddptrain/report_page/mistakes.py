@@ -1,7 +1,5 @@
 """What a checkpoint's model gets wrong on the test set: the confusion matrix, and the worst misses as images."""
 
-from __future__ import annotations
-
 import base64
 import io
 from dataclasses import dataclass

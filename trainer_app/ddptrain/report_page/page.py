@@ -3,8 +3,6 @@
 In the page every text is escaped, and no script is allowed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -43,7 +41,7 @@ class Contents:
     name: str
     history: History
     manifest: Mapping[str, Any]
-    mistakes: Mistakes | None
+    mistakes: "Mistakes | None"
     problem: str
 
     @property

@@ -5,8 +5,6 @@ is a reason to lose hours of work, which metrics and checkpoints record as well.
 before it trains or launches. Verbs that only print still fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

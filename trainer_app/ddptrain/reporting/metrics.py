@@ -5,8 +5,6 @@ never been interrupted; the experiments and people who plot a curve use it. Each
 not append atomically: rows of an older attempt that still runs would overwrite rows of the newer attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

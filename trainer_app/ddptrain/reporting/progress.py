@@ -4,8 +4,6 @@ It changes only after completed work, never by a timer, so that a trainer withou
 creates it and sets its phases, ``MetricsLogger`` updates it, and the operator polls it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

@@ -4,8 +4,6 @@
 ``cli`` writes it if a start is refused. docs/trainer.md describes the fields.
 """
 
-from __future__ import annotations
-
 import bisect
 import fcntl
 import functools

@@ -9,22 +9,16 @@ The price is smaller batches and the traffic of a gather. The result depends on 
 PyTorch: manifests record both, and the checkpointer refuses to resume where they differ.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ddptrain.data.batches import GlobalBatch
 from ddptrain.data.sampling import shard
-from ddptrain.distributed.process_group import all_gather_flat
+from ddptrain.distributed.process_group import Group, all_gather_flat
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, views_of
-
-if TYPE_CHECKING:
-    from ddptrain.distributed.process_group import Group
-
 
 VIRTUAL_SHARDS = 12  # divisible by 1, 2, 3, 4, 6 and 12 ranks
 THREADS = 1  # default of --threads: possible with any number of ranks on a node

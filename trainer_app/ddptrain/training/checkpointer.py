@@ -4,8 +4,6 @@ The trainer calls ``resume`` before its first step and ``Checkpointer.save`` lat
 files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

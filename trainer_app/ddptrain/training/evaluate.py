@@ -7,8 +7,6 @@ weights therefore give the same accuracy and loss, bit for bit, at any number of
 threads).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +55,7 @@ class ResidentSet:
     labels: torch.Tensor
 
     @classmethod
-    def on(cls, device: torch.device, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> ResidentSet:
+    def on(cls, device: torch.device, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> "ResidentSet":
         """Copy a test set to the device."""
         return cls(resident(images, device), torch.from_numpy(labels.astype(np.int64)).to(device))
 

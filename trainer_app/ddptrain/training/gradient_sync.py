@@ -7,13 +7,11 @@ average (or, with ``averaged_over`` 1, the sum) of these gradients is the gradie
 average of the ranks' mean losses would weight the samples of a smaller share more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddptrain.data.batches import GlobalBatch, Piece
 from ddptrain.data.sampling import micro_shards
-
-if TYPE_CHECKING:
-    from ddptrain.distributed.process_group import Group
+from ddptrain.distributed.process_group import Group
 
 LOSS, STOP, SECONDS = range(3)  # positions in the numbers of a step
 NUMBERS = 3

@@ -3,8 +3,6 @@
 Used by the trainer, by inference, and by ``bench``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

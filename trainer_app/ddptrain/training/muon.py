@@ -4,8 +4,6 @@ Keller Jordan, https://kellerjordan.github.io/posts/muon. The singular values of
 polynomial, so all directions of a matrix learn equally fast. Used by ``optim``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ than ``import torch`` itself. AdamW and SGD call the same fused kernels, so thei
 bit for bit, and the state has the same format. ``muon`` and ``zero`` build on this module.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Imported only with the setting. The ranges in a trace come from three places: th
 reports to its heartbeat, hooks on the model (``forward``) and the optimizer (``optimizer``), and PyTorch's operators.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile

@@ -5,8 +5,6 @@ trainer runs steps without reading: whether a loss is finite is decided on the d
 records a step as a CUDA graph.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

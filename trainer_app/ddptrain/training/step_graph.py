@@ -7,8 +7,6 @@ without a recording, so that tests compare them with ``Step``. Follows PyTorch's
 GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The training loop. Every rank runs the same lines in the same order; ``worker`` calls ``train``."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -117,7 +115,7 @@ class Trainer:
     one_step: Step
     results: StepResults
     audit: Audit | None
-    profiler: StepProfiler | None = None
+    profiler: "StepProfiler | None" = None
 
     def run(self, first: int) -> tuple[Evaluation, SaveResult]:
         """Run the steps after ``first`` completed ones. Returns the last evaluation and the last save; collective."""
@@ -241,7 +239,7 @@ class Trainer:
             next_step=f"lower --lr (now {self.config.learning_rate:g}), and start in a new --checkpoint-dir",
         )
 
-    def build_profiler(self, done: int, log: Callable[[str], None]) -> StepProfiler | None:
+    def build_profiler(self, done: int, log: Callable[[str], None]) -> "StepProfiler | None":
         """Return the profiler of the steps after ``done``; None if there is no folder for its files; collective."""
         from ddptrain.training.profiling import StepProfiler
 

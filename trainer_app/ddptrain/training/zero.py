@@ -5,8 +5,6 @@ is never divided, because Muon needs whole matrices, and its update does not dep
 are therefore those of the optimizer without ``--zero``, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
