@@ -108,20 +108,14 @@ def newest_trace() -> tuple[bytes, dict[str, Any]]:
                 raw: bytes = dump()
                 recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
                 if recorded.get("entries") or name == "_dump_fr_trace":
-                    return (pickle.dumps(recorded), recorded) if _named(recorded) else (raw, recorded)
+                    groups = {tuple(entry["process_group"]) for entry in recorded.get("entries", ())}
+                    if "" in recorded.get("pg_config", {}) and len(groups) == 1:
+                        # gloo's recorder leaves out the name of the group, without which torchfrtrace fails.
+                        [(group, text)] = groups
+                        recorded["pg_config"][group] = recorded["pg_config"].pop("") | {"name": group, "desc": text}
+                        raw = pickle.dumps(recorded)
+                    return raw, recorded
     return b"", {}
-
-
-def _named(recorded: dict[str, Any]) -> bool:
-    """Name the group where gloo's recorder has left the name out, without which ``torchfrtrace`` fails."""
-    if "" not in recorded.get("pg_config", {}):
-        return False
-    groups = {tuple(entry["process_group"]) for entry in recorded.get("entries", ())}
-    if len(groups) != 1:
-        return False
-    [(name, description)] = groups
-    recorded["pg_config"][name] = recorded["pg_config"].pop("") | {"name": name, "desc": description}
-    return True
 
 
 @contextlib.contextmanager

@@ -18,8 +18,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def available_cpus(root: Path = Path("/")) -> float:
-    """Return the CPUs of this process: its affinity, or the lowest cgroup quota (v2 and v1) above it."""
-    return min([float(len(os.sched_getaffinity(0))), *cpu_quotas(root)])
+    """Return the CPUs of this process: its affinity, or the lowest quota (v2 and v1) of its cgroup and those above."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    for directory in _directories("cpu", root):
+        v2 = directory / "cpu.max"
+        files = [v2] if v2.exists() else [directory / "cpu.cfs_quota_us", directory / "cpu.cfs_period_us"]
+        with contextlib.suppress(OSError, ValueError):  # no limit: cpu.max holds "max 100000"
+            quota, period = map(int, " ".join(file.read_text() for file in files).split())
+            if quota > 0 and period > 0:  # no limit: cpu.cfs_quota_us holds -1
+                cpus = min(cpus, quota / period)
+    return cpus
 
 
 def threads_per_rank(local_ranks: int, env: Mapping[str, str] = os.environ) -> int:
@@ -40,9 +48,7 @@ def set_torch_defaults() -> None:
     scheduler tick: a training step took 520 ms instead of 105 ms on two busy cores.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # NumPy computes nothing here, and forks would inherit its threads
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy computes nothing here; forks would inherit its threads
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer prints thirty lines of C++ stack otherwise
 
 
@@ -66,19 +72,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the largest value glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
-
-
-def cpu_quotas(root: Path = Path("/")) -> Iterator[float]:
-    """Yield the CPU limit of this process's cgroup and of each one above it, without those that set none."""
-    for directory in _directories("cpu", root):
-        v2 = directory / "cpu.max"
-        files = [v2] if v2.exists() else [directory / "cpu.cfs_quota_us", directory / "cpu.cfs_period_us"]
-        try:
-            quota, period = map(int, " ".join(file.read_text() for file in files).split())
-        except (OSError, ValueError):  # no limit: cpu.max holds "max 100000"
-            continue
-        if quota > 0 and period > 0:  # no limit: cpu.cfs_quota_us holds -1
-            yield quota / period
 
 
 def oom_kills(root: Path = Path("/")) -> int:

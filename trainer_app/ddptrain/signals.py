@@ -76,10 +76,9 @@ class StopFlag:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.requested = True
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                os._exit(exit_codes.SIGNAL_BASE + signal.SIGINT)
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            os._exit(exit_codes.SIGNAL_BASE + signal.SIGINT)
         if self._phase is not None:
             phase, self._phase = self._phase, None  # once: the cleanup must not be interrupted too
             self.raise_if_requested(phase)

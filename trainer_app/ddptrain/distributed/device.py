@@ -1,5 +1,6 @@
 """The device that a rank computes on, the backend of its collectives, and the facts that decide its last bits."""
 
+import contextlib
 import os
 import platform
 import re
@@ -24,15 +25,14 @@ def resolve_device(config: Config, ranks: Ranks) -> torch.device:
     """
     if config.device == "cpu" or (config.device == "auto" and config.backend == "gloo"):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if config.device == "cuda" or config.backend == "nccl":
-            raise RanksError(
-                "CUDA was requested, but PyTorch finds no GPU",
-                hint="this PyTorch build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
-                next_step="use --device cpu, or run on a GPU node",
-            )
-        return torch.device("cpu")
-    if too_few_gpus(config, ranks):
+    has_cuda = torch.cuda.is_available()
+    if not has_cuda and (config.device == "cuda" or config.backend == "nccl"):
+        raise RanksError(
+            "CUDA was requested, but PyTorch finds no GPU",
+            hint="this PyTorch build is for CPU, the driver is absent, or the pod requests no nvidia.com/gpu",
+            next_step="use --device cpu, or run on a GPU node",
+        )
+    if not has_cuda or too_few_gpus(config, ranks):
         return torch.device("cpu")
     if ranks.local_rank is None:
         raise RanksError(
@@ -76,10 +76,8 @@ def set_numerics(config: Config) -> None:
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
     """Return the version of NVIDIA's driver; empty if it is unknown."""
-    try:
-        found = re.search(r"Kernel Module.*?(\d+\.\d+[\d.]*)", path.read_text(errors="replace"))
-    except OSError:
-        return ""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    found = re.search(r"Kernel Module.*?(\d+\.\d+[\d.]*)", text)
     return found[1] if found else ""
 
 
@@ -151,11 +149,8 @@ def uses_bf16(config: Config, device: torch.device) -> bool:
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return vendor, family and model: MKL chooses its kernels by them, not by the instruction set alone."""
     facts: dict[str, str] = {}
-    try:
+    with contextlib.suppress(OSError):
         for line in cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines():
             key, _, value = line.partition(":")
             facts[key.strip()] = value.strip()
-    except OSError:
-        pass
-    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
-    return " ".join(known) or platform.machine()
+    return " ".join(facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts) or platform.machine()

@@ -182,10 +182,12 @@ class Bench:
     def _timed(self, name: str, world: int, *flags: object) -> dict[str, float]:
         """Return elapsed and CPU seconds of a warm command, and its accuracy."""
         folder = self.trials.folder / name
-        cost = self.trials.run([*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder)
+        seconds, cpu_seconds = self.trials.run(
+            [*self._command(world), *flags, "--checkpoint-dir", folder / "checkpoints"], folder
+        )
         accuracy = effective_rows(folder / "checkpoints", "eval")[-1]["accuracy"]
-        _log(f"{name}: {accuracy:.2%} in {cost.seconds:.1f} s")
-        return {"seconds": cost.seconds, "cpuSeconds": cost.cpu_seconds, "accuracy": accuracy}
+        _log(f"{name}: {accuracy:.2%} in {seconds:.1f} s")
+        return {"seconds": seconds, "cpuSeconds": cpu_seconds, "accuracy": accuracy}
 
     def _speed(self, name: str) -> float:
         """Return the samples per second, over all ranks, of a timed command with the configured global batch."""

@@ -6,12 +6,12 @@ run no tensor operation before its last fork.
 
 import dataclasses
 import json
+import multiprocessing
 import os
-import signal
+import resource
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ddptrain import exit_codes
 from ddptrain.config import Config
 from ddptrain.errors import TrainerError
 from ddptrain.launcher.launcher import preload
@@ -38,14 +37,6 @@ _WARM_UP_STEPS = 20  # not counted in the samples per second
 
 class TrialFailed(TrainerError):  # noqa: N818
     """A trial ended with an unexpected exit code, or did not end."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Elapsed seconds of a trial, and CPU seconds of all its processes."""
-
-    seconds: float
-    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -87,16 +78,16 @@ class Trials:
         self.run([*verb(world_size), *flags, *folders], trial.folder, code=code)
         return trial
 
-    def run(self, argv: Sequence[object], folder: Path, *, code: int = 0) -> Cost:
-        """Run one command of ``ddptrain`` with its output in ``folder/log``.
+    def run(self, argv: Sequence[object], folder: Path, *, code: int = 0) -> tuple[float, float]:
+        """Run one command of ``ddptrain`` with its output in ``folder/log``. Returns elapsed seconds and CPU seconds.
 
         Raises:
             TrialFailed: its exit code is not ``code``; the end of its output is quoted.
         """
-        got, cost = self._fork(lambda: self._main([str(argument) for argument in argv]), folder)
+        got, *seconds = self._fork(lambda: self._main([str(argument) for argument in argv]), folder)
         if got != code:
             raise _failed(argv, f"ended with {got}, not {code}", (folder / "log").read_text(errors="replace"))
-        return cost
+        return seconds[0], seconds[1]
 
     def run_cold(self, module: str, argv: Sequence[object]) -> tuple[float, str]:
         """Run a module in a new interpreter. Returns the elapsed seconds, imports included, and its output.
@@ -128,58 +119,46 @@ class Trials:
             (folder / "result.json").write_text(json.dumps(work()))
             return 0
 
-        if self._fork(child, folder)[0] != 0:
-            raise TrialFailed(f"{name} failed:\n{_tail((folder / 'log').read_text(errors='replace'))}")
+        if (code := self._fork(child, folder)[0]) != 0:
+            raise _failed([name], f"ended with {code}, not 0", (folder / "log").read_text(errors="replace"))
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return result
 
-    def _fork(self, work: Callable[[], int], folder: Path) -> tuple[int, Cost]:
-        """Run ``work`` in a forked child. Returns its exit code and its cost."""
+    def _fork(self, work: Callable[[], int], folder: Path) -> tuple[int, float, float]:
+        """Run ``work`` in a forked child. Returns its exit code, elapsed seconds, and CPU seconds of its processes."""
         folder.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent, started = os.getpid(), time.perf_counter()
-        pid = os.fork()
-        if pid == 0:
-            self._run_child(work, folder / "log", parent)
-        try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # leaves the number to the child until it is reaped
-        except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        _, status, used = os.wait4(pid, 0)
-        cost = Cost(time.perf_counter() - started, used.ru_utime + used.ru_stime)
-        return os.waitstatus_to_exitcode(status), cost
+        parent = os.getpid()
 
-    def _run_child(self, work: Callable[[], int], log: Path, parent: int) -> NoReturn:
-        code = exit_codes.USER_ERROR
-        try:
+        def child() -> NoReturn:
             die_with_parent(parent)
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             os.environ.clear()
             os.environ.update(self.env)
-            code = work()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            sys.exit(work())
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        process.start()
+        try:
+            os.waitid(
+                os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT
+            )  # does not reap: the number stays the child's
+        except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
+            process.kill()
+            process.join()
+            raise
+        process.join()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert process.exitcode is not None
+        return process.exitcode, time.perf_counter() - started, cpu_seconds
 
 
 def _failed(argv: Sequence[object], how: str, output: str) -> TrialFailed:
-    return TrialFailed(
-        f"`ddptrain {' '.join(map(str, argv))}` {how}:\n{_tail(output)}", next_step="run that command alone"
-    )
-
-
-def _tail(output: str) -> str:
-    return "\n".join(output.splitlines()[-_TAIL:])
+    tail = "\n".join(output.splitlines()[-_TAIL:])
+    return TrialFailed(f"`ddptrain {' '.join(map(str, argv))}` {how}:\n{tail}", next_step="run that command alone")
 
 
 def verb(world_size: int) -> list[object]:

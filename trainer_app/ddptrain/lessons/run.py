@@ -3,7 +3,6 @@
 import importlib
 import os
 import pkgutil
-from collections.abc import Mapping
 from dataclasses import replace
 
 import ddptrain.lessons
@@ -37,7 +36,15 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
     """
     environment = topology.without_operator_rank(os.environ)
     if "RANK" in environment:
-        _check_variables(name, environment)
+        needed = dict.fromkeys((*_OF_EVERY_RANK, *_ALSO_READ.get(name, ())))
+        if missing := [variable for variable in needed if not environment.get(variable)]:
+            raise UsageError(
+                f"RANK is set, but not {', '.join(missing)}",
+                hint="torchrun sets them for each rank that it starts; see docs/torch-distributed/glossary.md",
+                next_step=f"to let the lesson start its ranks, run `env -u RANK -u WORLD_SIZE ddptrain lesson {name}`, "
+                f"or `torchrun --nproc-per-node 2 -m ddptrain.lessons.{name}`",
+            )
+        topology.from_rank_environment(environment)  # raises if the rank is impossible
         importlib.import_module(f"ddptrain.lessons.{name}").main()
         return 0
     if not environment.get("NPROC_PER_NODE"):
@@ -47,19 +54,6 @@ def run_lesson(name: str, nproc_per_node: int | None) -> int:
         ranks = replace(ranks, master_port=topology.free_port())
     own_launch = getattr(importlib.import_module(f"ddptrain.lessons.{name}"), "launch", None)  # what the lesson shows
     return int(own_launch(ranks)) if own_launch else _start(name, ranks)
-
-
-def _check_variables(name: str, environment: Mapping[str, str]) -> None:
-    """Raise UsageError if this process is a rank that the lesson ``name`` cannot be."""
-    needed = dict.fromkeys((*_OF_EVERY_RANK, *_ALSO_READ.get(name, ())))
-    if missing := [variable for variable in needed if not environment.get(variable)]:
-        raise UsageError(
-            f"RANK is set, but not {', '.join(missing)}",
-            hint="torchrun sets them for every rank that it starts; docs/torch-distributed/glossary.md explains each",
-            next_step=f"to let the lesson start its ranks, run `env -u RANK -u WORLD_SIZE ddptrain lesson {name}`, or "
-            f"`torchrun --nproc-per-node 2 -m ddptrain.lessons.{name}`",
-        )
-    topology.from_rank_environment(environment)
 
 
 def _start(name: str, ranks: topology.Ranks) -> int:

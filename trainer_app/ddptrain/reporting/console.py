@@ -83,8 +83,15 @@ def ignore_write_errors() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    sys.stdout = _ignoring_errors(sys.stdout, 1)
-    sys.stderr = _ignoring_errors(sys.stderr, 2)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old: TextIO | None = getattr(sys, name)
+        if old is not None:
+            with contextlib.suppress(OSError):
+                old.flush()
+        file = io.BufferedWriter(_IgnoringErrors(number, "w", closefd=False))
+        encoding, by_line = (old and old.encoding) or "utf-8", number == 2 or os.isatty(number)
+        stream = io.TextIOWrapper(file, encoding=encoding, errors="backslashreplace", line_buffering=by_line)
+        setattr(sys, name, stream)
 
 
 def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
@@ -124,19 +131,6 @@ class _JsonLines(io.TextIOBase):
     def buffer(self) -> Any:
         """The stream for bytes, which are written unchanged."""
         return self._stream.buffer
-
-
-def _ignoring_errors(old: TextIO | None, descriptor: int) -> TextIO:
-    if old is not None:
-        with contextlib.suppress(OSError):
-            old.flush()
-    encoding = (old.encoding if old else None) or "utf-8"
-    return io.TextIOWrapper(
-        io.BufferedWriter(_IgnoringErrors(descriptor, "w", closefd=False)),
-        encoding=encoding,
-        errors="backslashreplace",
-        line_buffering=descriptor == 2 or os.isatty(descriptor),
-    )
 
 
 class _IgnoringErrors(io.FileIO):

@@ -34,27 +34,9 @@ def plain(name: str) -> nn.Module:
     if name == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 128), nn.ReLU(), nn.Linear(128, 10))
     if name == "strided":  # no feature map is larger than 12×12, so a step costs a third of the cnn's
-        return nn.Sequential(
-            nn.Conv2d(1, 16, 6, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            ChannelsLastFlatten(),
-            nn.Linear(32 * 5 * 5, 128),
-            nn.ReLU(),
-            nn.Linear(128, 10),
-        )
-    # Pooling before ReLU saves three quarters of the ReLUs.
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+        convolutions = [nn.Conv2d(1, 16, 6, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.MaxPool2d(2), nn.ReLU()]
+        flat = [ChannelsLastFlatten(), nn.Linear(32 * 5 * 5, 128)]
+    else:  # pooling before ReLU saves three quarters of the ReLUs
+        convolutions = [nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(16, 32, 5), nn.MaxPool2d(2)]
+        flat = [nn.ReLU(), nn.Flatten(), nn.Linear(32 * 4 * 4, 128)]
+    return nn.Sequential(*convolutions, *flat, nn.ReLU(), nn.Linear(128, 10))
