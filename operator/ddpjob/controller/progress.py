@@ -16,7 +16,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport, training_report
 from ddpjob.controller.cache import Key
 from ddpjob.engine.observed import ProgressProblem
-from ddpjob.engine.progress import UNKNOWN_SECONDS
+from ddpjob.engine.obstacles import UNKNOWN_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,8 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import DELETE_REFUSED
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
+from ddpjob.engine.obstacles import obstacles, scheduling_obstacle, silence
 from ddpjob.engine.state import JobState
-
-PROGRESS_UNKNOWN = "ProgressUnknown"
-"""Reason of the condition Running while all nodes run and rank 0 cannot be asked for its progress."""
 
 Aspect = tuple[bool, str, str]
 """Whether the condition is true, its reason and its message."""
@@ -110,17 +108,10 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
 
 
 def _running(s: JobState, ready: str) -> Aspect:
-    if (wait := s.seconds_to_unknown) is None or wait > 0:
+    if (silent := silence(s)) is None:
         return True, "AllNodesRunning", ready
-    port = f"port {s.job.spec.rendezvous.progress_port} of {s.current[0].name}"
-    what = (
-        "does not answer" if s.observed.progress_problem == "unreachable" else "answers, but this is no progress report"
-    )
-    effect = "progress is unknown"
-    if s.job.spec.progress_deadline_seconds is not None:
-        effect += " and progressDeadlineSeconds does not pass"
-    todo = f"allow connections from the operator in NetworkPolicies, and look at the log: {s.logs_command()}"
-    return True, PROGRESS_UNKNOWN, f"{ready}, but {effect}, because {port} {what}: {todo}"
+    reason, message = silent
+    return True, reason, f"{ready}, but {message}"
 
 
 def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, str]:
@@ -130,7 +121,7 @@ def _why_not_running(s: JobState, decision: Decision, ready: str) -> tuple[str, 
         return "Failing", s.attempt.message
     if s.attempt.verdict is not None:
         return s.attempt.verdict, s.attempt.message
-    return next(s.obstacles(), ("Starting", ready))
+    return next(obstacles(s), ("Starting", ready))
 
 
 def _recovers_from(s: JobState, decision: Decision, failure: Failure) -> bool:
@@ -150,12 +141,6 @@ def _scheduled(s: JobState, decision: Decision) -> Aspect:
         return False, "PodsNotCreated", "the pods of the new attempt are being created"
     if decision.kind == "close" or s.attempt.is_closed:
         return False, "PodsNotCreated", "the next attempt has not started yet"
-    node_ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_nodes]
-    waiting = [r for r in node_ranks if not (r in s.current and s.current[r].node_name)]
-    if not waiting:
-        return True, "AllNodesScheduled", "every pod has a Kubernetes node"
-    for node_rank in waiting:
-        pod = s.current.get(node_rank)
-        if pod is not None and pod.unschedulable is not None:
-            return False, "Unschedulable", f"{pod.where}: {pod.unschedulable}"
-    return False, "WaitingForScheduler", f"{len(waiting)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
+    if (obstacle := scheduling_obstacle(s)) is not None:
+        return False, *obstacle
+    return True, "AllNodesScheduled", "every pod has a Kubernetes node"

@@ -7,6 +7,7 @@ from typing import Literal
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, timestamp
 from ddpjob.engine.failures import CONFIG_ERROR
+from ddpjob.engine.obstacles import obstacles
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
@@ -65,7 +66,7 @@ def _startup(s: JobState) -> Deadline | None:
     pods = {} if s.attempt.is_closed else s.current
     waiting = [r for r in s.job.node_ranks if r not in pods or pods[r].state == "pending"]
     text = f"{len(waiting)} of {len(s.job.node_ranks)} nodes have not started within {limit} s (startupDeadlineSeconds)"
-    obstacle = (s.attempt.verdict, s.attempt.message) if s.attempt.verdict else next(s.obstacles(), None)
+    obstacle = (s.attempt.verdict, s.attempt.message) if s.attempt.verdict else next(obstacles(s), None)
     if obstacle:
         text += f": {obstacle[0]}: {obstacle[1]}"
     return Deadline(left, "job", "StartupDeadlineExceeded", text)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
-from ddpjob.engine.conditions import PROGRESS_UNKNOWN
 from ddpjob.engine.decision import Decision
 from ddpjob.engine.launcher import launch_warning
-from ddpjob.engine.state import CONTAINER_CREATING, JobState
+from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, obstacles
+from ddpjob.engine.state import JobState
 
 _MAX_NOTE = 1000
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
@@ -48,7 +48,7 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         if condition.type == "Running" and condition.status == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"
-            if is_new and condition.reason in {reason for reason, _ in s.obstacles()} - _NO_NOTE:
+            if is_new and condition.reason in {reason for reason, _ in obstacles(s)} - _NO_NOTE:
                 yield Note("Warning", condition.reason, shorten(condition.message, _MAX_NOTE))
         if condition.type == "Suspended" and turned_true:
             running = any(pod.holds_resources for pod in s.pods)

@@ -14,6 +14,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import explain
 from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.times import seconds_between, seconds_since
+from ddpjob.engine import obstacles
 from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.deadlines import deadlines
@@ -181,8 +182,7 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     # Deadlines of the attempt before the decision, unless the decision ends it.
     left = [d.left for d in deadlines(s) if d.ends == "job" or not (decision.begins_attempt or decision.ends_attempt)]
     if not (decision.begins_attempt or decision.ends_attempt):
-        left += [wait for pod in s.current.values() if (wait := s.seconds_to_prepare(pod)) is not None and wait > 0]
-        left += [wait] if (wait := s.seconds_to_unknown) is not None and wait > 0 else []
+        left += obstacles.waits(s)
     if decision.kind != "hold":
         times = (attempt.ending.until, attempt.ending.drain_until) if attempt.ending else ()
         left += [-seconds_since(time, s.now) for time in times if time is not None]

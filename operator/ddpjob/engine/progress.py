@@ -7,8 +7,6 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CheckpointStatus, Progress
 from ddpjob.api.times import timestamp
 
-UNKNOWN_SECONDS = 60.0
-"""How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
 _MAX_AGE = 365 * 86_400.0
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 

@@ -1,6 +1,6 @@
 """The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -8,17 +8,14 @@ from functools import cached_property
 from ddpjob.api import names
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import RUNNING, CurrentAttempt, DDPJobStatus, Failure
+from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure
 from ddpjob.api.times import seconds_between
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_running
+from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node
 from ddpjob.engine.observed import Observed
-from ddpjob.engine.progress import UNKNOWN_SECONDS
 
-CONTAINER_CREATING = "ContainerCreating"
-_PREPARATION_SECONDS = 10.0
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 
 
@@ -72,8 +69,8 @@ class JobState:
     def missing_nodes(self) -> list[int]:
         """node_ranks that have no pod and have not succeeded.
 
-        After all pods ran, one that has not started is another: a create whose response was lost can be carried out
-        after the pod that its repetition created is gone. The other nodes have lost the first one.
+        After all pods ran, a pod that has not started does not prove that the pod that ran still exists: a delayed
+        create can add it after that pod was lost. The peers do not accept it.
         """
         all_ran = self.attempt.all_running_time is not None
         present = {node_rank for node_rank, pod in self.current.items() if not (all_ran and pod.unstarted)}
@@ -96,28 +93,6 @@ class JobState:
     def nothing_runs(self) -> bool:
         """Whether no pod of any attempt has a running container, except on Kubernetes nodes that are lost."""
         return all(pod.stopped or is_on_lost_node(pod) for pod in self.pods)
-
-    def obstacles(self) -> Iterator[tuple[str, str]]:
-        """Yield reason and message of everything that keeps the attempt from running, the most important first."""
-        for problem in self.observed.problems:
-            yield problem.reason, problem.message
-        for pod in self.current.values():
-            if pod.waiting:
-                yield pod.waiting[0], f"{pod.where}: {pod.waiting[1]}"
-        for pod in self.current.values():
-            if pod.unschedulable is not None:
-                yield "Unschedulable", f"{pod.where}: {pod.unschedulable}"
-        for pod in self.current.values():
-            if (left := self.seconds_to_prepare(pod)) is not None and left <= 0:
-                what = "its volumes or its network are" if pod.prepared is False else "its containers are"
-                reason = "PodNotPrepared" if pod.prepared is False else CONTAINER_CREATING
-                yield reason, f"{pod.where}: {what} not ready: kubectl describe pod {pod.name} -n {self.job.namespace}"
-
-    def seconds_to_prepare(self, pod: PodView) -> float | None:
-        """Return after how many seconds a pod that does not start is an obstacle; None unless it is starting."""
-        if pod.state != "pending" or pod.start_time is None or pod.waiting or pod.deleting:
-            return None
-        return _PREPARATION_SECONDS - seconds_between(pod.start_time, self.now)
 
     @property
     def answer(self) -> TrainingReport | None:
@@ -149,20 +124,6 @@ class JobState:
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.stalled_seconds if self.answer is not None and self.has_stepped else None
-
-    @property
-    def seconds_to_unknown(self) -> float | None:
-        """After how many seconds rank 0's silence is shown; None if it reports, or is not expected to.
-
-        Many programs do not report. It is expected for a deadline of the progress, and of a trainer that has reported.
-        """
-        attempt, limit = self.attempt, self.job.spec.progress_deadline_seconds
-        is_expected = limit is not None or self.answer is not None or attempt.first_step_time is not None
-        pod = self.current.get(0)
-        is_asked = attempt.phase == RUNNING and pod is not None and pod.state == "running"
-        if self.observed.progress_problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
-            return None
-        return UNKNOWN_SECONDS - seconds_running(attempt, self.now)
 
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""

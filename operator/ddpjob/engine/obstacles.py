@@ -1,0 +1,92 @@
+"""What keeps an attempt from running, or its progress from being known: reasons and messages for conditions and events.
+
+An obstacle that has to last before it is shown has a wait; ``waits`` returns those that are left.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from ddpjob.api.pod_view import PodView
+from ddpjob.api.status import RUNNING
+from ddpjob.api.times import seconds_between
+from ddpjob.engine.attempt import seconds_running
+from ddpjob.engine.state import JobState
+
+PROGRESS_UNKNOWN = "ProgressUnknown"
+"""All nodes run, and rank 0 cannot be asked for its progress."""
+CONTAINER_CREATING = "ContainerCreating"
+UNKNOWN_SECONDS = 60.0
+"""How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
+_PREPARATION_SECONDS = 10.0
+
+Obstacle = tuple[str, str]
+"""Reason and message."""
+
+
+def obstacles(s: JobState) -> Iterator[Obstacle]:
+    """Yield everything that keeps the attempt from running, the most important first."""
+    pods = s.current.values()
+    yield from ((problem.reason, problem.message) for problem in s.observed.problems)
+    yield from ((pod.waiting[0], f"{pod.where}: {pod.waiting[1]}") for pod in pods if pod.waiting)
+    yield from _unschedulable(pods)
+    for pod in pods:
+        if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
+            what = "its volumes or its network are" if pod.prepared is False else "its containers are"
+            reason = "PodNotPrepared" if pod.prepared is False else CONTAINER_CREATING
+            yield reason, f"{pod.where}: {what} not ready: kubectl describe pod {pod.name} -n {s.job.namespace}"
+
+
+def scheduling_obstacle(s: JobState) -> Obstacle | None:
+    """Return why not all pods of the attempt have a Kubernetes node; None if they have."""
+    ranks = [node_rank for node_rank in s.job.node_ranks if node_rank not in s.succeeded_nodes]
+    without = [r for r in ranks if not (r in s.current and s.current[r].node_name)]
+    if not without:
+        return None
+    text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
+    refused = _unschedulable(s.current[r] for r in without if r in s.current)
+    return next(refused, ("WaitingForScheduler", text))
+
+
+def silence(s: JobState) -> Obstacle | None:
+    """Return why rank 0's progress is unknown while all nodes run; None if it is known, or not expected."""
+    if (wait := _seconds_to_silence(s)) is None or wait > 0:
+        return None
+    refuses = s.observed.progress_problem == "unreachable"
+    what = "does not answer" if refuses else "answers, but this is no progress report"
+    effect = "progress is unknown"
+    if s.job.spec.progress_deadline_seconds is not None:
+        effect += " and progressDeadlineSeconds does not pass"
+    port = f"port {s.job.spec.rendezvous.progress_port} of {s.current[0].name}"
+    todo = f"allow connections from the operator in NetworkPolicies, and look at the log: {s.logs_command()}"
+    return PROGRESS_UNKNOWN, f"{effect}, because {port} {what}: {todo}"
+
+
+def waits(s: JobState) -> list[float]:
+    """Return the seconds after which further obstacles are shown."""
+    left = [_seconds_to_prepare(s, pod) for pod in s.current.values()]
+    return [wait for wait in (*left, _seconds_to_silence(s)) if wait is not None and wait > 0]
+
+
+def _unschedulable(pods: Iterable[PodView]) -> Iterator[Obstacle]:
+    return (("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None)
+
+
+def _seconds_to_prepare(s: JobState, pod: PodView) -> float | None:
+    """Return after how many seconds a pod that does not start is an obstacle; None unless it is starting."""
+    if pod.state != "pending" or pod.start_time is None or pod.waiting or pod.deleting:
+        return None
+    return _PREPARATION_SECONDS - seconds_between(pod.start_time, s.now)
+
+
+def _seconds_to_silence(s: JobState) -> float | None:
+    """Return after how many seconds rank 0's silence is shown; None if it reports, or is not expected to.
+
+    Many programs do not report. A report is expected if a deadline of the progress is set, and from a trainer that has
+    reported before.
+    """
+    attempt, limit = s.attempt, s.job.spec.progress_deadline_seconds
+    is_expected = limit is not None or s.answer is not None or attempt.first_step_time is not None
+    pod = s.current.get(0)
+    is_asked = attempt.phase == RUNNING and pod is not None and pod.state == "running"
+    if s.observed.progress_problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
+        return None
+    return UNKNOWN_SECONDS - seconds_running(attempt, s.now)
