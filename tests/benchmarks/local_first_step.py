@@ -10,7 +10,8 @@ the data.
 
 Cold: before the run, the pages of all files of this virtual environment are dropped from the page cache
 (posix_fadvise, POSIX_FADV_DONTNEED). The table shows how much stayed because other programs have it mapped. Warm: right
-after another run. Cold and warm runs alternate. Every run has its own state folder.
+after another run. Cold and warm runs alternate. Every run has its own state folder. Below the table is the CPU time of
+`ddpjob --help`, which imports nothing that only a run needs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -117,6 +119,17 @@ def measure(repetitions: int) -> tuple[dict[str, dict[str, list[Start]]], int, i
     return found, dropped, stayed
 
 
+def help_seconds(repetitions: int) -> float:
+    """Return the least CPU time of `ddpjob --help`."""
+
+    def once() -> float:
+        before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        subprocess.run([sys.executable, "-m", "ddpjob.cli.main", "--help"], stdout=subprocess.DEVNULL, check=True)
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
+
+    return min(once() for _ in range(repetitions))
+
+
 def table(measured: Mapping[str, Mapping[str, list[Start]]], foot: str) -> str:
     """Return the result as a Markdown table."""
     lines = [
@@ -144,16 +157,18 @@ def main() -> int:
     options = parser.parse_args()
     machine = describe_machine(kubernetes=False)
     measured, dropped, stayed = measure(options.repetitions)
+    help_cpu = help_seconds(options.repetitions)
     foot = (
         f"Medians of {options.repetitions} repetitions, alternating. Cold: {dropped / 1e6:,.0f} MB of the "
         f"virtual environment dropped from the page cache before each; at most {stayed / 1e6:,.0f} MB of it stayed. "
-        f"Measured on {machine}."
+        f"`ddpjob --help` takes {help_cpu:.2f} s of CPU time. Measured on {machine}."
     )
     result = {
         "benchmark": "local_first_step",
         "machine": machine,
         "dropped_bytes": dropped,
         "stayed_bytes": stayed,
+        "help_cpu_seconds": help_cpu,
         "seconds": {
             name: {cache: [asdict(one) for one in starts] for cache, starts in by_cache.items()}
             for name, by_cache in measured.items()

@@ -19,9 +19,10 @@ exit 3
 """
 
 
-@pytest.fixture
-def failed(ddpjob: Program) -> Program:
-    """Run a job of three nodes in which the last node fails twice."""
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Run a job of three nodes in which the last node fails twice. The tests only read its records."""
+    ddpjob = Program(tmp_path_factory.mktemp("failed"))
     job = shell_job("bad", SCRIPT, numNodes=3, restartPolicy={"maxRestarts": 1}, **with_volume())
     assert ddpjob("run", ddpjob.write(job), "-o", "json").code == 1
     return ddpjob
@@ -96,14 +97,16 @@ def test_jobs_of_one_name_in_two_namespaces_need_the_namespace(ddpjob: Program) 
     assert "NAMESPACE" not in ddpjob("get").out
 
 
-def test_delete_keeps_the_volume_without_the_option(failed: Program) -> None:
-    volume = failed.state / "volumes" / "default" / "bad-checkpoints"
-    done = failed("delete", "bad")
+def test_delete_keeps_the_volume_without_the_option(ddpjob: Program) -> None:
+    file = ddpjob.write(shell_job("bad", "exit 3", restartPolicy={"maxRestarts": 0}, **with_volume()))
+    assert ddpjob("run", file).code == 1
+    volume = ddpjob.state / "volumes" / "default" / "bad-checkpoints"
+    done = ddpjob("delete", "bad")
     assert str(volume) in done.out
     assert volume.is_dir()
-    assert not (failed.state / "jobs" / "default" / "bad").exists()
-    failed("run", str(failed.folder / "bad.yaml"), "--set", "suspend=true")
-    assert failed("delete", "bad", "--volumes").code == 0
+    assert not (ddpjob.state / "jobs" / "default" / "bad").exists()
+    ddpjob("run", file, "--set", "suspend=true")
+    assert ddpjob("delete", "bad", "--volumes").code == 0
     assert not volume.exists()
 
 
