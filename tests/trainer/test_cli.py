@@ -134,7 +134,7 @@ def test_help_shows_the_defaults_of_the_verb(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit):
             main([verb, "--help"])
         text = " ".join(capsys.readouterr().out.split())
-        assert f"idx (any IDX files) (default: {default})" in text
+        assert f"dataset; idx reads any IDX files (default: {default})" in text
 
 
 def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_path: Path) -> None:
