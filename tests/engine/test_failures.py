@@ -49,6 +49,14 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "deleted": (alive(), DELETING, "PodDeleted", FREE),
     "out of memory": (ended(137, reason="OOMKilled"), {}, "OOMKilled", RESTART),
     "a rank out of memory": (failed(137, kind="OOMKilled", message="rank 1"), {}, "OOMKilled", RESTART),
+    "GPU out of memory": (failed(1, kind="GPUOutOfMemory", exception="OutOfMemoryError", message="rank 1"), {},
+                          "GPUOutOfMemory", RESTART),
+    "GPU out of memory, by its exception": (
+        failed(1, kind="OutOfMemoryError", exception="OutOfMemoryError", message="CUDA out of memory"), {},
+        "GPUOutOfMemory", RESTART),
+    "GPU out of memory, by its log": (
+        ended(1, message="loss 2.1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."), {},
+        "GPUOutOfMemory", RESTART),
     "bad image name": (waiting("InvalidImageName"), {}, "InvalidImageName", FAIL),
     "no secret": (waiting("CreateContainerConfigError"), {}, "CreateContainerConfigError", FAIL),
     "not executable": (ended(126), {}, "StartError", FAIL),
@@ -120,7 +128,10 @@ def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     assert [row.when for i, row in enumerate(TABLE) if i not in seen] == []
 
 
-@pytest.mark.parametrize("status", [ended(137, reason="OOMKilled"), EVICTED])
+GPU_LOG = "[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+
+
+@pytest.mark.parametrize("status", [ended(137, reason="OOMKilled"), ended(1, message=GPU_LOG), EVICTED])
 def test_limit_exceeded_twice_fails_the_job(status: Json) -> None:
     world, first = failure(status, {})
     world.run_all()
@@ -130,6 +141,26 @@ def test_limit_exceeded_twice_fails_the_job(status: Json) -> None:
     last = world.status["failures"][-1]
     assert (last["reason"], last["action"]) == (first["reason"], "Fail")
     assert world.status["state"] == "Failed" and world.condition("Failed")["reason"] == first["reason"]
+
+
+def test_gpu_out_of_memory_says_what_to_change() -> None:
+    _, found = failure(ended(1, message=GPU_LOG), {})
+    assert all(word in found["next"] for word in ("batch", "bfloat16", "PYTORCH_ALLOC_CONF=expandable_segments:True"))
+    assert found["message"].endswith(GPU_LOG)
+
+
+def test_pod_whose_log_ends_with_gpu_out_of_memory_is_the_cause() -> None:
+    """Without reports all nodes end with 1, often in the same second, and the lost peers may be noticed first."""
+    world = a_running_world(a_job())
+    world.set_pod(0, ended(1, message="torch.distributed.DistBackendError: remote process exited", at=at(1)))
+    world.set_pod(1, ended(1, message=GPU_LOG, at=at(2)))
+    world.settle()
+    found = world.status["failures"][0]
+    assert (found["reason"], found["nodeRank"]) == ("GPUOutOfMemory", 1)
+
+
+def test_gpu_memory_that_a_program_reclaimed_before_a_kill_is_not_the_cause() -> None:
+    assert failure(ended(137, message=f"{GPU_LOG}\nsmaller batch\nstep 8"), {})[1]["reason"] == "SIGKILL"
 
 
 def at(second: int) -> datetime:

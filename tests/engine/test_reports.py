@@ -71,8 +71,8 @@ def test_schema_2_report_gives_the_failure_its_kind_hint_and_next() -> None:
 
 
 def test_schema_1_report_names_the_failure_after_its_exception() -> None:
-    failure = failure_of({"schema": 1, "exception": "torch.cuda.OutOfMemoryError", "message": "no memory"})
-    assert failure.status["failures"][0]["reason"] == "TorchCudaOutOfMemoryError"
+    failure = failure_of({"schema": 1, "exception": "torch.cuda.CudaError", "message": "invalid device"})
+    assert failure.status["failures"][0]["reason"] == "TorchCudaCudaError"
     assert failure.status["failures"][0]["next"] == "kubectl logs mnist-0a1b2-1-0 -n default", "that of the table"
 
 

@@ -15,6 +15,8 @@ from ddpjob.api.times import parse_time, seconds_between
 
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
+GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
+_GPU_OUT_OF_MEMORY_TEXTS = ("CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
 START_SECONDS = 60
@@ -67,6 +69,11 @@ class Evidence:
         return OOM_KILLED in (self.reason, self.report.kind)
 
     @property
+    def gpu_oom(self) -> bool:
+        """Whether a GPU of the node had too little memory."""
+        return self.pod is not None and _ran_out_of_gpu_memory(self.pod, self.report, self.signal)
+
+    @property
     def where(self) -> str:
         return self.pod.where if self.pod else f"node_rank {self.node_rank}"
 
@@ -80,8 +87,8 @@ def whose_failure(pod: PodView) -> Whose:
     """Return whose failure a failed pod shows.
 
     Only the trainer's report can name a peer. Without a report, an ordinary exit code says nothing: torchrun ends with
-    1 for a failed rank and for one that lost its peers. A kill, a refusal to start, an eviction and a deletion come
-    from outside the training, so they are the pod's own.
+    1 for a failed rank and for a rank that lost its peers. A kill, a refusal to start, an eviction and a deletion come
+    from outside the training, so they are the pod's own, and so is a GPU with too little memory.
     """
     return _whose(pod, pod.report or _NO_REPORT, pod.exit_code)
 
@@ -94,9 +101,18 @@ def _whose(pod: PodView, report: EndReport, exit_code: int | None) -> Whose:
     if report.cause in ("own", "peer"):
         return "own" if report.cause == "own" else "peer"
     number = _signal(pod, report, exit_code)
+    if _ran_out_of_gpu_memory(pod, report, number):
+        return "own"
     if number is not None:
         return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
     return "own" if exit_code is None or _could_not_start(pod, exit_code) else "unknown"
+
+
+def _ran_out_of_gpu_memory(pod: PodView, report: EndReport, number: int | None) -> bool:
+    """Return whether the report says so, or without one, the end of the log of a program that no signal ended."""
+    if report.kind == GPU_OUT_OF_MEMORY or (report.exception or "").rpartition(".")[2] == "OutOfMemoryError":
+        return True
+    return number is None and any(text in pod.log for text in _GPU_OUT_OF_MEMORY_TEXTS)
 
 
 def _could_not_start(pod: PodView, exit_code: int | None) -> bool:

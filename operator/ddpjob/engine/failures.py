@@ -11,7 +11,7 @@ from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
-from ddpjob.engine.evidence import OOM_KILLED, START_SECONDS, Evidence, signal_name
+from ddpjob.engine.evidence import GPU_OUT_OF_MEMORY, OOM_KILLED, START_SECONDS, Evidence, signal_name
 
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
@@ -163,6 +163,15 @@ TABLE: tuple[Row, ...] = (
         action="RestartOnce",
         hint="the trainer needs more memory than its limit, or it leaks",
         next="increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
+    ),
+    Row(
+        GPU_OUT_OF_MEMORY,
+        "the trainer's report or the end of its log says that a GPU had too little memory",
+        lambda e, _: e.gpu_oom,
+        action="RestartOnce",
+        hint="model, batch and activations need more memory than is free on the GPU; another process may use it, too",
+        next="use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True; nvidia-smi on node {node} shows other processes on the GPU",
     ),
     Row(
         INVALID_IMAGE,
