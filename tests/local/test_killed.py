@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,8 @@ def session(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         end(process)
         for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.kill(pid, signal.SIGKILL)
 
 
 def await_moment(process: subprocess.Popen[bytes], what: str, has_come: Callable[[], bool], log: Path) -> None:

@@ -108,8 +108,9 @@ def newest_trace() -> tuple[bytes, dict[str, Any]]:
                 raw: bytes = dump()
                 recorded: dict[str, Any] = pickle.loads(raw)  # noqa: S301 - written by this process
                 if recorded.get("entries") or name == "_dump_fr_trace":
-                    groups = {tuple(entry["process_group"]) for entry in recorded.get("entries", ())}
-                    if "" in recorded.get("pg_config", {}) and len(groups) == 1:
+                    is_unnamed = "" in recorded.get("pg_config", {})
+                    groups = {tuple(entry["process_group"]) for entry in recorded["entries"]} if is_unnamed else ()
+                    if len(groups) == 1:
                         # gloo's recorder leaves out the name of the group, without which torchfrtrace fails.
                         [(group, text)] = groups
                         recorded["pg_config"][group] = recorded["pg_config"].pop("") | {"name": group, "desc": text}
