@@ -77,7 +77,9 @@ def test_tests_that_do_not_end_are_killed(repository: Path, tmp_path: Path) -> N
 
 
 def test_function_has_the_error_only_within_the_context() -> None:
-    wrong = Mutant("wrong", "", "operator/ddpjob/engine/attempt.py", "min(refusals - 1, 20)", "min(refusals, 20)")
+    wrong = Mutant(
+        "wrong", "", "operator/ddpjob/engine/attempt.py", "_SECONDS, refusals, MAX", "_SECONDS, refusals + 1, MAX"
+    )
     from ddpjob.engine.attempt import retry_seconds  # noqa: PLC0415 - a name that was imported before the change
 
     with in_this_process(wrong):
