@@ -98,4 +98,6 @@ def assert_lost(done: Outcome, stopped: str) -> None:
     for failure in failures:
         assert (failure["hint"], failure["next"]) == (row.hint, row.next.format(node=stopped))
     resumed = done.status["checkpoint"]["resumedFromStep"]
-    assert resumed == done.steps_of_run(1)[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+    last = done.steps_of_run(1)[-1]
+    # The node may stop while rank 0 saves the checkpoint of its last step.
+    assert resumed in {step // CHECKPOINT_EVERY * CHECKPOINT_EVERY for step in (last - 1, last)}
