@@ -164,6 +164,8 @@ def test_missing_pods_are_created_after_a_crash_between_record_and_act() -> None
     world = World(a_job())
     world.reconcile(crash_after=1)
     assert not world.pods and world.service is None
+    made = plan(world.job, world.observed(live=False), NOW, SETTINGS)
+    assert made.needs_live and is_idle(made), "the process before may have created them, and the cache is stale"
     made = world.reconcile()
     assert [c.name for phase in made.creates for c in phase] == [
         "mnist-0a1b2-1-0", "mnist-0a1b2-1-1", "mnist-0a1b2",

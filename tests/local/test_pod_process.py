@@ -42,6 +42,7 @@ def parent_of(pid: int) -> int:
         ("kill -TERM $$$$", 143, "Error", "Failed"),
         ("kill -KILL $$$$", 137, "Error", "Failed"),
         ("kill -SEGV $$$$", 139, "Error", "Failed"),
+        ("for name in TERM INT HUP QUIT; do kill -$name $PPID; done; exit 3", 3, "Error", "Failed"),
     ],
 )
 async def test_ended_trainer_has_its_exit_code_or_signal(

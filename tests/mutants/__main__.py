@@ -15,6 +15,7 @@ from tests.mutants.runner import Result, results_of
 
 _WIDTH = 46
 _TIMEOUT = 300.0
+_COLUMNS = ("verdict", "by", "seconds", "cpu_seconds")
 
 
 def main() -> int:
@@ -39,9 +40,10 @@ def main() -> int:
     for result in results_of([mutant for mutant in chosen if mutant.name not in known], options.timeout):
         results.append(result)
         print(_line(result), flush=True)
-        rows.append(asdict(result.mutant) | {"verdict": result.verdict, "by": result.by, "seconds": result.seconds})
+        rows.append(asdict(result.mutant) | {name: getattr(result, name) for name in _COLUMNS})
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    _print_table(rows)
     return _summary(results)
 
 
@@ -56,15 +58,24 @@ def _chosen(names: Sequence[str], parser: argparse.ArgumentParser) -> list[Mutan
 def _line(result: Result) -> str:
     name, by = result.mutant.name, result.by or result.mutant.survives
     note = "" if result.is_expected else "NOT EXPECTED: "
-    return f"{name:<{_WIDTH}} {result.verdict:<14} {result.seconds:>6.1f} s  {note}{by}"
+    return f"{name:<{_WIDTH}} {result.verdict:<14} {result.cpu_seconds:>6.1f} s of CPU  {note}{by}"
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the numbers of each area, and of all."""
+    of_area = {area: {mutant.name for mutant in mutants} for area, mutants in areas().items()}
+    print(f"\n{'area':<12} {'mutants':>7} {'killed':>7} {'known to survive':>17} {'CPU seconds':>12}")
+    for area, names in (of_area | {"all": set().union(*of_area.values())}).items():
+        found = [row for row in rows if row["name"] in names]
+        killed = sum(row["verdict"] == "killed" for row in found)
+        known = sum(row["verdict"] == "survived" and bool(row["survives"]) for row in found)
+        seconds = sum(row["cpu_seconds"] for row in found)
+        if found:
+            print(f"{area:<12} {len(found):>7} {killed:>7} {known:>17} {seconds:>12.0f}")
 
 
 def _summary(results: Sequence[Result]) -> int:
-    """Print the numbers, and what to do about each result that is not expected; return the exit code."""
-    killed = sum(result.verdict == "killed" for result in results)
-    known = sum(result.verdict == "survived" and result.is_expected for result in results)
-    seconds = sum(result.seconds for result in results)
-    print(f"{len(results)} mutants in {seconds:.0f} s: {killed} killed, {known} survived as known")
+    """Print what to do about each result that is not expected; return the exit code."""
     advice = {
         "killed": "is killed now: remove its line `survives`",
         "survived": "survives: the tests that claim it do not detect it",

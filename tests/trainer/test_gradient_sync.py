@@ -49,15 +49,16 @@ CPU = torch.device("cpu")
 
 
 class WithUnused(nn.Module):
-    """A model with a parameter that the loss does not depend on, so that its gradient hook is never called."""
+    """A model whose first or last parameter the loss does not depend on, so that its gradient hook is never called."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, first: bool) -> None:
         super().__init__()
-        self.used = models.build(DOUBLE, CPU)
-        self.unused = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        unused = nn.ParameterList([torch.ones(5, dtype=torch.float64)])
+        parts = {"unused": unused, "used": models.build(DOUBLE, CPU)}
+        self.parts = nn.ModuleDict(parts if first else dict(reversed(parts.items())))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.used(images)
+        output: torch.Tensor = self.parts["used"](images)
         return output
 
 
@@ -68,8 +69,9 @@ def batch() -> GlobalBatch:
     return GlobalBatch(COUNT, lambda part: Piece(images[part], labels[part]))
 
 
-def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group, accum: int) -> None:
-    """Compare two steps with what plain autograd computes from the whole batch in one process."""
+def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group, accum: int) -> int:
+    """Compare two steps with plain autograd over the whole batch; return the number of collectives they took."""
+    before = collectives()
     whole, parameters = batch().piece(slice(0, COUNT)), list(model.parameters())
     mean = functional.cross_entropy(model(whole.images), whole.labels)
     wanted = torch.autograd.grad(mean, parameters, allow_unused=True)
@@ -84,6 +86,12 @@ def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group
             got = zero if parameter.grad is None else parameter.grad
             torch.testing.assert_close(got, zero if gradient is None else gradient, rtol=0, atol=1e-12)
     sync.close()
+    return collectives() - before
+
+
+def collectives() -> int:
+    assert dist.group.WORLD is not None
+    return int(dist.group.WORLD._get_sequence_number_for_group())
 
 
 def run_rank(rank: int, meeting: str) -> None:
@@ -91,10 +99,12 @@ def run_rank(rank: int, meeting: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     group = Group(Ranks(rank=rank, world_size=WORLD), CPU, None, StopFlag(), Heartbeat())
-    for kind, accum in itertools.product((Manual, Ddp, Bucketed), (1, 3, 5)):
-        check_step(kind, models.build(DOUBLE, CPU), group, accum)
-    for kind in (Manual, Bucketed):  # our models have no unused parameter, so DDP is not told to look for one
-        check_step(kind, WithUnused(), group, accum=2)
+    for kind in (Manual, Ddp, Bucketed):
+        counts = {check_step(kind, models.build(DOUBLE, CPU), group, accum) for accum in (1, 3, 5)}
+        assert len(counts) == 1, f"{kind.__name__} exchanges each micro-batch"
+    for kind, first in itertools.product((Manual, Bucketed), (True, False)):
+        # Our models have no unused parameter, so DDP is not told to look for one.
+        check_step(kind, WithUnused(first=first), group, accum=2)
     dist.destroy_process_group()
 
 
