@@ -36,9 +36,12 @@ def main() -> int:
     if not line.endswith(b"\n"):
         return 128 + signal.SIGKILL  # the run ended before it sent a program
     shim = os.getpid()
+    # The child begins with these signals ignored. Blocked, a signal that the run sends at once waits until it is ready.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _KEPT)
     child = os.fork()
     if child == 0:
         _become(json.loads(line), shim)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT)
     _thread.start_new_thread(_obey, (os.pidfd_open(child),))
     status = _reap(child)
     _kill_children()
@@ -71,6 +74,7 @@ def _become(program: dict[str, Any], shim: int) -> NoReturn:
         # Python and the shim ignore some signals; a program must start with default handlers, as from a shell.
         for number in (*_KEPT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if program["cpus"]:
             os.sched_setaffinity(0, program["cpus"])
