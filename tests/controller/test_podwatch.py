@@ -113,6 +113,20 @@ async def test_watch_goes_on_from_the_last_event_or_bookmark_after_each_end() ->
         assert states(cache) == {"a": "succeeded"}
 
 
+async def test_watch_whose_version_expired_goes_on_from_a_new_list() -> None:
+    async def stream(response: web.StreamResponse, number: int) -> None:
+        if number == 0:
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            await response.write(event("ADDED", pod("a", 5)) + event("ERROR", gone))
+        await asyncio.sleep(60)
+
+    server = Server(stream)
+    async with watching(server):
+        await until(lambda: len(server.since) == 2)
+        assert server.since == ["1", "1"], "the version of a LIST, not the one that expired"
+        assert len(server.selectors) == 4, "two LISTs, two watches"
+
+
 async def test_events_are_read_however_the_network_divides_them() -> None:
     data = b"".join(event("ADDED", pod(name, version)) for version, name in enumerate("abc", start=2))
 
