@@ -76,7 +76,7 @@ def openapi() -> dict[str, Any]:
             "spec": structural(DDPJobSpec.model_json_schema(by_alias=True)),
             "status": _open(structural(DDPJobStatus.model_json_schema(by_alias=True))),
         },
-        "x-kubernetes-validations": [NAME_RULE._asdict()],
+        "x-kubernetes-validations": [NAME_RULE.wire()],
     }
 
 

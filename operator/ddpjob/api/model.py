@@ -1,5 +1,6 @@
 """Base classes of all models of the resource: camelCase in JSON, instances immutable."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
@@ -11,10 +12,18 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class Rule(NamedTuple):
-    """One CEL rule of the CRD. Its model implements the same check in Python; a test compares the verdicts."""
+    """One rule of the CRD, in CEL and in Python; a test compares the verdicts.
 
-    rule: str
+    holds: the check of a model. A rule of a single value, or of an edit, has none: its check stands elsewhere.
+    """
+
+    cel: str
     message: str
+    holds: Callable[[Any], bool] | None = None
+
+    def wire(self) -> dict[str, str]:
+        """Return the rule as the CRD contains it."""
+        return {"rule": self.cel, "message": self.message}
 
 
 class WireModel(BaseModel):
@@ -39,7 +48,7 @@ class WireModel(BaseModel):
         """Add the CEL rules and list keys to the JSON schema; ``crd.py`` converts them to Kubernetes' format."""
         schema = handler.resolve_ref_schema(handler(core))
         if cls.rules:
-            schema["x-kubernetes-validations"] = [rule._asdict() for rule in cls.rules]
+            schema["x-kubernetes-validations"] = [rule.wire() for rule in cls.rules]
         if cls.list_keys:
             schema["x-list-keys"] = list(cls.list_keys)
         return schema
@@ -77,8 +86,12 @@ class ApiModel(WireModel):
         return {key: item for key, item in value.items() if item is not None or key not in declared}
 
     @model_validator(mode="after")
-    def _keyed_lists_have_unique_keys(self) -> Self:
-        return unique_keys(self)
+    def _keeps_rules(self) -> Self:
+        unique_keys(self)
+        for rule in self.rules:
+            if rule.holds is not None and not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
 
 
 class OpenModel(ApiModel):

@@ -151,7 +151,7 @@ class LocalReference(ApiModel):
     """Name of the object."""
 
 
-_KEYS: Any = {"x-kubernetes-validations": [_KEYS_RULE._asdict()]}
+_KEYS: Any = {"x-kubernetes-validations": [_KEYS_RULE.wire()]}
 ResourceMap = Annotated[
     dict[str, Quantity],
     Field(max_length=32, json_schema_extra=_KEYS),

@@ -1,6 +1,6 @@
 """The spec of a DDPJob: source of the CRD's schema, of its CEL rules and of the checks in Python.
 
-Every rule exists as CEL for the API server and as a validator here; tests/api/test_verdicts.py compares their verdicts.
+Every rule exists in CEL for the API server and in Python; tests/api/test_verdicts.py compares their verdicts.
 Two rules are beyond CEL and exist only here, so a job that breaks one is created and gets the state Invalid: the depth
 of the template's undeclared fields, and the number of devices that ``nprocPerNode: auto`` counts.
 The docstring below each field is its description in ``kubectl explain ddpjob.spec``.
@@ -34,6 +34,7 @@ from ddpjob.api.pods import (
     PullPolicy,
     Quantity,
     Resources,
+    TemplateContainer,
 )
 from ddpjob.api.status import Time
 from ddpjob.api.volumes import Checkpoint, Data
@@ -88,6 +89,7 @@ class Rendezvous(ApiModel):
         Rule(
             f"self.port != (has(self.progressPort) ? self.progressPort : {limits.PROGRESS_PORT})",
             "port and progressPort must differ: rank 0 listens on both",
+            lambda rendezvous: rendezvous.port != rendezvous.progress_port,
         ),
     )
 
@@ -104,12 +106,6 @@ class Rendezvous(ApiModel):
         """Port on which rank 0 serves its progress."""
         return limits.PROGRESS_PORT if self.given_progress_port is None else self.given_progress_port
 
-    @model_validator(mode="after")
-    def _ports_differ(self) -> Self:
-        if self.port == self.progress_port:
-            raise ValueError(self.rules[0].message)
-        return self
-
 
 class SharedMemory(ApiModel):
     """/dev/shm of the trainer. It is memory-backed, because data loaders crash (SIGBUS) with the default of 64 MiB."""
@@ -125,6 +121,7 @@ class PodSecurity(ApiModel):
         Rule(
             "self.profile != 'Restricted' || !has(self.runAsUser) || self.runAsUser != 0",
             "runAsUser 0 is root: the Restricted profile forbids it; set profile: Baseline to run as root",
+            lambda security: security.profile != "Restricted" or security.run_as_user != 0,
         ),
     )
 
@@ -135,12 +132,6 @@ class PodSecurity(ApiModel):
     fs_group: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Group id that owns mounted volumes. Default with Restricted: 1000."""
 
-    @model_validator(mode="after")
-    def _restricted_is_not_root(self) -> Self:
-        if self.profile == "Restricted" and self.run_as_user == 0:
-            raise ValueError(self.rules[0].message)
-        return self
-
 
 class Backoff(ApiModel):
     """Delay before a restart: none after a first failure, then initialSeconds, doubled after each further one in a row.
@@ -148,18 +139,18 @@ class Backoff(ApiModel):
     An attempt that ran longer than maxSeconds ends the row.
     """
 
-    rules: ClassVar = (Rule("self.initialSeconds <= self.maxSeconds", "initialSeconds must not exceed maxSeconds"),)
+    rules: ClassVar = (
+        Rule(
+            "self.initialSeconds <= self.maxSeconds",
+            "initialSeconds must not exceed maxSeconds",
+            lambda backoff: backoff.initial_seconds <= backoff.max_seconds,
+        ),
+    )
 
     initial_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 1
     """Seconds before the restart after the second failure in a row."""
     max_seconds: Annotated[int, Field(ge=0, le=HOUR)] = 60
     """Maximum delay in seconds."""
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if self.initial_seconds > self.max_seconds:
-            raise ValueError(self.rules[0].message)
-        return self
 
 
 class OnExitCodes(ApiModel):
@@ -175,7 +166,11 @@ class RestartRule(ApiModel):
     """What to do after a failure that the rule matches, instead of the default."""
 
     rules: ClassVar = (
-        Rule("has(self.onExitCodes) != has(self.onReasons)", "a rule has either onExitCodes or onReasons"),
+        Rule(
+            "has(self.onExitCodes) != has(self.onReasons)",
+            "a rule has either onExitCodes or onReasons",
+            lambda rule: (rule.on_exit_codes is None) != (rule.on_reasons is None),
+        ),
     )
 
     on_exit_codes: OnExitCodes | None = None
@@ -184,12 +179,6 @@ class RestartRule(ApiModel):
     """The rule applies to these reasons of `status.failures`, for example `[OOMKilled, Hang]`."""
     action: Literal["Restart", "RestartIgnoreLimit", "Fail"]
     """Restart: a restart that counts. RestartIgnoreLimit: one that counts only towards maxTotalRestarts. Fail: none."""
-
-    @model_validator(mode="after")
-    def _matches_one_fact(self) -> Self:
-        if (self.on_exit_codes is None) == (self.on_reasons is None):
-            raise ValueError(self.rules[0].message)
-        return self
 
 
 def _defaulted(model: type[ApiModel]) -> Any:
@@ -283,15 +272,6 @@ _IMMUTABLE_RULES = {
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
-_OWNED_MESSAGE = (
-    "env must not set variables that the operator sets (MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, "
-    "NPROC_PER_NODE, their PET_* forms and DDPJOB_*): use numNodes, nprocPerNode, rendezvous, checkpoint, data"
-)
-_IMAGE_MESSAGE = "image is required: set spec.image, or template.spec.containers[name=trainer].image"
-_CLAIMS_MESSAGE = (
-    "nprocPerNode must be a number when the template has resourceClaims: the operator cannot count their devices"
-)
-_PATHS_MESSAGE = "checkpoint.mountPath and data.mountPath must differ"
 
 
 class DDPJobSpec(ApiModel):
@@ -301,21 +281,31 @@ class DDPJobSpec(ApiModel):
         Rule(
             "has(self.image) || (has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"
             " && self.template.spec.containers.exists(c, c.name == 'trainer' && has(c.image)))",
-            _IMAGE_MESSAGE,
+            "image is required: set spec.image, or template.spec.containers[name=trainer].image",
+            lambda spec: spec.image is not None or any(container.image for container in spec.trainers),
         ),
-        Rule(f"!has(self.env) || !self.env.exists(e, e.name in {_OWNED})", _OWNED_MESSAGE),
+        Rule(
+            f"!has(self.env) || !self.env.exists(e, e.name in {_OWNED})",
+            "env must not set variables that the operator sets (MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, "
+            "NPROC_PER_NODE, their PET_* forms and DDPJOB_*): use numNodes, nprocPerNode, rendezvous, checkpoint, data",
+            lambda spec: all(variable.name not in names.OWNED_ENV for variable in spec.env or ()),
+        ),
         Rule(
             "!has(self.env) || !self.env.exists(e, has(e.value) && has(e.valueFrom))",
             "env: an entry has either value or valueFrom, not both",
+            lambda spec: all(entry.value is None or entry.value_from is None for entry in spec.env or ()),
         ),
         Rule(
             "self.nprocPerNode != 'auto' || !has(self.template) || !has(self.template.spec)"
             " || !has(self.template.spec.resourceClaims) || size(self.template.spec.resourceClaims) == 0",
-            _CLAIMS_MESSAGE,
+            "nprocPerNode must be a number when the template has resourceClaims: the operator cannot count their "
+            "devices",
+            lambda spec: spec.nproc_per_node != "auto" or not (spec.pod_template and spec.pod_template.resource_claims),
         ),
         Rule(
             "!has(self.checkpoint) || !has(self.data) || self.checkpoint.mountPath != self.data.mountPath",
-            _PATHS_MESSAGE,
+            "checkpoint.mountPath and data.mountPath must differ",
+            lambda spec: not (spec.checkpoint and spec.data and spec.checkpoint.mount_path == spec.data.mount_path),
         ),
         *_IMMUTABLE_RULES.values(),
     )
@@ -388,11 +378,21 @@ class DDPJobSpec(ApiModel):
     """Volume with the training data."""
 
     @property
+    def pod_template(self) -> PodTemplateSpec | None:
+        """Pod spec of the template."""
+        return self.template.spec if self.template else None
+
+    @property
+    def trainers(self) -> list[TemplateContainer]:
+        """The trainer's container in the template, if there is one."""
+        containers = (self.pod_template.containers if self.pod_template else None) or []
+        return [container for container in containers if container.name == names.TRAINER_CONTAINER]
+
+    @property
     def devices_per_node(self) -> int:
         """GPUs and MIG devices of the trainer on each node. Raises ``ValueError`` if they cannot be counted."""
-        spec = self.template.spec if self.template else None
-        trainer = [c.resources for c in (spec and spec.containers) or [] if c.name == names.TRAINER_CONTAINER]
-        parts = [part for part in (*trainer, self.resources) if part is not None]  # the last one is the strongest
+        own = [container.resources for container in self.trainers]
+        parts = [part for part in (*own, self.resources) if part is not None]  # the last one is the strongest
         limits = {name: value for part in parts for name, value in (part.limits or {}).items()}
         requests = {name: value for part in parts for name, value in (part.requests or {}).items()}
         return count_devices(limits, requests)
@@ -410,32 +410,6 @@ class DDPJobSpec(ApiModel):
             raise ValueError(
                 f"nprocPerNode: auto counts {count} devices, at most {limits.MAX_NPROC_PER_NODE} can be used"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _image_somewhere(self) -> Self:
-        spec = self.template.spec if self.template else None
-        containers = (spec.containers if spec else None) or []
-        named = any(c.name == names.TRAINER_CONTAINER and c.image for c in containers)
-        if self.image is None and not named:
-            raise ValueError(_IMAGE_MESSAGE)
-        if self.nproc_per_node == "auto" and spec and spec.resource_claims:
-            raise ValueError(_CLAIMS_MESSAGE)
-        return self
-
-    @model_validator(mode="after")
-    def _env_is_the_users(self) -> Self:
-        env = self.env or []
-        if any(e.name in names.OWNED_ENV for e in env):
-            raise ValueError(_OWNED_MESSAGE)
-        if any(e.value is not None and e.value_from is not None for e in env):
-            raise ValueError(self.rules[2].message)
-        return self
-
-    @model_validator(mode="after")
-    def _mounts_differ(self) -> Self:
-        if self.checkpoint and self.data and self.checkpoint.mount_path == self.data.mount_path:
-            raise ValueError(_PATHS_MESSAGE)
         return self
 
 

@@ -1,8 +1,8 @@
 """Volumes of a job: a shared claim for checkpoints, and training data mounted read-only."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel, OpenModel, Rule
@@ -41,10 +41,12 @@ class Checkpoint(ApiModel):
         Rule(
             "has(self.claimName) != has(self.claimTemplate)",
             "give exactly one of claimName (an existing claim) and claimTemplate (a claim to create)",
+            lambda checkpoint: (checkpoint.claim_name is None) != (checkpoint.claim_template is None),
         ),
         Rule(
             "!has(self.subPath) || !self.subPath.split('/').exists(part, part == '..')",
             "subPath must not contain '..'",
+            lambda checkpoint: ".." not in (checkpoint.sub_path or "").split("/"),
         ),
     )
 
@@ -62,14 +64,6 @@ class Checkpoint(ApiModel):
     def claim(self, job: str) -> str:
         """Return the name of the claim that holds the checkpoints of the job with this name."""
         return self.claim_name or names.claim_name(job)
-
-    @model_validator(mode="after")
-    def _one_claim(self) -> Self:
-        if (self.claim_name is None) == (self.claim_template is None):
-            raise ValueError(self.rules[0].message)
-        if self.sub_path is not None and ".." in self.sub_path.split("/"):
-            raise ValueError(self.rules[1].message)
-        return self
 
 
 class Data(ApiModel):
