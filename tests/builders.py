@@ -12,7 +12,7 @@ from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem
-from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.observed import Observed, Polled, owned_pods
 from ddpjob.engine.plan import plan
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -95,7 +95,8 @@ class World:
         return next(dict(c) for c in self.status["conditions"] if c["type"] == name)
 
     def observed(self, *, live: bool) -> Observed:
-        report, pod = self.progress or (None, None)
+        report, pod = self.progress or (None, "")
+        shown = training_report(report) if report is not None else None
         number, made = self.round or (0, "begun")
         return Observed(
             owned_pods(self.job, map(pod_view, self.pods.values())),
@@ -103,10 +104,7 @@ class World:
             claim=self.claim,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
-            progress=training_report(report) if report is not None else None,
-            progress_pod=pod,
-            stalled_seconds=self.stalled_seconds,
-            progress_problem=self.progress_problem,
+            progress=Polled(pod, shown, self.stalled_seconds, self.progress_problem),
             live=live,
         )
 

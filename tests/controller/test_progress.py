@@ -12,6 +12,7 @@ from aiohttp import web
 from ddpjob.api.report import TrainingReport
 from ddpjob.controller.cache import Key
 from ddpjob.controller.progress import MAX_BYTES, ProgressPoller, UnusableAnswerError, parse
+from ddpjob.engine.observed import NOT_POLLED
 from tests.processes import eventually_async
 
 KEY = Key("default", "mnist")
@@ -71,9 +72,8 @@ async def test_response_is_kept_with_the_name_of_its_pod(trainer: Trainer, polli
     trainer.handler = trainer.say({"schema": 1, "step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
     await polling.until(lambda: polling.news)
-    answer = polling.poller.answer(KEY)
-    assert answer is not None
-    assert (answer.pod, answer.progress) == ("pod-0", TrainingReport(step=3))
+    shown = polling.poller.polled(KEY)
+    assert (shown.pod, shown.report) == ("pod-0", TrainingReport(step=3))
 
 
 async def test_only_a_changed_response_queues_the_job(trainer: Trainer, polling: Polling) -> None:
@@ -121,13 +121,13 @@ async def test_polling_stops_when_the_job_is_no_longer_followed(trainer: Trainer
 async def test_last_response_is_dropped_with_its_job(trainer: Trainer, polling: Polling, is_deleted: bool) -> None:
     trainer.handler = trainer.say({"step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.poller.answer(KEY))
+    await polling.until(lambda: polling.poller.polled(KEY).report)
     if is_deleted:
         polling.poller.forget(KEY)
     else:
         polling.poller.follow(KEY, None)
     await asyncio.sleep(0.1)
-    assert polling.poller.answer(KEY) is None
+    assert polling.poller.polled(KEY) == NOT_POLLED
 
 
 async def test_kept_responses_of_maximum_size_take_little_memory(trainer: Trainer) -> None:
@@ -146,13 +146,13 @@ async def test_kept_responses_of_maximum_size_take_little_memory(trainer: Traine
     trainer.handler = answer
     poller = ProgressPoller(60.0, lambda key: None)
     poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))  # the first request allocates more than others
-    await eventually_async("the first response arrived", lambda: poller.answer(KEY))
+    await eventually_async("the first response arrived", lambda: poller.polled(KEY).report)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for key in keys:
             poller.follow(key, ("pod-0", "127.0.0.1", trainer.port))
-        await eventually_async("all responses arrived", lambda: all(map(poller.answer, keys)))
+        await eventually_async("all responses arrived", lambda: all(poller.polled(key).report for key in keys))
         await asyncio.sleep(0.2)  # the server's side of the connections ends
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
@@ -183,17 +183,17 @@ async def test_silence_of_a_minute_is_a_problem_until_the_next_response(
     now = 59.0
     seen = len(polling.results)
     await polling.until(lambda: len(polling.results) > seen + 1)
-    assert polling.poller.problem(KEY) is None and not polling.news
+    assert polling.poller.polled(KEY).problem is None and not polling.news
     now = 60.0
     await polling.until(lambda: polling.news)
-    assert polling.poller.problem(KEY) == expected
+    assert polling.poller.polled(KEY).problem == expected
     seen = len(polling.results)
     await polling.until(lambda: len(polling.results) > seen + 2)
     assert polling.news == [KEY], "the job is queued once"
     trainer.handler = trainer.say({"step": 3})
     polling.poller.follow(KEY, ("pod-0", "127.0.0.1", trainer.port))
-    await polling.until(lambda: polling.poller.answer(KEY))
-    assert polling.poller.problem(KEY) is None and polling.news == [KEY, KEY]
+    await polling.until(lambda: polling.poller.polled(KEY).report)
+    assert polling.poller.polled(KEY).problem is None and polling.news == [KEY, KEY]
     await polling.poller.close()
 
 

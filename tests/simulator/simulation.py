@@ -9,6 +9,7 @@ import itertools
 import random
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
 from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.progress import Answer
+from ddpjob.engine.observed import NOT_POLLED, Polled
 from tests.builders import SETTINGS
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
@@ -89,13 +90,13 @@ class Reports:
     """
 
     def __init__(
-        self, read: Callable[[], Answer | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
+        self, read: Callable[[], Polled | None], on_news: Callable[[Key], None], on_plan: Callable[[], None]
     ) -> None:
         self._read = read
         self._on_news = on_news
         self._on_plan = on_plan
         self._target: Any = None
-        self._answer: Answer | None = None
+        self._answer: Polled | None = None
         self._since = 0.0
 
     def poll(self) -> None:
@@ -105,15 +106,11 @@ class Reports:
             self._answer, self._since = answer, asyncio.get_running_loop().time()
             self._on_news(KEY)
 
-    def answer(self, key: Key) -> Answer | None:
-        return self._answer if key == KEY else None
-
-    def stalled_seconds(self, key: Key) -> float | None:
-        """Return for how long the answer has been the same."""
-        return asyncio.get_running_loop().time() - self._since if self.answer(key) else None
-
-    def problem(self, key: Key) -> None:
-        """Return None: rank 0 always answers."""
+    def polled(self, key: Key) -> Polled:
+        """Return the answer, and for how long it has been the same: rank 0 always answers."""
+        if key != KEY or self._answer is None:
+            return NOT_POLLED
+        return replace(self._answer, stalled_seconds=asyncio.get_running_loop().time() - self._since)
 
     def follow(self, key: Key, target: Any) -> None:
         if key != KEY:
@@ -182,7 +179,7 @@ class Simulation:
         self._abandoned = 0
         self._fault_time = 0.0
         self._plans_at_fault: int | None = None
-        self._progress: Answer | None = None
+        self._progress: Polled | None = None
         self.operators = operators
         self._reports: list[Reports] = []
 
@@ -372,7 +369,7 @@ class Simulation:
     def make_step(self, pod: Json, step: int) -> None:
         """Let rank 0, in this pod, report a step."""
         report = TrainingReport(step=step, total_steps=100, phase="train")
-        self._progress = Answer(pod["metadata"]["name"], report)
+        self._progress = Polled(pod["metadata"]["name"], report)
         for reports in self._reports:
             reports.poll()
 

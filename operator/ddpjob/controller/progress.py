@@ -8,14 +8,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
 from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport, training_report
 from ddpjob.controller.cache import Key
-from ddpjob.engine.observed import ProgressProblem
+from ddpjob.engine.observed import NOT_POLLED, Polled, ProgressProblem
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -28,31 +28,19 @@ Target = tuple[str, str, int]
 """Pod name, IP address, port."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The last response of a pod; only the fields of a report, because the rest can be 1.5 MB of objects."""
-
-    pod: str
-    progress: TrainingReport
-
-
 @dataclass
-class Stall:
-    """The time over which consecutive responses of a pod showed the same step, in monotonic seconds."""
+class _Poll:
+    """The requests to one pod, and what they have shown; times are monotonic seconds.
 
-    pod: str
-    mark: tuple[object, ...]
-    since: float
-    seen: float
+    since: when the step that the last response shows was first seen.
+    silent_since: of the first of consecutive requests without a usable response.
+    """
 
-
-@dataclass
-class Silence:
-    """The time since the first of consecutive requests without a usable response, in monotonic seconds."""
-
-    since: float
-    problem: ProgressProblem
-    is_long: bool = False
+    target: Target
+    shown: Polled
+    since: float = 0.0
+    silent_since: float | None = None
+    task: asyncio.Task[None] = field(init=False)
 
 
 class UnusableAnswerError(Exception):
@@ -77,10 +65,7 @@ class ProgressPoller:
         self._on_news = on_news
         self._on_poll = on_poll
         self._clock = clock
-        self._stalls: dict[Key, Stall] = {}
-        self._silences: dict[Key, Silence] = {}
-        self._tasks: dict[Key, tuple[Target, asyncio.Task[None]]] = {}
-        self._answers: dict[Key, Answer] = {}
+        self._polls: dict[Key, _Poll] = {}
         # No proxies and no cookies: the addresses are pods of this cluster.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
@@ -89,23 +74,10 @@ class ProgressPoller:
             trust_env=False,
         )
 
-    def answer(self, key: Key) -> Answer | None:
-        """Return the last usable response of the job's rank 0, of any attempt."""
-        return self._answers.get(key)
-
-    def stalled_seconds(self, key: Key) -> float | None:
-        """Return for how long consecutive responses of rank 0 showed the same step; None after one that failed.
-
-        The time after the last response does not count: a pod that cannot be reached may train, and so may all while
-        the operator is down.
-        """
-        stall = self._stalls.get(key)
-        return stall.seen - stall.since if stall else None
-
-    def problem(self, key: Key) -> ProgressProblem | None:
-        """Return why rank 0 has given no usable response for a minute; None if it has, or is not running."""
-        silence = self._silences.get(key)
-        return silence.problem if silence is not None and silence.is_long else None
+    def polled(self, key: Key) -> Polled:
+        """Return what the requests to the job's rank 0 have shown; the last response may be of an earlier attempt."""
+        poll = self._polls.get(key)
+        return poll.shown if poll is not None else NOT_POLLED
 
     def follow(self, key: Key, target: Target | None) -> None:
         """Poll ``target`` from now on; None stops polling and drops the last response.
@@ -113,18 +85,16 @@ class ProgressPoller:
         Rank 0 is then no longer running. The plan that found this has read the last response, and later plans read the
         termination message.
         """
-        if key in self._tasks:
-            known, task = self._tasks[key]
-            if known == target and not task.done():
+        known = self._polls.pop(key, None)
+        if known is not None:
+            if known.target == target and not known.task.done():
+                self._polls[key] = known
                 return
-            task.cancel()
-            del self._tasks[key]
-            self._stalls.pop(key, None)
-            self._silences.pop(key, None)
-        if target is None:
-            self._answers.pop(key, None)
-        else:
-            self._tasks[key] = (target, asyncio.create_task(self._poll(key, target), name=f"progress of {key}"))
+            known.task.cancel()
+        if target is not None:
+            shown = replace(known.shown, stalled_seconds=None, problem=None) if known else NOT_POLLED
+            poll = self._polls[key] = _Poll(target, shown)
+            poll.task = asyncio.create_task(self._run(key, poll), name=f"progress of {key}")
 
     def forget(self, key: Key) -> None:
         """Stop polling and drop the last response, because the job was deleted."""
@@ -132,51 +102,43 @@ class ProgressPoller:
 
     async def close(self) -> None:
         """Stop polling and close all connections."""
-        for key in list(self._tasks):
+        for key in list(self._polls):
             self.follow(key, None)
         await self._session.close()
 
-    async def _poll(self, key: Key, target: Target) -> None:
+    async def _run(self, key: Key, poll: _Poll) -> None:
         while True:
             try:
                 # No local variable for the response: the task would keep it until the next one.
-                answer = Answer(target[0], training_report(await self._ask(target)))
-                self._on_poll("ok")
-                self._take(key, answer)
+                self._take(key, poll, training_report(await self._ask(poll.target)))
             except UnusableAnswerError as error:
-                self._miss(key, "unusable")
-                logger.debug("%s: unusable progress response: %s", target[0], error)
+                self._miss(key, poll, "unusable")
+                logger.debug("%s: unusable progress response: %s", poll.target[0], error)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                self._miss(key, "unreachable")
-                logger.debug("%s: progress is unreachable: %s", target[0], type(error).__name__)
+                self._miss(key, poll, "unreachable")
+                logger.debug("%s: progress is unreachable: %s", poll.target[0], type(error).__name__)
             await asyncio.sleep(self._interval)
 
-    def _miss(self, key: Key, problem: ProgressProblem) -> None:
+    def _miss(self, key: Key, poll: _Poll, problem: ProgressProblem) -> None:
         """Note a request without a usable response; the job is queued when that has been so for a minute."""
         self._on_poll(problem)
-        self._stalls.pop(key, None)
-        silence = self._silences.setdefault(key, Silence(self._clock(), problem))
-        silence.problem = problem
-        if not silence.is_long and self._clock() - silence.since >= UNKNOWN_SECONDS:
-            silence.is_long = True
+        now, was_known = self._clock(), poll.shown.problem is not None
+        poll.silent_since = now if poll.silent_since is None else poll.silent_since
+        is_long = now - poll.silent_since >= UNKNOWN_SECONDS
+        poll.shown = replace(poll.shown, stalled_seconds=None, problem=problem if is_long else None)
+        if is_long and not was_known:
             self._on_news(key)
 
-    def _take(self, key: Key, answer: Answer) -> None:
-        self._silences.pop(key, None)
-        is_back = key not in self._stalls  # from now on progressDeadlineSeconds can pass, which needs a plan
-        self._observe_step(key, answer)
-        known = self._answers.get(key)
-        self._answers[key] = answer
-        if is_back or known is None or known.pod != answer.pod or _content(known) != _content(answer):
+    def _take(self, key: Key, poll: _Poll, report: TrainingReport) -> None:
+        self._on_poll("ok")
+        now, before = self._clock(), poll.shown
+        is_back = before.stalled_seconds is None  # from now on progressDeadlineSeconds can pass, which needs a plan
+        if is_back or _step(before.report) != _step(report):
+            poll.since = now
+        poll.silent_since = None
+        poll.shown = Polled(poll.target[0], report, now - poll.since)
+        if is_back or _content(before.report) != _content(report):
             self._on_news(key)
-
-    def _observe_step(self, key: Key, answer: Answer) -> None:
-        now, stall = self._clock(), self._stalls.get(key)
-        mark = (answer.progress.step, answer.progress.epoch, answer.progress.phase)
-        if stall is not None and (stall.pod, stall.mark) == (answer.pod, mark):
-            stall.seen = now
-        else:
-            self._stalls[key] = Stall(answer.pod, mark, since=now, seen=now)
 
     async def _ask(self, target: Target) -> Json:
         _, address, port = target
@@ -203,6 +165,10 @@ def parse(body: bytes) -> Json:
     return value
 
 
-def _content(answer: Answer) -> TrainingReport:
+def _step(report: TrainingReport | None) -> tuple[object, ...] | None:
+    return (report.step, report.epoch, report.phase) if report else None
+
+
+def _content(report: TrainingReport | None) -> TrainingReport | None:
     """Return the response without its age, which always changes."""
-    return replace(answer.progress, age_seconds=None)
+    return replace(report, age_seconds=None) if report else None

@@ -173,7 +173,6 @@ class Reconciler:
         meta = job["metadata"]
         attempt = int((job.get("status") or {}).get("attempt") or 0)
         logs.set_attempt(attempt)
-        answer = self.poller.answer(key)
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
@@ -182,10 +181,7 @@ class Reconciler:
             claim=claim if is_claim_of(claim, key.name) else None,
             problems=memory.problems,
             round="complete" if memory.created == attempt else "begun" if memory.begun == attempt else "unknown",
-            progress=answer.progress if answer else None,
-            progress_pod=answer.pod if answer else None,
-            stalled_seconds=self.poller.stalled_seconds(key),
-            progress_problem=self.poller.problem(key),
+            progress=self.poller.polled(key),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings)

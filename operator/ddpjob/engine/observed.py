@@ -12,6 +12,26 @@ from ddpjob.engine.actions import Problem
 ProgressProblem = Literal["unreachable", "unusable"]
 
 
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What the requests for rank 0's progress have shown.
+
+    pod, report: the last response, and the pod that sent it; a response of a pod of an older attempt is ignored.
+    stalled_seconds: for how long consecutive responses of that pod showed the same step; None after a request that
+        failed. The time after the last response does not count: a pod that cannot be reached may train, and so may all
+        while the operator is down.
+    problem: why rank 0 has not reported for a minute: no connection, or its responses are no reports; or None.
+    """
+
+    pod: str = ""
+    report: TrainingReport | None = None
+    stalled_seconds: float | None = None
+    problem: ProgressProblem | None = None
+
+
+NOT_POLLED = Polled()
+
+
 @dataclass(frozen=True)
 class Observed:
     """The objects of one job and its last progress report.
@@ -21,10 +41,6 @@ class Observed:
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
-    progress: rank 0's last response to ``GET /progress``, or None.
-    progress_pod: name of the pod that sent it; a response from a pod of an older attempt is ignored.
-    stalled_seconds: for how long consecutive responses of that pod showed the same step, or None if it is not known.
-    progress_problem: why rank 0 has not reported for a minute: no connection, or its responses are no reports; or None.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -33,10 +49,7 @@ class Observed:
     claim: Json | None = None
     problems: Sequence[Problem] = ()
     round: Literal["unknown", "begun", "complete"] = "unknown"
-    progress: TrainingReport | None = None
-    progress_pod: str | None = None
-    stalled_seconds: float | None = None
-    progress_problem: ProgressProblem | None = None
+    progress: Polled = NOT_POLLED
     live: bool = False
 
 

@@ -50,7 +50,7 @@ def silence(s: JobState) -> Obstacle | None:
     """Return why rank 0's progress is unknown while all nodes run; None if it is known, or not expected."""
     if (wait := _seconds_to_silence(s)) is None or wait > 0:
         return None
-    refuses = s.observed.progress_problem == "unreachable"
+    refuses = s.observed.progress.problem == "unreachable"
     what = "does not answer" if refuses else "answers, but this is no progress report"
     effect = "progress is unknown"
     if s.job.spec.progress_deadline_seconds is not None:
@@ -87,6 +87,6 @@ def _seconds_to_silence(s: JobState) -> float | None:
     is_expected = limit is not None or s.answer is not None or attempt.first_step_time is not None
     pod = s.current.get(0)
     is_asked = attempt.phase == RUNNING and pod is not None and pod.state == "running"
-    if s.observed.progress_problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
+    if s.observed.progress.problem is None or attempt.all_running_time is None or not (is_expected and is_asked):
         return None
     return UNKNOWN_SECONDS - seconds_running(attempt, s.now)

@@ -98,7 +98,7 @@ class JobState:
     def answer(self) -> TrainingReport | None:
         """The last response of rank 0's pod; a response of a pod of an earlier attempt may arrive late: ignored."""
         pod = self.current.get(0)
-        return self.observed.progress if pod is not None and self.observed.progress_pod == pod.name else None
+        return self.observed.progress.report if pod is not None and self.observed.progress.pod == pod.name else None
 
     @cached_property
     def report(self) -> TrainingReport | None:
@@ -123,7 +123,7 @@ class JobState:
     @property
     def stalled_seconds(self) -> float | None:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
-        return self.observed.stalled_seconds if self.answer is not None and self.has_stepped else None
+        return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
 
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""

@@ -22,7 +22,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.controller.cache import Key
 from ddpjob.engine.actions import Note, Plan
-from ddpjob.engine.observed import Observed, owned_pods
+from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
 from ddpjob.local.admission import AdmittedJob
@@ -150,17 +150,12 @@ class Session:
                     del self._pods[name]
 
     def _observed(self) -> Observed:
-        poller, key = self._poller, self._key
-        answer = poller.answer(key) if poller else None
         return Observed(
             owned_pods(self.job, map(pod_view, self.pods)),
             service={},  # not needed on one machine, as if it existed
             claim={},
             round="complete",  # all pods of an attempt are created at once
-            progress=answer.progress if answer else None,
-            progress_pod=answer.pod if answer else None,
-            stalled_seconds=poller.stalled_seconds(key) if poller else None,
-            progress_problem=poller.problem(key) if poller else None,
+            progress=self._poller.polled(self._key) if self._poller else NOT_POLLED,
             live=True,
         )
 
