@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, SETTLE_SECONDS
-from ddpjob.engine.failures import TABLE, Row
+from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.suspects import AVOID_SECONDS
 
 HEAD = f"""\
@@ -71,11 +71,11 @@ def _lines() -> Iterator[str]:
         yield f"| {reason} | {row.when} | {_reaction(row)} | {row.hint} | {_next(row)} |"
 
 
-def _next(row: Row) -> str:
+def _next(row: Judgement) -> str:
     return row.next.format(logs="`kubectl logs POD`", pod="POD", node="NODE")
 
 
-def _reaction(row: Row) -> str:
+def _reaction(row: Judgement) -> str:
     if row.action == "Fail":
         return "Fail"
     parts = ["Restart once" if row.action == "RestartOnce" else "Restart"]

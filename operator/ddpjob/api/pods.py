@@ -172,13 +172,13 @@ LongTextMap = Annotated[
 ]
 
 
-class ResourceClaimUse(OpenModel):
-    """A resource claim of the pod that the container uses."""
+class NamedEntry(OpenModel):
+    """An entry of a list, with the fields that Kubernetes gives it."""
 
     list_keys: ClassVar[tuple[str, ...]] = ("name",)
 
     name: ShortText
-    """Name of an entry of the template's `resourceClaims`."""
+    """Name of the entry. A container refers to an entry of the template's `resourceClaims` by its name."""
 
 
 class Resources(ApiModel):
@@ -188,7 +188,7 @@ class Resources(ApiModel):
     """Limits, for example `{cpu: 4, memory: 16Gi, nvidia.com/gpu: 8}`."""
     requests: ResourceMap | None = None
     """Resources that the scheduler reserves; default: the limits."""
-    claims: Annotated[list[ResourceClaimUse], Field(max_length=32)] | None = None
+    claims: Annotated[list[NamedEntry], Field(max_length=32)] | None = None
     """Resource claims that the container uses."""
 
 
@@ -239,24 +239,6 @@ class Toleration(OpenModel):
     """Seconds for which a NoExecute taint is tolerated."""
 
 
-class PodResourceClaim(OpenModel):
-    """A resource claim of the pod."""
-
-    list_keys: ClassVar[tuple[str, ...]] = ("name",)
-
-    name: ShortText
-    """Name of the claim in the containers' `resources.claims`."""
-
-
-class SchedulingGate(OpenModel):
-    """A condition that another controller removes."""
-
-    list_keys: ClassVar[tuple[str, ...]] = ("name",)
-
-    name: ShortText
-    """Name of the gate."""
-
-
 class PodTemplateSpec(OpenModel):
     """A pod spec. All fields of Kubernetes are accepted; the declared ones are validated."""
 
@@ -270,7 +252,7 @@ class PodTemplateSpec(OpenModel):
     """Tolerations, added to those of the operator: 30 s for nodes that are not ready or unreachable."""
     affinity: dict[str, Any] | None = None
     """Affinity and anti-affinity."""
-    scheduling_gates: Annotated[list[SchedulingGate], Field(max_length=64)] | None = None
+    scheduling_gates: Annotated[list[NamedEntry], Field(max_length=64)] | None = None
     """Gates that must be removed before the pods are scheduled."""
     scheduler_name: ShortText | None = None
     """Name of the scheduler."""
@@ -284,7 +266,7 @@ class PodTemplateSpec(OpenModel):
     """Whether the pods use the network of their node."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
     """Seconds between SIGTERM and SIGKILL."""
-    resource_claims: Annotated[list[PodResourceClaim], Field(max_length=32)] | None = None
+    resource_claims: Annotated[list[NamedEntry], Field(max_length=32)] | None = None
     """Resource claims of the pods (dynamic resource allocation). With them `nprocPerNode` must be a number."""
 
 

@@ -432,20 +432,17 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed counts as changed.
     """
     if old.get("suspend"):
-        old, new = (_without_scheduling(spec) for spec in (old, new))
+        old, new = (without_scheduling(spec) for spec in (old, new))
     return [rule.message for name, rule in _IMMUTABLE_RULES.items() if not _is_equal(old.get(name), new.get(name))]
 
 
-def _without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec without ``SCHEDULING_PARTS``, and without the objects that are empty then."""
-    spec = copy.deepcopy(spec)
-    for *path, field in SCHEDULING_PARTS:
-        part = spec
-        for key in path:
-            part = part.get(key) or {}
-        part.pop(field, None)
-    template = {key: part for key, part in (spec.pop("template", None) or {}).items() if part}
-    return spec | ({"template": template} if template else {})
+def without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored spec without ``SCHEDULING_PARTS``, and without the objects that are empty then."""
+    template = dict(spec.get("template") or {})
+    for _, part, field in SCHEDULING_PARTS:
+        template[part] = {key: value for key, value in (template.get(part) or {}).items() if key != field}
+    kept = {key: part for key, part in template.items() if part}
+    return {key: value for key, value in spec.items() if key != "template"} | ({"template": kept} if kept else {})
 
 
 def _is_equal(one: Any, other: Any) -> bool:

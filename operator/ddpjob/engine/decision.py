@@ -144,7 +144,7 @@ def _attempt_deadline(s: JobState) -> Decision | None:
     if passed.reason == CONFIG_ERROR:
         pod = next(pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == CONFIG_ERROR)
         return _react(s, _judged(s, evidence_of_waiting(pod)))
-    judgement = Judgement(passed.reason, passed.message, hint=passed.hint, next=passed.next)
+    judgement = Judgement(passed.reason, message=passed.message, hint=passed.hint, next=passed.next)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
 

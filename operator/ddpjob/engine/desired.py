@@ -7,14 +7,14 @@ The pod of node 0 is rendered; the other nodes' pods are copies with their own n
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec
+from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
@@ -98,10 +98,7 @@ def spec_hash(spec: Json) -> str:
     of another release changes the digest. A null is left out, because the API server drops it once a schema declares
     the field.
     """
-    whole: dict[tuple[str, ...], Any] = {path: _at(spec, path) for path in OPEN_PARTS}
-    scheduling: dict[tuple[str, ...], Any] = {path: _at(spec, path) for path in SCHEDULING_PARTS}
-    fixed = _without_parts(whole, SCHEDULING_PARTS)
-    return f"{_HASH_FORM}{_digest(fixed)}-{_digest(scheduling)}"
+    return f"{_HASH_FORM}{_digest(without_scheduling(spec), OPEN_PARTS)}-{_digest(spec, SCHEDULING_PARTS)}"
 
 
 def has_same_fixed_part(one: str, other: str) -> bool:
@@ -109,30 +106,9 @@ def has_same_fixed_part(one: str, other: str) -> bool:
     return one.partition("-")[0] == other.partition("-")[0]
 
 
-def _digest(parts: Mapping[tuple[str, ...], Any]) -> str:
-    given = {".".join(path): _without_nulls(part) for path, part in parts.items() if part is not None}
+def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
+    given = {".".join(path): _without_nulls(part) for path in paths if (part := _at(spec, path)) is not None}
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _without_parts(parts: Mapping[tuple[str, ...], Any], left_out: Iterable[tuple[str, ...]]) -> dict[Any, Any]:
-    """Return the parts without the fields at ``left_out``, and without objects that are empty then."""
-    fixed = dict(parts)
-    for root, *path in left_out:
-        fixed[(root,)] = _without(fixed[(root,)], path)
-    return {path: _without_empty(part) for path, part in fixed.items()}
-
-
-def _without(value: Any, path: Sequence[str]) -> Any:
-    """Return a JSON value without the field at ``path``."""
-    key, *rest = path
-    if not isinstance(value, dict) or key not in value:
-        return value
-    return value | {key: _without(value[key], rest)} if rest else {k: v for k, v in value.items() if k != key}
-
-
-def _without_empty(part: Any) -> Any:
-    """Return an object without its direct members that are empty objects; None if nothing is left."""
-    return {key: value for key, value in part.items() if value != {}} or None if isinstance(part, dict) else part
 
 
 def is_comparable(recorded: str | None) -> TypeGuard[str]:

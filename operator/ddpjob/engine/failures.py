@@ -4,7 +4,7 @@ The first row that matches applies. ``make generate`` prints the table as docs/f
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api import exit_codes
@@ -34,23 +34,25 @@ CONFIG_ERROR, INVALID_IMAGE = "CreateContainerConfigError", "InvalidImageName"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the table.
+class Judgement:
+    """What follows from a failure: a row of the table, or that row with the facts of one failure.
 
-    reason: for ``status.failures``; None: the ``kind`` of the trainer's report, its exception, or the kubelet's reason.
+    reason: for ``status.failures``. Empty in a row: the ``kind`` of the trainer's report, its exception, or the
+        kubelet's reason.
     when: what is seen, for docs/failures.md.
     matches: whether the row applies to these facts, given the failures of earlier attempts, newest last.
     counted: whether the restart counts towards restartPolicy.maxRestarts.
     planned: the trainers still run, so they save a checkpoint together before the attempt ends.
     provisional: the restart no longer counts if a Kubernetes node of the attempt proves lost within 120 s.
     node_suspected: the Kubernetes node may be the cause; after two such failures new attempts avoid it.
-    hint, next: the usual cause and what to do, unless the trainer's report says more. {logs} is the command that
-        shows the log, {pod} and {node} are names.
+    hint, next: the usual cause and what to do, unless the trainer's report says more. In a row {logs} is the command
+        that shows the log, {pod} and {node} are names.
+    message, evidence: of one failure; evidence is None if a deadline of the operator ended the attempt.
     """
 
-    reason: str | None
-    when: str
-    matches: Callable[[Evidence, Sequence[Failure]], bool]
+    reason: str
+    when: str = ""
+    matches: Callable[[Evidence, Sequence[Failure]], bool] = lambda evidence, earlier: False
     action: Action = "Restart"
     counted: bool = True
     planned: bool = False
@@ -58,6 +60,8 @@ class Row:
     node_suspected: bool = False
     hint: str = ""
     next: str = ""
+    message: str = ""
+    evidence: Evidence | None = None
 
 
 def _reports(code: int) -> Callable[[Evidence, Sequence[Failure]], bool]:
@@ -77,8 +81,8 @@ def _repeats(e: Evidence, earlier: Sequence[Failure]) -> bool:
     return (earlier[-1].exception, earlier[-1].step) == (exception, step)
 
 
-TABLE: tuple[Row, ...] = (
-    Row(
+TABLE: tuple[Judgement, ...] = (
+    Judgement(
         "NodeLost",
         "the Kubernetes node does not respond or was removed (taint manager, pod garbage collection)",
         lambda e, _: e.node_lost,
@@ -87,7 +91,7 @@ TABLE: tuple[Row, ...] = (
         hint="the Kubernetes node is down, unreachable or deleted",
         next="kubectl get nodes; kubectl describe node {node}",
     ),
-    Row(
+    Judgement(
         "Preempted",
         "the scheduler preempted the pod for one of higher priority",
         lambda e, _: e.disruption == "PreemptionByScheduler",
@@ -96,7 +100,7 @@ TABLE: tuple[Row, ...] = (
         hint="pods with a higher priority needed the node",
         next="set template.spec.priorityClassName to a higher priority if the job must not be preempted",
     ),
-    Row(
+    Judgement(
         "Drained",
         "the pod was evicted by the eviction API, for example by `kubectl drain`",
         lambda e, _: e.disruption == "EvictionByEvictionAPI",
@@ -105,7 +109,7 @@ TABLE: tuple[Row, ...] = (
         hint="a person or the cluster autoscaler drained the Kubernetes node",
         next="nothing; training continues from the checkpoint",
     ),
-    Row(
+    Judgement(
         "NodeShutdown",
         "the kubelet ended the pod because its node shut down",
         lambda e, _: e.node_shutdown,
@@ -114,7 +118,7 @@ TABLE: tuple[Row, ...] = (
         hint="the Kubernetes node was shut down or rebooted",
         next="nothing; training continues from the checkpoint",
     ),
-    Row(
+    Judgement(
         "Evicted",
         "the kubelet evicted the pod because its node ran out of memory, disk or process ids",
         lambda e, _: e.evicted and bool(e.disruption),
@@ -122,7 +126,7 @@ TABLE: tuple[Row, ...] = (
         hint="other pods on the node use more than they request, or this job requests too little",
         next="set resources.requests to what the trainer uses",
     ),
-    Row(
+    Judgement(
         "LimitExceeded",
         "the kubelet evicted the pod because it exceeded its own limit of ephemeral storage or of an emptyDir",
         lambda e, _: e.evicted and e.reason == "Evicted",
@@ -130,8 +134,8 @@ TABLE: tuple[Row, ...] = (
         hint="the pod wrote more to its local disk than its limits allow",
         next="increase resources.limits.ephemeral-storage or the sizeLimit of the emptyDir, or write to a volume",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the kubelet refused the pod (UnexpectedAdmissionError, OutOfcpu, NodeAffinity, ...)",
         lambda e, _: e.evicted and e.exit_code is None,
         counted=False,
@@ -139,7 +143,7 @@ TABLE: tuple[Row, ...] = (
         hint="the Kubernetes node cannot run the pod although the scheduler chose it, for example a device is missing",
         next="kubectl describe node {node}",
     ),
-    Row(
+    Judgement(
         "PodDeleted",
         "a user or a controller deleted the pod before its trainer ended",
         lambda e, _: e.deleted,
@@ -148,7 +152,7 @@ TABLE: tuple[Row, ...] = (
         hint="a person or a controller deleted the pod",
         next="nothing; training continues from the checkpoint",
     ),
-    Row(
+    Judgement(
         "PodLost",
         "the pod no longer exists",
         lambda e, _: e.pod is None,
@@ -156,7 +160,7 @@ TABLE: tuple[Row, ...] = (
         hint="the pod was deleted with --force, or together with its Kubernetes node",
         next="nothing; training continues from the checkpoint",
     ),
-    Row(
+    Judgement(
         OOM_KILLED,
         "a container or a rank exceeded the memory limit",
         lambda e, _: e.oom,
@@ -164,7 +168,7 @@ TABLE: tuple[Row, ...] = (
         hint="the trainer needs more memory than its limit, or it leaks",
         next="increase resources.limits.memory, or use less memory: a smaller batch, fewer data loader workers",
     ),
-    Row(
+    Judgement(
         GPU_OUT_OF_MEMORY,
         "the trainer's report or the end of its log says that a GPU had too little memory",
         lambda e, _: e.gpu_oom,
@@ -173,7 +177,7 @@ TABLE: tuple[Row, ...] = (
         next="use a smaller batch with gradient accumulation, or bfloat16; against fragmentation set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True; nvidia-smi on node {node} shows other processes on the GPU",
     ),
-    Row(
+    Judgement(
         INVALID_IMAGE,
         "the name of an image is not valid",
         _waits_with(INVALID_IMAGE),
@@ -181,7 +185,7 @@ TABLE: tuple[Row, ...] = (
         hint="the kubelet cannot parse the name of the image",
         next="correct spec.image (or the image in spec.template) and create the job again",
     ),
-    Row(
+    Judgement(
         CONFIG_ERROR,
         "a container cannot be configured for 60 s, for example because a Secret or ConfigMap does not exist",
         _waits_with(CONFIG_ERROR),
@@ -189,7 +193,7 @@ TABLE: tuple[Row, ...] = (
         hint="the Secret, ConfigMap or key that the message names does not exist",
         next="create it, or correct env, envFrom or template, and create the job again",
     ),
-    Row(
+    Judgement(
         "StartError",
         f"the runtime cannot start the command, or exit code 126 or 127 in the first {START_SECONDS} s and without a "
         "report: the command does not exist or cannot be executed",
@@ -198,40 +202,40 @@ TABLE: tuple[Row, ...] = (
         hint="the command is not in the image, is not executable, or is for another architecture",
         next="correct command, args or image and create the job again; a shell in the image shows what it contains",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports wrong settings (exit code 2)",
         _reports(exit_codes.USAGE),
         action="Fail",
         hint="an argument, a DDPTRAIN_* variable or the configuration file is not valid",
         next="correct args or env and create the job again",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports that this machine cannot run the ranks or the backend (exit code 71)",
         _reports(exit_codes.RANKS),
         action="Fail",
         hint="the pod has fewer devices than processes, or the image lacks the backend",
         next="correct nprocPerNode, resources or image and create the job again",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports a checkpoint or data that do not match this run (exit code 78)",
         _reports(exit_codes.MISMATCH),
         action="Fail",
         hint="the checkpoints were written with other settings or other data",
         next="use another checkpoint.subPath, or the settings of the run that wrote the checkpoints",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports a loss that is not finite (exit code 79)",
         _reports(exit_codes.NOT_FINITE),
         action="Fail",
         hint="the training diverged: the same steps would diverge again",
         next="use a lower learning rate, and create the job again",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports that it obeyed SIGTERM (exit code 75)",
         _reports(exit_codes.STOPPED),
         counted=False,
@@ -239,15 +243,15 @@ TABLE: tuple[Row, ...] = (
         hint="something sent SIGTERM to the trainer, for example a node that shuts down",
         next="nothing; training continues from the checkpoint",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports that a newer run writes to its checkpoint directory (exit code 80)",
         _reports(exit_codes.SUPERSEDED),
         counted=False,
         hint="two jobs use the same claim and subPath for their checkpoints",
         next="give each job its own checkpoint.subPath",
     ),
-    Row(
+    Judgement(
         "DeterministicError",
         "the user's code raised the same exception at the same step as in the attempt before",
         _repeats,
@@ -255,45 +259,45 @@ TABLE: tuple[Row, ...] = (
         hint="the error follows from the code or the data, so another restart would end in the same way",
         next="{logs}; correct the code, and create the job again",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports a hang (exit code 76)",
         _reports(exit_codes.HANG),
         node_suspected=True,
         hint="a rank or the network stopped; the report names the collective and the ranks that are missing",
         next="{logs}",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports data that are absent or damaged (exit code 66)",
         _reports(exit_codes.DATA),
         hint="the data volume is not mounted, or a download failed",
         next="look at spec.data and at --data-dir",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports that ranks are missing at the rendezvous (exit code 69)",
         _reports(exit_codes.RENDEZVOUS),
         hint="a pod started late, or the network does not connect the pods",
         next="look at NetworkPolicies and DNS, or increase rendezvous.timeoutSeconds",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports a volume that it cannot write (exit code 73)",
         _reports(exit_codes.VOLUME),
         hint="the volume is full, read-only, or belongs to another user",
         next="increase the claim's size, or set podSecurity.fsGroup to the group that owns the volume",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the trainer reports a lost peer, and neither a pod nor a report shows a failure of another",
         lambda e, _: e.whose == "peer",
         provisional=True,
         hint="a pod or its network failed without a report; its Kubernetes node may be down",
         next="{logs}",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "a signal ended the trainer (exit code 128 + n)",
         lambda e, _: e.signal is not None,
         provisional=True,
@@ -301,40 +305,21 @@ TABLE: tuple[Row, ...] = (
         hint="SIGKILL often comes from the kernel's out-of-memory killer, SIGSEGV and SIGBUS from native code",
         next="{logs}; SIGBUS: increase sharedMemory.sizeLimit",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "any other exit code",
         lambda e, _: e.exit_code is not None,
         hint="the program ended with an error",
         next="{logs}",
     ),
-    Row(
-        None,
+    Judgement(
+        "",
         "the pod failed without an exit code",
         lambda e, _: True,
         hint="the kubelet gave no exit code",
         next="kubectl describe pod {pod}",
     ),
 )
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What follows from a failure. ``evidence`` is None if a deadline of the operator ended the attempt.
-
-    next: what to do, a command or a field to change.
-    """
-
-    reason: str
-    message: str
-    action: Action = "Restart"
-    counted: bool = True
-    planned: bool = False
-    provisional: bool = False
-    node_suspected: bool = False
-    hint: str = ""
-    next: str = ""
-    evidence: Evidence | None = None
 
 
 def judge(evidence: Evidence, earlier: Sequence[Failure], logs: str) -> Judgement:
@@ -347,14 +332,11 @@ def judge(evidence: Evidence, earlier: Sequence[Failure], logs: str) -> Judgemen
     row = next(row for row in TABLE if row.matches(evidence, earlier))
     reason, message = _reason_and_message(evidence, row)
     again = row.action == "RestartOnce" and any(failure.reason == reason for failure in earlier)
-    return Judgement(
+    return replace(
+        row,
         reason=reason,
         message=message,
         action="Fail" if again else row.action,
-        counted=row.counted,
-        planned=row.planned,
-        provisional=row.provisional,
-        node_suspected=row.node_suspected,
         hint=evidence.report.hint or row.hint,
         next=evidence.report.next or _command(row.next, logs, evidence),
         evidence=evidence,
@@ -406,7 +388,7 @@ def _with_last_line(judgement: Judgement, *, with_log: bool) -> str:
     return f"{judgement.message}: {shorten(last, _MAX_LAST_LINE)}" if last else judgement.message
 
 
-def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
+def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
     if e.pod is None:
         return "PodLost", f"the pod of node_rank {e.node_rank} is gone: it was deleted, or its node was removed"
     if e.deleted or e.node_lost:
@@ -415,12 +397,12 @@ def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
             "Preempted": "was preempted by the scheduler",
             "Drained": "was evicted through the eviction API",
         }
-        return row.reason or "PodDeleted", f"{e.where} {how.get(row.reason or '', 'was deleted while it trained')}"
+        return row.reason or "PodDeleted", f"{e.where} {how.get(row.reason, 'was deleted while it trained')}"
     if e.report.message:
         return _reported(e, row)
     if e.oom:
         return OOM_KILLED, f"{e.where} was killed because it exceeded its memory limit{_kubelet_message(e)}"
-    if e.signal is not None and row.reason is None:
+    if e.signal is not None and not row.reason:
         why = f" ({e.reason})" if e.reason not in ("", "Error") else ""
         reason = e.reason if e.reason not in ("", "Error") else signal_name(e.signal)
         return camel_case(reason), f"{e.where} was ended by {signal_name(e.signal)}{why}{_kubelet_message(e)}"
@@ -430,7 +412,7 @@ def _reason_and_message(e: Evidence, row: Row) -> tuple[str, str]:
     return reason, f"{e.where} ended with exit code {e.exit_code}{_kubelet_message(e)}"
 
 
-def _reported(e: Evidence, row: Row) -> tuple[str, str]:
+def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
     details = {"rank": e.report.rank, "step": e.report.step, "where": e.report.where}
     place = "".join(f", {key} {value}" for key, value in details.items() if value is not None)

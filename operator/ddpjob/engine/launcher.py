@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from ddpjob.api import names
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job
 
@@ -57,9 +56,7 @@ def launch_warning(job: Job) -> str | None:
 
 def trainer_command(job: Job) -> list[str]:
     """Return the trainer's command with its arguments; empty if the image's entrypoint runs."""
-    spec = job.spec
-    pod = spec.template.spec if spec.template else None
-    trainer = next((c for c in (pod and pod.containers) or () if c.name == names.TRAINER_CONTAINER), None)
+    spec, trainer = job.spec, next(iter(job.spec.trainers), None)
     command = spec.command if spec.command is not None else (trainer and trainer.command)
     args = spec.args if spec.args is not None else (trainer and trainer.args)
     return [*command, *(args or ())] if command else []
