@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ddpjob.api.objects import Json
 from ddpjob.local.admission import admit
+from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from ddptrain.reporting.metrics import read_rows
@@ -94,7 +95,7 @@ async def live_locally() -> Life:
 
         admitted = admit(manifest)
         paths = HostPaths(admitted.job, StateFolder(Path(root) / "state"), {CLAIM: volume})
-        session = Session(admitted=admitted, paths=paths, on_change=on_change, say=_say)
+        session = Session(admitted=admitted, machine=Machine(paths), on_change=on_change, say=_say)
         applied = time.time()
         await asyncio.wait_for(session.run(), LOCAL_SECONDS)
         return _life(seen, applied, killed[0], volume)

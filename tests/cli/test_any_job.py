@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import Prepared, prepare, require_programs
 from ddpjob.local import LocalError
+from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from tests.cli.program import shell_job, with_volume
 
@@ -51,7 +52,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
         found = prepare(Request(str(path), state_dir=str(folder / "state"), volumes=[f"shared={folder}"], **options))
         require_programs(found.admitted)
         found.admitted.manifests()
-        Session(admitted=found.admitted, paths=found.paths, on_change=lambda *_: None, say=lambda _: None)
+        Session(admitted=found.admitted, machine=Machine(found.paths), on_change=lambda *_: None, say=lambda _: None)
         return found
     except LocalError as error:
         assert error.error and error.hint and error.next_step

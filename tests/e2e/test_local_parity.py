@@ -17,6 +17,7 @@ import pytest
 
 from ddpjob.api.objects import Json, condition
 from ddpjob.local.admission import admit
+from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from tests.e2e.installation import Installation
@@ -118,7 +119,9 @@ def run_locally(manifest: Json, namespace: str, root: Path) -> tuple[Json, list[
     manifest["metadata"]["namespace"] = namespace
     admitted = admit(manifest)
     paths = HostPaths(admitted.job, StateFolder(root))
-    session = Session(admitted=admitted, paths=paths, on_change=lambda job, pods: None, say=print, progress_seconds=1.0)
+    session = Session(
+        admitted=admitted, machine=Machine(paths), on_change=lambda job, pods: None, say=print, progress_seconds=1.0
+    )
 
     async def run() -> Json:
         return await asyncio.wait_for(session.run(), LOCAL_SECONDS)

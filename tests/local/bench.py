@@ -93,7 +93,7 @@ async def a_bench(
     """Yield a bench of a job of two nodes; its pods are killed at the end of the block."""
     job = Job.of(a_job(**spec))
     paths = HostPaths(job, StateFolder(root), volumes or {})
-    bench = Bench(paths.folder, Machine(job.spec, paths, References(documents, "default"), root, gpus=gpus))
+    bench = Bench(paths.folder, Machine(paths, References(documents, "default"), root, gpus=gpus))
     try:
         yield bench
     finally:

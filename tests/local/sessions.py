@@ -14,6 +14,8 @@ from typing import Any
 
 from ddpjob.api.objects import Json
 from ddpjob.local.admission import admit
+from ddpjob.local.pod_process import Machine
+from ddpjob.local.references import References
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, JobFolder, StateFolder
 from tests.processes import eventually_async
@@ -66,8 +68,7 @@ class Sessions:
         paths = HostPaths(admitted.job, StateFolder(self.root), volumes or {})
         session = Session(
             admitted=admitted,
-            others=self.others,
-            paths=paths,
+            machine=Machine(paths, References(self.others, admitted.job.namespace)),
             on_change=lambda seen, pods: shown.append((seen, pods)),
             say=said.append,
             fresh=fresh,

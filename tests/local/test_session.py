@@ -16,6 +16,7 @@ from ddpjob.cli.prepare import prepare
 from ddpjob.engine import desired
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
+from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from tests.local.bench import MARKER, marked
@@ -126,7 +127,7 @@ async def test_jobs_of_other_namespaces_are_separate(place: Place) -> None:
 def session(job: Json, root: Path) -> Session:
     admitted = admit(job)
     paths = HostPaths(admitted.job, StateFolder(root))
-    return Session(admitted=admitted, paths=paths, on_change=lambda job, pods: None, say=print)
+    return Session(admitted=admitted, machine=Machine(paths), on_change=lambda job, pods: None, say=print)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,11 @@ async def test_run_admits_once_and_renders_once_for_the_check_and_once_for_the_p
     request = Request(str(file), state_dir=str(tmp_path / "state"), volumes=[f"data={tmp_path}"])
     prepared = prepare(request)
     run = Session(
-        admitted=prepared.admitted, paths=prepared.paths, on_change=lambda *_: None, say=lambda _: None, fresh=True
+        admitted=prepared.admitted,
+        machine=Machine(prepared.paths),
+        on_change=lambda *_: None,
+        say=lambda _: None,
+        fresh=True,
     )
     assert (await run.run())["status"]["state"] == "Succeeded"
     assert (counts["admitted"], counts["pod.yaml.j2"]) == (1, 2)

@@ -81,7 +81,7 @@ def test_the_numbers_as_json(tmp_path: Path) -> None:
 
 
 def test_the_curves_are_well_formed_and_mark_the_restart_where_it_resumed(tmp_path: Path) -> None:
-    drawing = ET.fromstring(figure.standalone(restarted(tmp_path)))  # noqa: S314 - our own
+    drawing = ET.fromstring(figure.drawing(restarted(tmp_path)))  # noqa: S314 - our own
     marks = [element for element in drawing.iter() if element.get("class") == "restart"]
     bands = [element for element in drawing.iter() if element.get("class") == "band"]
     assert (len(marks), len(bands)) == (1, 3)
@@ -99,7 +99,7 @@ def test_the_curves_are_well_formed_and_mark_the_restart_where_it_resumed(tmp_pa
 def test_a_training_with_hardly_any_rows_still_has_a_page(tmp_path: Path, steps: range, loss: object) -> None:
     write(tmp_path, 1, steps, loss=loss, time=None, totalSteps=None)
     history = read_history(tmp_path)
-    ET.fromstring(figure.standalone(history))  # noqa: S314 - our own
+    ET.fromstring(figure.drawing(history))  # noqa: S314 - our own
     text = page.as_html(contents(history))
     assert "Not available: none" in text
     assert "nan" not in text
@@ -174,7 +174,7 @@ def test_many_restarts_have_a_line_each_and_flags_that_do_not_overlap(tmp_path: 
     write(tmp_path, 1, range(1, 3))
     for run in range(2, 40):
         write(tmp_path, run, range(run, run + 2), origin=run - 1)
-    drawing = list(ET.fromstring(figure.embedded(read_history(tmp_path), 400)).iter())  # noqa: S314 - our own
+    drawing = list(ET.fromstring(figure.drawing(read_history(tmp_path), 400, is_page=True)).iter())  # noqa: S314 - our own
     assert len([element for element in drawing if element.get("class") == "restart"]) == 38
     flags = [element[1] for element in drawing if element.get("class") == "flag"]
     ends = [(float(flag.get("x", 0)), float(flag.get("x", 0)) + float(flag.get("width", 0))) for flag in flags]
@@ -189,7 +189,7 @@ def test_many_steps_make_a_small_picture_with_the_extremes(tmp_path: Path) -> No
         for step in range(1, 50_001):
             row = {"event": "train", "run": 1, "step": step, "loss": 9.0 if step == 31_234 else 1.0 + step % 2 / 10}
             stream.write(json.dumps(row) + "\n")
-    drawing = figure.standalone(read_history(tmp_path))
+    drawing = figure.drawing(read_history(tmp_path))
     assert len(drawing) < 80_000
     raw = next(e for e in ET.fromstring(drawing).iter() if e.get("class") == "raw loss")  # noqa: S314 - our own
     heights = sorted({float(point.split()[1]) for point in raw.get("d", "").lstrip("M").split("L")})
@@ -201,7 +201,7 @@ def test_a_single_huge_loss_leaves_the_smoothed_curve_of_the_others(tmp_path: Pa
     write(tmp_path, 1, range(1, 201))
     path = tmp_path / "metrics" / "run-000001.jsonl"
     path.write_text(path.read_text().replace('"step": 50, "time": 150.0, "loss": 0.5', f'"step": 50, "loss": {spike}'))
-    drawing = ET.fromstring(figure.standalone(read_history(tmp_path)))  # noqa: S314 - our own
+    drawing = ET.fromstring(figure.drawing(read_history(tmp_path)))  # noqa: S314 - our own
     line, raw = (
         [point.split()[1] for e in drawing.iter() if e.get("class") == kind for point in e.get("d", "")[1:].split("L")]
         for kind in ("line loss", "raw loss")
@@ -219,7 +219,7 @@ def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     for markup in ("<script", "<img", 'onerror="', "</text></title>"):
         assert markup not in text
     assert text.count("&lt;script&gt;") >= 6
-    for element in ET.fromstring(figure.standalone(history)).iter():  # noqa: S314 - our own
+    for element in ET.fromstring(figure.drawing(history)).iter():  # noqa: S314 - our own
         assert not element.tag.endswith("script")
 
 
@@ -270,7 +270,7 @@ def test_a_malformed_row_of_any_kind_still_gives_a_page(event: str, malformed: d
             for content in ({**row, "event": "start"}, {**row, "accuracy": 0.9, **malformed}):
                 stream.write(json.dumps(content) + "\n")
         history = read_history(root)
-        ET.fromstring(figure.standalone(history))  # noqa: S314 - our own
+        ET.fromstring(figure.drawing(history))  # noqa: S314 - our own
         page.as_html(contents(history))
         json.dumps(page.as_json(contents(history)), allow_nan=False)
 

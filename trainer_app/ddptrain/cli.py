@@ -14,12 +14,17 @@ from typing import Any, NoReturn
 from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
+from ddptrain.distributed import topology
 from ddptrain.errors import TrainerError, UsageError
+from ddptrain.fault_injection import Fault
 from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
 from ddptrain.jobs import Infer, Preflight, Train
+from ddptrain.launcher import launcher
+from ddptrain.lessons.run import lesson_names, run_lesson
+from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
 from ddptrain.reporting.termination import Ending
-from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
+from ddptrain.resources import set_torch_defaults, uncollected_imports
 from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -58,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report_start(error: Exception) -> int:
     """Write the report of a start that failed before a rank could report, and return its exit code."""
-    from ddptrain.reporting import termination
-
     report = termination.failure(error, rank=None, progress={"phase": "start"})
     termination.write(report, termination.destination())
     return int(report["code"])
@@ -182,8 +185,6 @@ def _add_experiments(verbs: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
-    from ddptrain.lessons.run import lesson_names
-
     lesson = flags.add_verb(
         verbs, "lesson", "run a small program that shows and checks one subject of torch.distributed", _lesson,
         example="lesson collectives --nproc-per-node 4",
@@ -197,16 +198,12 @@ def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _lesson(arguments: argparse.Namespace) -> int:
-    from ddptrain.lessons.run import run_lesson
-
     if arguments.svg:
         os.environ["LESSON_SVG_DIR"] = arguments.svg
     return run_lesson(arguments.name, arguments.nproc_per_node)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from ddptrain.distributed import topology
-
     rank = {name: getattr(arguments, name) for name in ("init", "rank", "world_size", "local_rank")}
     environment = topology.without_operator_rank(os.environ)
     if not any(rank.values()) and topology.needs_launch(environment):
@@ -216,7 +213,6 @@ def _train(arguments: argparse.Namespace) -> int:
     ranks = topology.from_flags(environment, **rank)
     if config.log_format == "json":
         log_as_json(ranks.rank)
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
 
@@ -229,8 +225,6 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    from ddptrain.distributed import topology
-
     if "RANK" in topology.without_operator_rank(os.environ):
         stop, ranks = StopFlag.installed(), topology.from_rank_environment(os.environ)
         from ddptrain.worker import Worker
@@ -245,15 +239,11 @@ def _preflight(arguments: argparse.Namespace) -> int:
 
 
 def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Ending:
-    from ddptrain.distributed import topology
-    from ddptrain.launcher import launcher
-
     stop, config, given = StopFlag.installed(), _training_config(arguments), vars(arguments)
     if config.log_format == "json":
         log_as_json(None, ("stderr",))
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
-    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = launcher.LaunchOptions(
         job,
         given.get("how", "prefork"),
@@ -271,8 +261,6 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
 def _training_config(arguments: argparse.Namespace) -> Config:
     config = resolve_flags(arguments)
     if config.chaos:
-        from ddptrain.fault_injection import Fault
-
         Fault.parse(config.chaos)  # refused once, here, instead of by every rank
     return config
 
@@ -284,8 +272,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _infer(arguments: argparse.Namespace) -> int:
-    from ddptrain.distributed import topology
-
     stop = StopFlag.installed()
     if topology.needs_launch(os.environ):
         raise UsageError(

@@ -25,6 +25,7 @@ from ddptrain.flags import (
     setting_flags,
     whole_number,
 )
+from ddptrain.launcher.node_reports import explain
 from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -55,8 +56,8 @@ def add_file_verbs(verbs: "argparse._SubParsersAction[Any]") -> None:
     add_checkpoint_choice(back)
     add_settings(back, ["checkpoint_dir"])
     why = add_verb(
-        verbs, "why", "print which rank caused the last failure, from the reports of all nodes", _why,
-        example="why /tmp/ddptrain-checkpoints",
+        verbs, "why", "print which rank caused the last failure, from the reports of all nodes",
+        lambda given: explain(Path(given.directory), as_json=given.json), example="why /tmp/ddptrain-checkpoints",
     )  # fmt: skip
     why.add_argument("directory", metavar="DIR", help="checkpoint or log directory of the run")
     why.add_argument("--json", action="store_true", help="print one JSON object")
@@ -80,12 +81,6 @@ def _print_config(arguments: argparse.Namespace) -> int:
         line = f"{name}: {dumps_json(value)}"
         print(f"{line:<40} # {origins.get(name, 'default')}" if arguments.origin else line)
     return 0
-
-
-def _why(arguments: argparse.Namespace) -> int:
-    from ddptrain.launcher.node_reports import explain
-
-    return explain(Path(arguments.directory), as_json=arguments.json)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

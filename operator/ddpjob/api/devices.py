@@ -9,19 +9,14 @@ from collections.abc import Mapping
 from ddpjob.api.quantities import amount
 
 
-def is_device(resource: str) -> bool:
-    """Return whether a resource counts GPUs or MIG devices."""
-    return resource.endswith("/gpu") or resource.startswith("nvidia.com/mig-")
-
-
 def count_devices(limits: Mapping[str, int | str], requests: Mapping[str, int | str]) -> int:
     """Return the number of devices of a container; a resource without a limit counts with its request.
 
     Raises:
         ValueError: a quantity is not a whole number of devices.
     """
-    given = {name: value for name, value in {**requests, **limits}.items() if is_device(name)}
-    return sum(_whole(name, value) for name, value in given.items())
+    given = {**requests, **limits}.items()
+    return sum(_whole(name, n) for name, n in given if name.endswith("/gpu") or name.startswith("nvidia.com/mig-"))
 
 
 def _whole(name: str, value: int | str) -> int:

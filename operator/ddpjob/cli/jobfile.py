@@ -19,9 +19,8 @@ from ddpjob.api.crd import Dumper, openapi
 from ddpjob.api.objects import Json
 from ddpjob.cli.text import did_you_mean
 from ddpjob.local import LocalError
+from ddpjob.local.admission import SET_BY_SERVER
 
-# An API server sets these; `ddpjob get -o yaml` and `kubectl get -o yaml` print them.
-_SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
 SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
 
@@ -159,7 +158,7 @@ def _as_written(job: Json) -> Json:
         if not isinstance(value, dict):
             raise LocalError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
-    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in _SET_BY_SERVER}
+    job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in SET_BY_SERVER}
     require_known_fields(job)
     return job
 

@@ -14,6 +14,7 @@ from typer import Option
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
+from ddpjob.api.pod_view import pod_view
 from ddpjob.cli.options import Name, Namespace, StateDir, find, state_folder
 from ddpjob.cli.text import sanitize_line
 from ddpjob.local import LocalError
@@ -139,12 +140,7 @@ def failed_nodes(record: JobFolder, attempt: int, job: Json | None) -> set[int]:
     """Return the nodes that failed in that attempt, according to the job's failures and its pods."""
     failures = ((job or {}).get("status") or {}).get("failures") or ()
     found = {f["nodeRank"] for f in failures if f.get("attempt") == attempt and f.get("nodeRank") is not None}
-    for pod in record.pods():
-        labels = pod["metadata"].get("labels") or {}
-        rank = str(labels.get(names.LABEL_NODE_RANK, ""))
-        if (pod.get("status") or {}).get("phase") == "Failed" and labels.get(names.LABEL_ATTEMPT) == str(attempt):
-            found |= {int(rank)} if rank.isdigit() else set()
-    return found
+    return found | {pod.node_rank for pod in map(pod_view, record.pods()) if pod.exit_code and pod.attempt == attempt}
 
 
 def _nothing(record: JobFolder, node: int | None, attempt: int | None) -> LocalError:

@@ -161,8 +161,3 @@ def guarded(stream: TextIO, on_broken_pipe: Callable[[], None] = lambda: None) -
     """Return a stream to the same file; ``on_broken_pipe`` is called when its reader is gone."""
     file = io.BufferedWriter(_Guarded(stream.fileno(), on_broken_pipe))
     return io.TextIOWrapper(file, stream.encoding, errors="backslashreplace", line_buffering=True)
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether a live table can be drawn."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

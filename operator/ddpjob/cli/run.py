@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -13,11 +14,13 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.jobfile import dump_yaml
 from ddpjob.cli.logs import LogReader
 from ddpjob.cli.options import Request
-from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded, is_terminal
+from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded
 from ddpjob.cli.prepare import Prepared, differences, digits_if_offline, prepare, require_programs, runs_ddptrain
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
+from ddpjob.local.pod_process import Machine
+from ddpjob.local.references import References
 from ddpjob.local.session import Session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,52 +60,38 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
     admitted, paths = prepared.admitted, prepared.paths
     if request.digits_if_offline:
         admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
-    output = _NodeOutput(LogReader(paths.record, lambda rank, line: display.output(line), node=0))
+    output = LogReader(paths.record, lambda rank, line: display.output(line), node=0)
+    job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
         display.show(take_snapshot(job, pods))
-        if not runs_ddptrain(admitted):  # ddptrain reports its progress itself
-            output.begin()
+        job_runs.set()
+
+    async def show_output() -> None:
+        await job_runs.wait()
+        while True:
+            output.read()
+            await asyncio.sleep(_OUTPUT_SECONDS)
 
     async def run() -> Json:
+        references = References(prepared.file.others, admitted.job.namespace)
+        machine = Machine(paths, references, prepared.file.directory)
         session = Session(
-            admitted=admitted,
-            paths=paths,
-            on_change=on_change,
-            say=display.note,
-            others=prepared.file.others,
-            directory=prepared.file.directory,
-            fresh=request.fresh,
+            admitted=admitted, machine=machine, on_change=on_change, say=display.note, fresh=request.fresh
         )
         for line in differences(admitted, paths):
             display.note(line)
+        if runs_ddptrain(admitted):  # it reports its progress itself
+            return await stop.run(session)
+        reading = asyncio.create_task(show_output(), name="output")
         try:
             return await stop.run(session)
         finally:
-            output.end()
+            reading.cancel()
+            if job_runs.is_set():
+                output.read(to_the_end=True)
 
     return asyncio.run(run())
-
-
-class _NodeOutput:
-    """Shows what node 0 prints. Nothing is read before ``begin``: until then, the record is that of an earlier run."""
-
-    def __init__(self, reader: LogReader) -> None:
-        self._reader = reader
-        self._reading: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._reading = self._reading or asyncio.create_task(self._read(), name="output")
-
-    def end(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reader.read(to_the_end=True)
-
-    async def _read(self) -> None:
-        while True:
-            self._reader.read()
-            await asyncio.sleep(_OUTPUT_SECONDS)
 
 
 def _dry_run(request: Request, prepared: Prepared) -> int:
@@ -128,7 +117,7 @@ def _display(output: str | None, stdout: TextIO) -> Display:
         return JsonDisplay(stdout)
     if output == "yaml":
         return PlainDisplay(guarded(sys.stderr))
-    if output == "table" or (output is None and is_terminal(stdout)):
+    if output == "table" or (output is None and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")):
         from rich.console import Console
 
         from ddpjob.cli.live import LiveDisplay

@@ -3,7 +3,7 @@
 Text of other programs is sanitized here, so that no output can forget to.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict
 from ddpjob.api import names
 from ddpjob.api.model import ApiModel
 from ddpjob.api.objects import Json, condition, element, is_true
+from ddpjob.api.pod_view import pod_view
 from ddpjob.cli.text import accuracy_text, duration, number_of, one_line, speed_text
 
 Line = Annotated[str, BeforeValidator(one_line)]
@@ -101,7 +102,7 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "numNodes": spec["numNodes"],
         "checkpointStep": checkpoint.get("step"),
         "resumedFromStep": checkpoint.get("resumedFromStep"),
-        "nodes": sorted(_nodes(pods, attempt), key=lambda node: node.rank),
+        "nodes": sorted((_node(pod) for pod in pods if pod_view(pod).attempt == attempt), key=lambda node: node.rank),
     }
     return Snapshot.model_validate(known)
 
@@ -116,15 +117,7 @@ def _message(status: Mapping[str, Any]) -> str:
     return str(condition(status, "Running").get("message") or "")
 
 
-def _nodes(pods: Sequence[Json], attempt: int) -> Iterator[Node]:
-    for pod in pods:
-        labels = pod["metadata"].get("labels") or {}
-        rank = str(labels.get(names.LABEL_NODE_RANK, ""))
-        if labels.get(names.LABEL_ATTEMPT) == str(attempt) and rank.isdigit():
-            yield _node(int(rank), pod)
-
-
-def _node(rank: int, pod: Json) -> Node:
+def _node(pod: Json) -> Node:
     """Return the state of a pod's trainer as ``kubectl get pods`` shows it."""
     meta, status = pod["metadata"], pod.get("status") or {}
     state: Json = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
@@ -139,4 +132,4 @@ def _node(rank: int, pod: Json) -> Node:
     else:
         shown, since = waiting.get("reason") or status.get("phase") or "Pending", meta.get("creationTimestamp")
         detail = waiting.get("message") or None
-    return Node(rank=rank, pod=meta["name"], state=shown, detail=detail, since=since)
+    return Node(rank=pod_view(pod).node_rank, pod=meta["name"], state=shown, detail=detail, since=since)

@@ -6,11 +6,9 @@ request, and its typed models refuse pod fields that they do not know.
 
 import asyncio
 import contextlib
-import email.utils
 import json
 import random
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, cast
 
@@ -309,13 +307,9 @@ def _status_object(body: bytes) -> Json:
 
 
 def _retry_after(headers: Mapping[str, str], details: Json) -> float:
-    """Return the seconds to wait: Retry-After as seconds or date (RFC 9110, 10.2.3), else from the Status, else 1."""
+    """Return the seconds to wait, from the header or else from the Status; 1 without them, or if they are no number."""
     value: Any = headers.get("Retry-After") or details.get("retryAfterSeconds") or 1
     try:
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(str(value)).timestamp() - time.time())
     except ValueError:
         return 1.0

@@ -182,7 +182,8 @@ async def watch_until(
         delay = doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS)
         on_restart()
         logger.warning("watching ended with an error, restarting in %g s", delay)
-        await _sleep_unless(stop, delay)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), delay)
 
 
 async def _run_kopf(
@@ -214,7 +215,8 @@ async def _run_kopf(
 async def _cancel_strays() -> None:
     """Cancel tasks that kopf leaves to ``run_tasks``; some need more than one cancellation."""
     for _ in range(STRAY_ROUNDS):
-        strays = {task for task in asyncio.all_tasks() if _is_of_kopf(task)}
+        code = {task: getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks()}
+        strays = {task for task in code if str(getattr(code[task], "co_filename", "")).startswith(KOPF_FOLDER)}
         if not strays:
             return
         for task in strays:
@@ -224,13 +226,3 @@ async def _cancel_strays() -> None:
             if not task.cancelled():
                 task.exception()  # retrieved, so that asyncio does not log it
     logger.warning("some tasks of the last watches do not end; they are ignored")
-
-
-def _is_of_kopf(task: "asyncio.Task[Any]") -> bool:
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and str(code.co_filename).startswith(KOPF_FOLDER)
-
-
-async def _sleep_unless(stop: asyncio.Event, delay: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), delay)

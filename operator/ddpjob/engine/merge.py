@@ -35,7 +35,8 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> Json:
         before = merged.get(key)
         # dict and list, not their abstract types, whose check takes several times as long.
         if isinstance(value, dict) and isinstance(before, dict):
-            merged[key] = merge(before, value) if not _is_other_source(key, before, value) else dict(value)
+            is_other_source = key == "valueFrom" and set(before) != set(value)
+            merged[key] = dict(value) if is_other_source else merge(before, value)
         elif isinstance(value, list):
             merged[key] = _merge_list(key, before or [], value)
         else:
@@ -49,7 +50,8 @@ def _merge_list(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[A
     if key not in MERGE_KEYS:
         return list(overlay)
     field = MERGE_KEYS[key]
-    combine: Callable[[Json, Json], Json] = _replace if key in ("env", "volumes") else merge
+    # An env entry or a volume has one source; the API server refuses {value} merged with {valueFrom}.
+    combine: Callable[[Json, Json], Json] = (lambda _, item: item) if key in ("env", "volumes") else merge
     named = {item[field]: item for item in base if _has_key(item, field)}
     unnamed = [item for item in (*base, *overlay) if not _has_key(item, field)]
     for item in overlay:
@@ -61,15 +63,6 @@ def _merge_list(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[A
 def _has_key(item: Any, field: str) -> bool:
     # Fields that the CRD does not declare hold anything; the API server refuses what is no element of that list.
     return isinstance(item, dict) and isinstance(item.get(field), str)
-
-
-def _replace(_: Json, overlay: Json) -> Json:
-    # An env entry or a volume has one source; the API server refuses {value} merged with {valueFrom}.
-    return overlay
-
-
-def _is_other_source(key: str, before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return key == "valueFrom" and set(before) != set(value)
 
 
 def template_faults(template: Mapping[str, Any]) -> list[str]:

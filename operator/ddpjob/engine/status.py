@@ -47,11 +47,12 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
     built = conditions(s, decision, nodes, failures or ())
+    settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
     counted = spending.counted if spending else before.restarts_counted_towards_limit
     return before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
-        state=_state(built, is_settling=_settles(s, decision)),
+        state=_state(built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
         restarts=(spending.restarts if spending else before.restarts) or 0,
@@ -231,10 +232,6 @@ def _world(s: JobState, attempt: int) -> World:
     nodes, nproc = len(s.job.node_ranks), s.job.nproc_per_node
     address = f"{s.job.master_address(attempt, s.settings)}:{s.job.spec.rendezvous.port}"
     return World(num_nodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, master_address=address)
-
-
-def _settles(s: JobState, decision: Decision) -> bool:
-    return decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
 
 
 def _state(built: Sequence[Condition], *, is_settling: bool) -> str:

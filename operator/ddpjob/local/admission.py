@@ -14,7 +14,7 @@ from pydantic import AfterValidator, StringConstraints, ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.model import OpenModel
-from ddpjob.api.objects import Json, element
+from ddpjob.api.objects import Json
 from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
@@ -25,7 +25,8 @@ from ddpjob.local import LocalError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
-_SET_BY_SERVER = ("uid", "creationTimestamp", "generation")
+SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
+"""Fields of metadata; `ddpjob get -o yaml` and `kubectl get -o yaml` print them."""
 
 
 def _job_name(name: str) -> str:
@@ -64,8 +65,7 @@ class AdmittedJob:
     @property
     def command(self) -> list[str]:
         """The trainer's command without its arguments; empty if the image's entrypoint runs."""
-        trainer = element(self.pods[0]["spec"]["containers"], "name", names.TRAINER_CONTAINER)
-        return [str(part) for part in trainer.get("command") or ()]
+        return [str(part) for part in self.pods[0]["spec"]["containers"][0].get("command") or ()]
 
     @property
     def own_claim(self) -> str | None:
@@ -88,7 +88,7 @@ class AdmittedJob:
 
     def manifests(self) -> list[Json]:
         """Return what a cluster would hold: the DDPJob, its Service, its claim, and the pods of attempt 1."""
-        meta = {key: value for key, value in self.body["metadata"].items() if key not in _SET_BY_SERVER}
+        meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
         claim = desired_claim(self.job)
         creates: list[Create] = [desired_service(self.job), *([claim] if claim else [])]
         return [self.body | {"metadata": meta}, *(create.body for create in creates), *self.pods]

@@ -43,37 +43,31 @@ def declared(trainer: Json, references: References, ports: Mapping[str, int]) ->
     """
     values: dict[str, str] = {}
     secret: set[str] = set()
-    for group in trainer.get("envFrom") or ():
-        match group:
-            case {"configMapRef": {"name": _} as source}:
-                kind = "ConfigMap"
-            case {"secretRef": {"name": _} as source}:
-                kind = "Secret"
-            case _:
-                raise _unsupported("envFrom")
-        data = references.data(kind, source)
-        found = {f"{group.get('prefix') or ''}{key}": text.decode(errors="replace") for key, text in data.items()}
-        values |= found
+
+    def take(found: Mapping[str, str], kind: str = "") -> None:
+        nonlocal secret
+        values.update(found)
         secret = secret | found.keys() if kind == "Secret" else secret - found.keys()
+
+    for group in trainer.get("envFrom") or ():
+        kind, data = _referenced(group, "Ref", "envFrom", references)
+        take({f"{group.get('prefix') or ''}{key}": text for key, text in data.items()}, kind)
     for variable in trainer.get("env") or ():
-        name, kind = variable["name"], ""
-        match variable.get("valueFrom"):
-            case None:
-                values[name] = str(ports.get(name) or expand(variable.get("value") or "", values))
-            case {"configMapKeyRef": source}:
-                kind = "ConfigMap"
-            case {"secretKeyRef": source}:
-                kind = "Secret"
-            case _:
-                raise _unsupported(f"the variable {name}")
-        for text in references.data(kind, source).values() if kind else ():
-            values[name] = text.decode(errors="replace")
-        secret = secret | {name} if kind == "Secret" else secret - {name}
+        name = variable["name"]
+        if variable.get("valueFrom") is None:
+            take({name: str(ports.get(name) or expand(variable.get("value") or "", values))})
+        else:
+            kind, data = _referenced(variable["valueFrom"], "KeyRef", f"the variable {name}", references)
+            take({name: text} if (text := next(iter(data.values()), None)) is not None else {}, kind)
     return values, secret
 
 
-def _unsupported(what: str) -> LocalError:
-    return LocalError(
+def _referenced(holder: Json, suffix: str, what: str, references: References) -> tuple[str, dict[str, str]]:
+    """Return the kind and the data of the object that a source of variables names."""
+    for kind, field in (("ConfigMap", f"configMap{suffix}"), ("Secret", f"secret{suffix}")):
+        if isinstance(source := holder.get(field), dict) and "name" in source:
+            return kind, {key: value.decode(errors="replace") for key, value in references.data(kind, source).items()}
+    raise LocalError(
         f"{what} has a source that local mode does not support, such as a field of the pod",
         "local mode reads values, Secrets and ConfigMaps",
         "give the variable a value, or run the job in a cluster",

@@ -14,12 +14,11 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.api.exit_codes import SIGNAL_BASE
 from ddpjob.api.objects import Json
-from ddpjob.api.spec import DDPJobSpec
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.local import LocalError
 from ddpjob.local.environment import declared, expand, inherited
-from ddpjob.local.references import References
+from ddpjob.local.references import NO_REFERENCES, References
 from ddpjob.local.resources import CUDA_VISIBLE_DEVICES, Ports, cpu_share, gpu_share, visible_gpus
 from ddpjob.local.state import HostPaths
 from ddpjob.local.translate import LOOPBACK, Translator
@@ -38,13 +37,13 @@ _LOG_BYTES, _LOG_LINES = 2048, 80
 class Machine:
     """This machine, as the pods of a job use it: they share its CPUs equally, and its GPUs as far as they request them.
 
-    directory: where programs without workingDir run.
+    references: Secrets and ConfigMaps that the pods may refer to.
+    directory: where programs without workingDir run; an absolute path.
     """
 
-    spec: DDPJobSpec
     paths: HostPaths
-    references: References
-    directory: Path
+    references: References = NO_REFERENCES
+    directory: Path = field(default_factory=Path.cwd)
     ports: Ports = field(default_factory=Ports)
     cpus: Sequence[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
     gpus: Sequence[str] = field(default_factory=visible_gpus)
@@ -171,7 +170,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         paths=volumes.paths | {message_path: str(message_file)},
     )
     rank = int(meta["labels"][names.LABEL_NODE_RANK])
-    gpus = gpu_share(machine.gpus, rank, machine.spec.devices_per_node)
+    gpus = gpu_share(machine.gpus, rank, machine.paths.job.spec.devices_per_node)
     own = {"HOSTNAME": name, "DDPJOB_TERMINATION_LOG": str(message_file)}
     own |= {CUDA_VISIBLE_DEVICES: ",".join(gpus)} if gpus else {}
     theirs = {key: value if key in secret else translator.text(value) for key, value in variables.items()}
@@ -181,7 +180,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         "command": [translator.text(expand(part, variables)) for part in command],
         "environment": inherited() | own | theirs,
         "directory": str(machine.directory / translator.text(trainer.get("workingDir") or ".")),
-        "cpus": cpu_share(machine.cpus, rank, machine.spec.num_nodes, cpu_limit),
+        "cpus": cpu_share(machine.cpus, rank, machine.paths.job.spec.num_nodes, cpu_limit),
     }
 
 

@@ -21,14 +21,14 @@ class References:
                 kind, name = str(document.get("kind")), str(meta.get("name"))
                 self._data[kind, name] = _decoded(document, f"{kind} {name}")
 
-    def data(self, kind: str, source: Json, *, name: str = "name") -> dict[str, bytes]:
+    def data(self, kind: str, source: Json) -> dict[str, bytes]:
         """Return the data of the object that a source names, or only its ``key``; {} if it is optional and absent.
 
         Raises:
             LocalError: the object, or its key, is missing.
         """
-        named, key, optional = f"{kind} {source[name]}", source.get("key"), source.get("optional")
-        found = self._data.get((kind, str(source[name])), {} if optional else None)
+        named, key, optional = f"{kind} {source['name']}", source.get("key"), source.get("optional")
+        found = self._data.get((kind, str(source["name"])), {} if optional else None)
         if found is None:
             raise LocalError(
                 f"the job refers to the {named}, which its file does not contain",
@@ -44,6 +44,9 @@ class References:
                 f"add the key to the {kind}, or correct the reference",
             )
         return {key: found[key]} if key in found else {}
+
+
+NO_REFERENCES = References((), "")
 
 
 def _decoded(document: Json, what: str) -> dict[str, bytes]:

@@ -11,8 +11,7 @@ import contextlib
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
@@ -27,8 +26,6 @@ from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
 from ddpjob.local.admission import AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
-from ddpjob.local.references import References
-from ddpjob.local.state import HostPaths
 from ddpjob.local.translate import LOOPBACK
 
 if TYPE_CHECKING:
@@ -41,11 +38,9 @@ NODE_NAME = "local"
 class Session:
     """Runs one job.
 
-    others: Secrets and ConfigMaps that the pods may refer to.
     on_change: called with the DDPJob and its pods at the start and after every change.
     say: prints one line for the user; the line has no line feed.
     fresh: first remove the job's record and empty the volume of its claimTemplate.
-    directory: where programs without a workingDir run.
     progress_seconds: time between two progress requests to rank 0.
     job: the DDPJob as it was last recorded.
 
@@ -54,11 +49,9 @@ class Session:
     """
 
     admitted: AdmittedJob
-    paths: HostPaths
+    machine: Machine
     on_change: Callable[[Json, Sequence[Json]], None]
     say: Callable[[str], None]
-    others: InitVar[Sequence[Json]] = ()
-    directory: InitVar[Path | None] = None
     fresh: bool = False
     progress_seconds: float = 0.25
     job: Json = field(init=False)
@@ -68,13 +61,11 @@ class Session:
     _is_stopped: bool = field(default=False, init=False)
     _poller: "ProgressPoller | None" = field(default=None, init=False)
 
-    def __post_init__(self, others: Sequence[Json], directory: Path | None) -> None:
+    def __post_init__(self) -> None:
         _require_linux()
         self.job = self.admitted.body
         self._key = Key(self.admitted.job.namespace, self.admitted.job.name)
-        references = References(others, self._key.namespace)
-        self._machine = Machine(self.admitted.job.spec, self.paths, references, (directory or Path.cwd()).absolute())
-        PodProcess(self.admitted.pods[0], self._machine, self._changed.set)  # refuses what it cannot carry out
+        PodProcess(self.admitted.pods[0], self.machine, self._changed.set)  # refuses what it cannot carry out
 
     @property
     def pods(self) -> list[Json]:
@@ -94,21 +85,21 @@ class Session:
             LocalError: another process runs this job, or the state folder or a volume cannot be used.
         """
         try:
-            with self.paths.record.locked():
+            with self.machine.paths.record.locked():
                 return await self._run()
         except OSError as error:
             raise LocalError(
-                f"{error.filename or self.paths.record.path}: {error.strerror or error}",
+                f"{error.filename or self.machine.paths.record.path}: {error.strerror or error}",
                 "local mode keeps its state and the job's volumes there",
                 "free space or fix the permissions, or name another folder with --state-dir or DDPJOB_STATE_DIR",
             ) from error
 
     async def _run(self) -> Json:
         if self.fresh:
-            resume.remove_state(self.admitted, self.paths, self.say)
-        self.job = resume.start_or_resume(self.paths.record, self.admitted, self.say)
+            resume.remove_state(self.admitted, self.machine.paths, self.say)
+        self.job = resume.start_or_resume(self.machine.paths.record, self.admitted, self.say)
         try:
-            with (self.paths.record.path / "events.log").open("w") as events:
+            with (self.machine.paths.record.path / "events.log").open("w") as events:
                 await self._follow(events)
         finally:
             for process in self._pods.values():
@@ -128,7 +119,7 @@ class Session:
             made = plan(self.job, self._observed(), self._clock.now(), resume.SETTINGS)
             if made.status is not None:
                 self.job = self.job | {"status": made.status}
-            self.paths.record.save(self.job, self.pods)
+            self.machine.paths.record.save(self.job, self.pods)
             self._act(made)
             for note in made.events:
                 self._announce(note, events)
@@ -171,7 +162,7 @@ class Session:
                 meta = {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(self._clock.now())}
                 spec = create.body["spec"] | {"nodeName": NODE_NAME}
                 pod = create.body | {"metadata": create.body["metadata"] | meta, "spec": spec}
-                self._pods[create.name] = PodProcess(pod, self._machine, self._changed.set)
+                self._pods[create.name] = PodProcess(pod, self.machine, self._changed.set)
                 self._pods[create.name].start()
         self._poll(made)
 
@@ -181,7 +172,7 @@ class Session:
 
             self._poller = ProgressPoller(self.progress_seconds, lambda _: self._changed.set())
         if self._poller is not None:
-            target = (made.poll[0], LOOPBACK, self._machine.ports.of(made.poll[0])) if made.poll is not None else None
+            target = (made.poll[0], LOOPBACK, self.machine.ports.of(made.poll[0])) if made.poll is not None else None
             self._poller.follow(self._key, target)
 
     def _announce(self, note: Note, events: TextIO) -> None:

@@ -6,6 +6,7 @@ as the engine rendered it.
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 LOOPBACK = "127.0.0.1"
 _PATH_BEFORE = r"(?:(?<=file://)|(?<![\w./~)}\-*]))"
@@ -20,7 +21,9 @@ class Translator:
     """
 
     def __init__(self, *, service: str, namespace: str, domain: str, paths: Mapping[str, str]) -> None:
-        self._paths = {_normal(path): directory for path, directory in paths.items() if path.strip("/")}
+        self._paths = {
+            str(PurePosixPath("/" + path.strip("/"))): directory for path, directory in paths.items() if path.strip("/")
+        }
         scope = rf"{re.escape(service)}(?:\.{re.escape(namespace)}(?:\.svc(?:\.{re.escape(domain)}\.?)?)?)?"
         longest_first = "|".join(re.escape(path) for path in sorted(self._paths, key=len, reverse=True))
         self._pattern = re.compile(
@@ -32,7 +35,3 @@ class Translator:
     def text(self, value: str) -> str:
         """Return one value, translated."""
         return self._pattern.sub(lambda found: self._paths[found["path"]] if found["path"] else LOOPBACK, value)
-
-
-def _normal(path: str) -> str:
-    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))

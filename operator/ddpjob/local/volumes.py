@@ -66,9 +66,9 @@ class Volumes:
             case {"hostPath": {"path": str(path)}}:
                 return Path(path)
             case {"configMap": {"name": str()} as source}:
-                self._files += _files(own, "ConfigMap", source, self._references, name="name")
-            case {"secret": {"secretName": str()} as source}:
-                self._files += _files(own, "Secret", source, self._references, name="secretName")
+                self._files += _files(own, "ConfigMap", source, self._references)
+            case {"secret": {"secretName": str(name)} as source}:
+                self._files += _files(own, "Secret", source | {"name": name}, self._references)
             case {"emptyDir": _}:
                 pass
             case _:
@@ -78,13 +78,11 @@ class Volumes:
         return own
 
 
-def _files(
-    directory: Path, kind: str, source: Json, references: References, *, name: str
-) -> Iterator[tuple[Path, bytes, int]]:
+def _files(directory: Path, kind: str, source: Json, references: References) -> Iterator[tuple[Path, bytes, int]]:
     """Yield path, content and mode of the files of a ConfigMap or Secret."""
-    data, mode = references.data(kind, source, name=name), int(source.get("defaultMode", 0o644))
+    data, mode = references.data(kind, source), int(source.get("defaultMode", 0o644))
     for item in source.get("items") or ({"key": key, "path": key} for key in data):
-        for content in references.data(kind, source | {"key": item["key"]}, name=name).values():
+        for content in references.data(kind, source | {"key": item["key"]}).values():
             yield _below(directory, item["path"]), content, int(item.get("mode", mode))
 
 

@@ -111,10 +111,7 @@ class Bench:
         _log("running pytorch/examples …")
         example = [config.data, config.data_dir, threads]
         seconds, output = self.trials.run_cold("ddptrain.experiments.baselines", example)
-        return [
-            *rows,
-            {"recipe": "pytorch/examples", "coldSeconds": seconds, **json.loads(output.splitlines()[-1])},
-        ]
+        return [*rows, {"recipe": "pytorch/examples", "coldSeconds": seconds, **json.loads(output.splitlines()[-1])}]
 
     def _accuracy(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []

@@ -142,9 +142,8 @@ class Trials:
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         process.start()
         try:
-            os.waitid(
-                os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT
-            )  # does not reap: the number stays the child's
+            # It does not reap: the number stays the child's.
+            os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
         except BaseException:  # a signal: the folder is about to be removed, so nothing may write to it
             process.kill()
             process.join()

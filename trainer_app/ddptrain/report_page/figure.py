@@ -1,6 +1,6 @@
 """The curves of a training as SVG: loss, accuracy and throughput over the steps, with a mark at each restart.
 
-The page embeds the drawing; ``standalone`` makes it a file of its own. This module computes the places of everything;
+The page embeds the drawing, and ``--svg`` writes it as a file. This module computes the places of everything;
 ``templates/curves.svg.j2`` draws it with the colours of ``templates/curves.css``.
 """
 
@@ -95,17 +95,8 @@ class _Panel:
         self.labels.append((x, y, text, anchor, kind))
 
 
-def standalone(history: History) -> str:
-    """Return the curves as a file of its own, on a background of its own, so that it is legible on any page."""
-    return _drawing(history, 960, is_page=False)
-
-
-def embedded(history: History, width: int) -> str:
-    """Return the curves as an ``svg`` element for a page that has STYLE."""
-    return _drawing(history, width, is_page=True)
-
-
-def _drawing(history: History, width: int, *, is_page: bool) -> str:
+def drawing(history: History, width: int = 960, *, is_page: bool = False) -> str:
+    """Return the curves: for a page that has STYLE, or as a file with a background, which is legible on any page."""
     last = max(history.total_steps or 0, history.last_step, *(step.step for step in history.lost), 1)
     across = _Scale(0, last, _LEFT, width - _RIGHT)
     tops = [_TOP + sum(_HEIGHTS[:n]) + n * _GAP for n in range(3)]

@@ -73,7 +73,7 @@ def report(config: Config, directory: Path, *, out: str, svg: str, print_json: b
         directory = directory.parent.parent
     history = read_history(directory)
     if svg:
-        _write(Path(svg), figure.standalone(history))
+        _write(Path(svg), figure.drawing(history))
     if print_json or out or not svg:
         contents = examine(config, directory, history)
         if contents.problem:
@@ -113,7 +113,7 @@ def as_html(contents: Contents) -> str:
         contents=contents,
         history=history,
         style=figure.STYLE,
-        curves=[Markup(figure.embedded(history, width)) for width in (960, 400)],  # noqa: S704 - escapes its texts
+        curves=[Markup(figure.drawing(history, width, is_page=True)) for width in (960, 400)],  # noqa: S704 - escapes its texts
         last=history.evaluations[-1] if history.evaluations else None,
         bars={run.number: _bar(run, contents) for run in history.runs},
         settings={name: config[name] for name in _SHOWN if name in config},
