@@ -47,7 +47,8 @@ SHOWN = ("Running", "1/2", "210/470", "44 %", "0.2347", "97.12 %", "12,345 sampl
 
 def a_pod(rank: int, status: Json, attempt: int = 2) -> Json:
     labels = {names.LABEL_ATTEMPT: str(attempt), names.LABEL_NODE_RANK: str(rank)}
-    return {"metadata": {"name": f"mnist-0a1b2-{attempt}-{rank}", "labels": labels}, "status": status}
+    name = f"mnist-0a1b2-{attempt}-{rank}"
+    return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": status}
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
