@@ -33,6 +33,14 @@ class Case(NamedTuple):
         return f"{self.story} {self.fault or ''} with {self.operators} operator(s)"
 
 
+class Undisturbed(NamedTuple):
+    """A run without a fault: how it ended, its writes, and those of them until the first attempt ran."""
+
+    outcome: Outcome
+    writes: list[str]
+    start: list[str]
+
+
 @dataclass
 class Campaign:
     """Runs on one cluster. ``failures``: what differs. ``injected``: number of faults by kind.
@@ -46,19 +54,16 @@ class Campaign:
     missed: int = 0
     runs: int = 0
     starts: int = 0
-    _expected: dict[str, tuple[Outcome, list[str]]] = field(default_factory=dict)
+    _expected: dict[str, Undisturbed] = field(default_factory=dict)
 
-    async def writes(self, story: str) -> list[str]:
-        """Return the writes of the undisturbed run, which is carried out if necessary."""
-        return (await self.expected(story))[1]
-
-    async def expected(self, story: str) -> tuple[Outcome, list[str]]:
-        """Return outcome and writes of the undisturbed run."""
+    async def expected(self, story: str) -> Undisturbed:
+        """Return the undisturbed run, which is carried out if necessary."""
         if story not in self._expected:
             async with Run(self.cluster, await self.cluster.new_namespace()) as run:
                 await STORIES[story](run)
                 await run.quiet()
-                self._expected[story] = run.outcome(), list(run.writes)
+                writes = [write.replace(run.namespace, "NAMESPACE") for write in run.writes]
+                self._expected[story] = Undisturbed(run.outcome(), writes, writes[: run.writes_until_running])
         return self._expected[story]
 
     async def compare(self, cases: Sequence[Case]) -> None:
@@ -77,7 +82,7 @@ class Campaign:
 
     async def _compare(self, case: Case) -> None:
         self.runs += 1
-        expected, _ = self._expected[case.story]
+        expected = self._expected[case.story].outcome
         differences: dict[str, object] = {}
         async with Run(self.cluster, await self.cluster.new_namespace(), case.fault, case.operators) as run:
             await STORIES[case.story](run)

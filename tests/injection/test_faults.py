@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -37,18 +37,27 @@ def test_kill_at_any_write_changes_nothing_about_the_job(collecting_plane: Contr
     """Before or after each write in turn, both with DDPJOB_TEST_FAULTS=all."""
 
     async def test(campaign: Campaign) -> None:
-        writes = dict(zip(STORIES, await asyncio.gather(*map(campaign.writes, STORIES)), strict=True))
-        await campaign.compare(
-            [
-                Case(story, At(kind, number + 1))
-                for story in STORIES
-                for number in range(len(writes[story]))
-                for kind in (CRASHES if ALL else CRASHES[number % 2 :][:1])
-            ]
-        )
+        await asyncio.gather(*map(campaign.expected, STORIES))
+        await campaign.compare([case async for case in crashes(campaign)])
         assert campaign.missed <= campaign.runs / 10
 
     on(collecting_plane, test)
+
+
+async def crashes(campaign: Campaign) -> AsyncIterator[Case]:
+    """Yield a crash at each write, in turn before and after it.
+
+    Until the first attempt runs, most stories are the same: there the same crash is carried out in one story only.
+    """
+    done: set[tuple[str, ...]] = set()
+    for place, story in enumerate(STORIES):
+        undisturbed = await campaign.expected(story)
+        for number in range(len(undisturbed.writes)):
+            for kind in CRASHES if ALL else CRASHES[(place + number) % 2 :][:1]:
+                before = (kind, *undisturbed.start[: number + 1])
+                if ALL or number >= len(undisturbed.start) or before not in done:
+                    done.add(before)
+                    yield Case(story, At(kind, number + 1))
 
 
 def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: ControlPlane) -> None:
@@ -57,13 +66,13 @@ def test_any_fault_at_a_write_changes_nothing_about_the_job(collecting_plane: Co
     async def test(campaign: Campaign) -> None:
         stories = list(STORIES) if ALL else SAMPLED_STORIES
         every = 1 if ALL else SAMPLE
-        writes = dict(zip(stories, await asyncio.gather(*map(campaign.writes, stories)), strict=True))
+        undisturbed = await asyncio.gather(*map(campaign.expected, stories))
         await campaign.compare(
             [
                 Case(story, At(kind, number + 1))
-                for story in stories
+                for story, run in zip(stories, undisturbed, strict=True)
                 for place, kind in enumerate(ANSWERS + WATCHES)
-                for number in range(len(writes[story]))
+                for number in range(len(run.writes))
                 if (number + place) % every == 0
             ]
         )
