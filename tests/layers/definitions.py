@@ -44,13 +44,13 @@ _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
-    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.7),)),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.8),)),
     Layer(
         "apiserver",
         (
             pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.7),
             pytest_command(
-                "tests", "--ignore", "tests/injection", "-m", "apiserver", needs=("helm", *CONTROL_PLANE), cores=0.4
+                "tests", "--ignore", "tests/injection", "-m", "apiserver", needs=("helm", *CONTROL_PLANE), cores=0.3
             ),
         ),
     ),
@@ -58,20 +58,23 @@ LAYERS = (
         "trainer",
         (
             pytest_command(
-                "tests/trainer", "--ignore", "tests/trainer/resilience", "--ignore", "tests/trainer/browser"
+                *("tests/trainer", "--ignore", "tests/trainer/resilience", "--ignore", "tests/trainer/browser"),
+                cores=0.6,
             ),
-            pytest_command("tests/trainer/browser", needs=("chromium",)),
+            pytest_command("tests/trainer/browser", needs=("chromium",), cores=0.6),
         ),
     ),
-    Layer("resilience", (pytest_command("tests/trainer/resilience"),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.7),)),
+    Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.5),)),
+    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.5),)),
     Layer(
         "unit",
         (
-            pytest_command("tests/simulator", cores=2.0),
+            # Two processes, which take what the others leave.
+            pytest_command("tests/simulator", cores=1.3),
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/mutants", "--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
+                cores=0.8,
             ),
         ),
     ),
