@@ -7,8 +7,10 @@ may prepare at once: every build holds a lock, and the second process finds the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -56,19 +58,42 @@ def expand(names: Sequence[str]) -> list[str]:
 
 
 def prepare(names: Sequence[str], report: Callable[[Result], None] = lambda result: None) -> list[Result]:
-    """Build or download each name in order, with progress on stderr. A failure does not stop the others.
+    """Build or download each name, with progress on stderr. A failure does not stop the others.
 
+    Programs are compiled beside the images and packages, which are mostly downloaded, each in the given order.
     ``report`` is called with each result as soon as it is known.
     """
-    results: list[Result] = []
     wanted = expand(names)
-    for number, name in enumerate(wanted, start=1):
-        print(f"[{number}/{len(wanted)}] {name}", file=sys.stderr, flush=True)
-        result = _prepare_one(name)
-        if result.state is not State.READY:
-            print(f"[{number}/{len(wanted)}] {name}: {result.state}: {result.detail}", file=sys.stderr, flush=True)
-        report(result)
-        results.append(result)
+    results: list[Result] = []
+    known = {name: threading.Event() for name in wanted}
+    requirements = {name: [each for each in _requirements(name) if each in known] for name in wanted}
+    numbers, one = itertools.count(1), threading.Lock()
+
+    def say(number: int, text: str) -> None:
+        print(f"[{number}/{len(wanted)}] {text}", file=sys.stderr, flush=True)
+
+    def prepare_in_order(part: Sequence[str]) -> None:
+        for name in part:
+            for requirement in requirements[name]:
+                known[requirement].wait()
+            with one:
+                say(number := next(numbers), name)
+            result = _prepare_one(name)
+            with one:
+                if result.state is not State.READY:
+                    say(number, f"{name}: {result.state}: {result.detail}")
+                report(result)
+                results.append(result)
+            known[name].set()
+
+    # What Docker needs comes first, and last the node image, which waits for all its programs.
+    first = requirements.get("docker", [])
+    programs = sorted((name for name in wanted if name not in GROUPS), key=lambda name: name not in first)
+    others = sorted((name for name in wanted if name in GROUPS), key=lambda name: name == "node-image")
+    beside = threading.Thread(target=prepare_in_order, args=(others,), daemon=True)
+    beside.start()
+    prepare_in_order(programs)
+    beside.join()
     return results
 
 

@@ -101,6 +101,15 @@ def test_without_go_every_program_is_unavailable_with_the_same_reason(go: Path) 
     assert {str(r["reason"]).split(".")[0] for r in found} == {"Go is not installed"}
 
 
+def test_packages_are_prepared_while_programs_are_built(go: Path) -> None:
+    (go / "hold").touch()
+    process = start(go, "etcd", "chromium")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["name"] == "chromium"
+    (go / "hold").unlink()
+    assert [r["name"] for r in results(process)] == ["etcd"]
+
+
 def test_two_preparations_at_once_build_each_program_once(go: Path) -> None:
     (go / "hold").touch()
     first, second = start(go, "etcd"), start(go, "etcd")
