@@ -1,4 +1,4 @@
-"""A kind cluster for tests and development: one control plane, two workers, one host folder that all nodes share.
+"""A kind cluster for tests and development: one control plane, workers, one host folder that all nodes share.
 
 `up()` creates a cluster or finds a healthy one, `down()` deletes it. A `Cluster` runs kubectl, loads images into its
 nodes and makes volumes that all nodes share. Programs and images must be prepared (prepare.py).
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kind import cluster_config
+from tests.kind import cluster_config, node_store
 from tests.kind.cache import cache_dir, digest, locked
 from tests.kind.command import CommandError, run, step, wait_until
 from tests.kind.docker import Engine, docker, ensure_engine, image_id, running_engine
@@ -22,6 +22,7 @@ from tests.kind.node_image import node_image
 from tests.kind.toolchain import binary
 
 DEFAULT_NAME = "ddpjob"
+WORKERS = 2
 
 _CREATE_SECONDS = 600.0
 _READY_SECONDS = 240.0
@@ -37,11 +38,13 @@ class Cluster:
     kubeconfig: Path
     shared_dir: Path
     """The folder on this machine; nodes mount it at cluster_config.SHARED_MOUNT."""
+    number_of_workers: int = WORKERS
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Return the names of the nodes that pods run on; their containers have the same names."""
-        return (f"{self.name}-worker", f"{self.name}-worker2")
+        numbers = ("", *range(2, self.number_of_workers + 1))
+        return tuple(f"{self.name}-worker{number}" for number in numbers)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -110,19 +113,25 @@ class Cluster:
 
 
 def _loaded_note(tag: str) -> str:
-    return f"/kind/loaded-{digest(tag)}"
+    return f"{cluster_config.CONTAINERD}/{node_store.note_of(tag)}"
 
 
-def up(name: str = DEFAULT_NAME) -> Cluster:
+def up(name: str = DEFAULT_NAME, *, workers: int = WORKERS, images: Sequence[str] = ()) -> Cluster:
     """Return a cluster with all nodes Ready and DNS answering; create it unless a healthy one of that name exists.
 
-    Raises DockerUnavailableError, ToolchainError or CommandError.
+    A cluster with another number of workers is replaced. images: tags of local images that the nodes of a new cluster
+    begin with where that is possible; ``load_image`` loads what they lack. Raises DockerUnavailableError,
+    ToolchainError or CommandError.
     """
     engine = ensure_engine(install=False)
-    cluster = _described(name)
+    cluster = _described(name, workers)
     image = node_image(engine)
     cluster.shared_dir.mkdir(parents=True, exist_ok=True)
-    config = cluster_config.kind_config(cluster.shared_dir, cluster_config.mnist_dir())
+    is_built_here = image is not None and image.startswith("ddpjob/node:")
+    stores = [_folder(name) / f"containerd-{node}" for node in cluster.nodes]
+    if not (images and is_built_here and engine.started_by_us):
+        stores = []
+    config = cluster_config.kind_config(cluster.shared_dir, cluster_config.mnist_dir(), workers, stores)
     inputs = digest(config, image or "", str(binary("kind").parent.name))
     note = _folder(name) / "inputs"
     with locked(f"cluster-{name}"):
@@ -131,10 +140,16 @@ def up(name: str = DEFAULT_NAME) -> Cluster:
         with step(f"creating the kind cluster {name}"):
             _delete(engine, name)
             cluster.shared_dir.mkdir(parents=True)
+            if stores and image is not None:
+                ids = {tag: image_id(tag, engine=engine) or "" for tag in images}
+                store = node_store.filled(engine, image, ids)
+                for target in stores:
+                    node_store.copy(store, target)
             _create(engine, cluster, config, image)
-            if image is not None and image.startswith("ddpjob/node:"):
+            if is_built_here:
                 _answer_only_cluster_names(cluster)
             _wait_ready(engine, cluster)
+        _workers_note(name).write_text(str(workers))
         note.write_text(inputs)
     return cluster
 
@@ -156,7 +171,8 @@ def find(name: str = DEFAULT_NAME) -> Cluster | None:
     """Return the cluster of that name if it is healthy, else None. Starts nothing."""
     if running_engine() is None:
         return None
-    cluster = _described(name)
+    note = _workers_note(name)
+    cluster = _described(name, int(note.read_text()) if note.exists() else WORKERS)
     return cluster if _healthy(cluster) else None
 
 
@@ -164,8 +180,12 @@ def _folder(name: str) -> Path:
     return cache_dir() / "kind" / name
 
 
-def _described(name: str) -> Cluster:
-    return Cluster(name, _folder(name) / "kubeconfig", _folder(name) / "shared")
+def _workers_note(name: str) -> Path:
+    return _folder(name) / "workers"
+
+
+def _described(name: str, workers: int) -> Cluster:
+    return Cluster(name, _folder(name) / "kubeconfig", _folder(name) / "shared", workers)
 
 
 def _healthy(cluster: Cluster) -> bool:
@@ -180,7 +200,7 @@ def _healthy(cluster: Cluster) -> bool:
 
 def _delete(engine: Engine, name: str) -> None:
     # Also deletes what a killed `kind create` left: kind finds a cluster by the labels of its containers.
-    kubeconfig = _described(name).kubeconfig
+    kubeconfig = _folder(name) / "kubeconfig"
     run(
         [binary("kind"), "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig],
         env=engine.environment,

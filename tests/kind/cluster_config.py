@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 SHARED_MOUNT = "/ddpjob-shared"
 DATA_MOUNT = "/ddpjob-data"
+CONTAINERD = "/var/lib/containerd"
 
 # Within 198.18.0.0/15, reserved for benchmarks between networks (RFC 2544): no real network uses it.
 POD_SUBNET = "198.19.0.0/16"
@@ -56,17 +57,24 @@ def mnist_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def kind_config(shared_dir: Path, data_dir: Path | None) -> str:
-    """Return kind's configuration for one control plane and two workers, as JSON (which is also YAML)."""
+def kind_config(shared_dir: Path, data_dir: Path | None, workers: int, stores: Sequence[Path] = ()) -> str:
+    """Return kind's configuration for one control plane and so many workers, as JSON (which is also YAML).
+
+    stores: a folder for containerd for each node, in this order; without them containerd begins empty.
+    """
     mounts: list[dict[str, object]] = [{"hostPath": str(shared_dir), "containerPath": SHARED_MOUNT}]
     if data_dir is not None:
         mounts.append({"hostPath": str(data_dir), "containerPath": DATA_MOUNT, "readOnly": True})
+    roles = ("control-plane", *["worker"] * workers)
+    nodes: list[dict[str, Any]] = [{"role": role, "extraMounts": [*mounts]} for role in roles]
+    for node, store in zip(nodes, stores, strict=False):
+        node["extraMounts"].append({"hostPath": str(store), "containerPath": CONTAINERD})
     config = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "networking": {"podSubnet": POD_SUBNET, "serviceSubnet": SERVICE_SUBNET, "apiServerAddress": "127.0.0.1"},
         "kubeadmConfigPatches": [_KUBEADM_PATCH, _KUBELET_PATCH],
-        "nodes": [{"role": role, "extraMounts": mounts} for role in ("control-plane", "worker", "worker")],
+        "nodes": nodes,
     }
     return json.dumps(config, indent=1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kind import cluster_config, command, dockerd, images, packages
+from tests.kind import cluster_config, command, dockerd, images, node_store, packages
 from tests.kind.command import CommandError, run, wait_until
 from tests.processes import eventually
 
@@ -52,7 +52,7 @@ def test_corefile_without_forwarding_is_unchanged() -> None:
 
 
 def test_all_nodes_mount_the_shared_folder_and_the_data_read_only(tmp_path: Path) -> None:
-    config = json.loads(cluster_config.kind_config(tmp_path / "shared", tmp_path / "mnist"))
+    config = json.loads(cluster_config.kind_config(tmp_path / "shared", tmp_path / "mnist", 2))
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
     for node in config["nodes"]:
         shared, data = node["extraMounts"]
@@ -65,8 +65,25 @@ def test_all_nodes_mount_the_shared_folder_and_the_data_read_only(tmp_path: Path
 
 
 def test_without_data_only_the_shared_folder_is_mounted(tmp_path: Path) -> None:
-    config = json.loads(cluster_config.kind_config(tmp_path, None))
-    assert [len(node["extraMounts"]) for node in config["nodes"]] == [1, 1, 1]
+    config = json.loads(cluster_config.kind_config(tmp_path, None, 3))
+    assert [len(node["extraMounts"]) for node in config["nodes"]] == [1, 1, 1, 1]
+
+
+def test_each_node_mounts_its_own_image_store(tmp_path: Path) -> None:
+    stores = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    config = json.loads(cluster_config.kind_config(tmp_path, None, 2, stores))
+    mounts = [node["extraMounts"][-1] for node in config["nodes"]]
+    assert mounts == [{"hostPath": str(store), "containerPath": "/var/lib/containerd"} for store in stores]
+
+
+def test_a_copied_store_shares_files_and_has_its_own_databases(tmp_path: Path) -> None:
+    (tmp_path / "store" / "snapshots").mkdir(parents=True)
+    for name in ("snapshots/library", "meta.db"):
+        (tmp_path / "store" / name).write_text(name)
+    node_store.copy(tmp_path / "store", tmp_path / "node")
+    assert (tmp_path / "node" / "snapshots" / "library").samefile(tmp_path / "store" / "snapshots" / "library")
+    assert not (tmp_path / "node" / "meta.db").samefile(tmp_path / "store" / "meta.db")
+    assert (tmp_path / "node" / "meta.db").read_text() == "meta.db"
 
 
 def test_missing_data_folder_is_an_error_if_the_variable_names_it(tmp_path: Path) -> None:

@@ -65,12 +65,14 @@ run_containerd() {
 
 import_images() {
   until ctr version > /dev/null 2>&1; do sleep 0.2; done
+  # A node that begins with a filled store, or that starts again, has them.
+  [[ -f /var/lib/containerd/images-imported ]] && { touch /run/images-imported; return; }
   local archives=(/kind/images/all-nodes.tar) archive
   [[ "$(hostname)" == *-control-plane* ]] && archives+=(/kind/images/control-plane.tar)
   for archive in "${archives[@]}"; do
     ctr --namespace k8s.io images import "$archive"
   done >> /var/log/images.log 2>&1
-  touch /run/images-imported
+  touch /var/lib/containerd/images-imported /run/images-imported
 }
 
 run_kubelet() {
