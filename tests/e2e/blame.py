@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from ddpjob.api.objects import Json
 from tests.e2e.demo import say, set_up
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.namespace import claim_of, job_namespace, until_all_are_gone
-from tests.e2e.trials import Act, Trial, running
+from tests.e2e.namespace import job_namespace, until_all_are_gone
+from tests.e2e.trials import Act, Trial, Trials, running
 from tests.kind.cluster import DEFAULT_NAME
 
 REPETITIONS = 100
+AT_ONCE = 7
 REASON = "OOMKilled"
 # The last of a flag counts: the training need not be slow, because nothing is done to it from outside.
 ARGUMENTS = ("--step-delay", "0.05")
@@ -98,10 +99,9 @@ def main() -> int:
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     options = parser.parse_args()
     cluster = set_up(options.name)
-    with job_namespace(cluster, "blame") as namespace:
-        namespace.kubectl.apply(claim_of(namespace))
-        with running(cluster, namespace, acts(options.repetitions)) as outcomes:
-            blames = [outcome.result() for outcome in outcomes.values()]
+    trials = Trials(acts(options.repetitions), AT_ONCE)
+    with job_namespace(cluster, "blame") as namespace, running(cluster, namespace, trials) as outcomes:
+        blames = [outcome.result() for outcome in outcomes.values()]
     until_all_are_gone(Kubectl(cluster.kubeconfig))
     print(table(blames))
     return 0 if all(blame.is_right for blame in blames) else 1

@@ -1,19 +1,21 @@
-"""Fixtures of the kind layer: one cluster, one installed operator and one reference training for all tests."""
+"""Fixtures of the kind layer: one cluster, one installed operator, and the trials, which run at the same time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.e2e import namespace as namespaces
+from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import JobNamespace, claim_of, job_namespace
-from tests.e2e.reference import ReferenceRun, train_reference
-from tests.e2e.trials import Outcome, Trial, Watcher
+from tests.e2e.reference import ReferenceRun, reference
+from tests.e2e.trials import Outcome, Trial, Trials, Wait, Watcher, running, undisturbed
 from tests.kind import images
 from tests.kind.cluster import DEFAULT_NAME, Cluster, down, find, up
 from tests.kind.docker import DockerUnavailableError
@@ -22,6 +24,13 @@ from tests.layers.cost import also_count
 from tests.prepared import skip_unless_ci
 
 PROGRESS_SECONDS = 1
+WORKERS = 3
+"""Two for jobs, and one that tests drain and stop."""
+SHARED = {
+    "undisturbed": Trials.of(1, undisturbed),
+    "reference": Trials.of(1, reference)._replace(has_claim=False),  # its job makes one
+}
+"""Trials with fixtures of the same names, for several modules."""
 _installed: list[Installation] = []
 
 
@@ -38,17 +47,18 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Provide a kind cluster. One that runs already is used and kept; one made here is deleted at the end."""
+    """Provide a kind cluster. If one runs already, it is kept (with this number of workers); else it is deleted."""
     name = os.environ.get("DDPJOB_KIND_CLUSTER") or DEFAULT_NAME
     try:
         images.require_images()
         kept = find(name) is not None
-        made = up(name)
+        made = up(name, workers=WORKERS, images=(images.OPERATOR_TAG, images.TRAINER_TAG))
     except (DockerUnavailableError, ToolchainError) as error:
         skip_unless_ci(error)
     for pid in made.pids():
         also_count(pid, from_now=kept)
-    yield made
+    with nodes.leaving_node(made):
+        yield made
     if not kept:
         down(name)
 
@@ -81,30 +91,54 @@ def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureR
         yield made
 
 
+@pytest.fixture(scope="session")
+def trials(
+    cluster: Cluster, operator: Installation, request: pytest.FixtureRequest
+) -> Iterator[Mapping[str, Future[Any]]]:
+    """Start the trials of all selected tests."""
+    items = request.session.items
+    used = {name for item in items if isinstance(item, pytest.Function) for name in item.fixturenames}
+    started = {name: shared for name, shared in SHARED.items() if name in used}
+    for module in {item.getparent(pytest.Module).obj: None for item in items}:
+        if hasattr(module, "TRIALS"):
+            started[module.__name__.rpartition("_")[2]] = module.TRIALS
+    with ExitStack() as stack:
+        outcomes: dict[str, Future[Any]] = {}
+        for name, of_module in started.items():
+            namespace = stack.enter_context(job_namespace(cluster, name))
+            outcomes |= stack.enter_context(running(cluster, namespace, of_module))
+        yield outcomes
+
+
 @pytest.fixture
-def trial(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[Trial]:
-    """Provide a namespace for one job, with a watcher."""
-    with _trial(cluster, request.node.name.removeprefix("test_")) as trial:
-        yield trial
+def outcome(trials: Mapping[str, Future[Any]]) -> Wait:
+    """Return a function that waits for the outcome of a trial."""
+    return lambda act: trials[act.__name__].result()
 
 
-@contextmanager
-def _trial(cluster: Cluster, name: str) -> Iterator[Trial]:
+@pytest.fixture
+def trials_ended(trials: Mapping[str, Future[Any]]) -> None:
+    """Wait until all trials have ended, for a test that would disturb them or be disturbed; their tests report them."""
+    for future in trials.values():
+        future.exception()
+
+
+@pytest.fixture
+def trial(cluster: Cluster, trials_ended: None, request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """Provide a namespace for one job, with a watcher, when no trial runs."""
+    name = request.node.name.removeprefix("test_")
     with job_namespace(cluster, name) as namespace, Watcher(namespace.kubectl) as watcher:
         namespace.kubectl.apply(claim_of(namespace))
         yield Trial("training", cluster, namespace, watcher)
 
 
-@pytest.fixture(scope="session")
-def undisturbed(cluster: Cluster, operator: Installation) -> Iterator[Outcome]:
-    """Train the job of the trials to its end without a fault."""
-    with _trial(cluster, "undisturbed") as trial:
-        trial.apply()
-        yield trial.until_finished()
+@pytest.fixture(scope="session", name="undisturbed")
+def _undisturbed(trials: Mapping[str, Future[Any]]) -> Outcome:
+    outcome: Outcome = trials["undisturbed"].result()
+    return outcome
 
 
-@pytest.fixture(scope="session")
-def reference(cluster: Cluster, operator: Installation) -> Iterator[ReferenceRun]:
-    """Train the example to its end, watched with kubectl."""
-    with job_namespace(cluster, "reference") as made:
-        yield train_reference(made)
+@pytest.fixture(scope="session", name="reference")
+def _reference(trials: Mapping[str, Future[Any]]) -> ReferenceRun:
+    run: ReferenceRun = trials["reference"].result()
+    return run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,11 +15,13 @@ import yaml
 from ddpjob.api.objects import Json
 from tests.kind.command import CommandError, run
 from tests.kind.toolchain import binary
-from tests.processes import eventually
+from tests.processes import end, eventually, spawn
 
 T = TypeVar("T")
 INTERVAL = 0.8
 """Seconds between two calls of kubectl, of which each takes 0.07 s of CPU time."""
+WATCH_INTERVAL = 0.1
+"""Seconds between two reads of the output of one kubectl that watches."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,22 @@ class Kubectl:
     def object(self, kind: str, name: str) -> Json:
         """Return one object."""
         return self.objects(kind, name)[0]
+
+    def watch(self, kind: str, ended: threading.Event) -> Iterator[Json]:
+        """Run ``get --watch`` and yield its events, those of the present objects first, until it ends or ``ended``."""
+        words = ("--namespace", self.namespace, "get", kind, "--watch", "--output-watch-events", "--output", "json")
+        with tempfile.TemporaryDirectory(prefix="ddpjob-e2e-") as folder:
+            output = Path(folder) / "events"
+            process = spawn([binary("kubectl"), "--kubeconfig", self.kubeconfig, *words], output)
+            try:
+                with output.open() as events:
+                    begun = ""
+                    while not ended.wait(WATCH_INTERVAL) and process.poll() is None:
+                        *lines, begun = (begun + events.read()).split("\n")
+                        # An event is a line of JSON; kubectl may print warnings too.
+                        yield from (json.loads(line) for line in lines if line.startswith("{"))
+            finally:
+                end(process)
 
     def apply(self, *manifests: Json) -> str:
         """Apply objects with ``kubectl apply -f``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ddpjob.api.objects import Json
 from tests.e2e.kubectl import Kubectl, until
@@ -19,6 +21,7 @@ for folder in /proc/[0-9]*; do
 done
 """
 
+LEAVING_TAINT = "ddpjob-e2e/leaves"
 _LOGIND = "/org/freedesktop/login1 org.freedesktop.login1.Manager"
 _SHUTDOWN = f"dbus-send --system {_LOGIND}.PrepareForShutdown boolean:"
 _INHIBITORS = f"dbus-send --system --print-reply --dest=org.freedesktop.login1 {_LOGIND}.ListInhibitors"
@@ -37,8 +40,23 @@ def kill_first_process(pod: Json) -> float:
     return float(said)
 
 
-def move_dns_away(kubectl: Kubectl, node: str) -> None:
-    """Evict the cluster's only DNS server from a node that is to stop, because the job needs it."""
+@contextmanager
+def leaving_node(cluster: Cluster) -> Iterator[None]:
+    """Keep everything off the node that tests drain and stop, apart from pods that tolerate the taint."""
+    kubectl = Kubectl(cluster.kubeconfig)
+    kubectl("taint", "node", leaving(cluster), f"{LEAVING_TAINT}=true:NoSchedule", "--overwrite")
+    _move_dns_away(kubectl, leaving(cluster))
+    yield
+    kubectl("taint", "node", leaving(cluster), f"{LEAVING_TAINT}-")
+
+
+def leaving(cluster: Cluster) -> str:
+    """Return the node that tests drain and stop."""
+    return cluster.workers[-1]
+
+
+def _move_dns_away(kubectl: Kubectl, node: str) -> None:
+    """Evict the cluster's only DNS server from a node, because the jobs need it."""
     system = kubectl.within("kube-system")
     try:
         system("drain", node, "--ignore-daemonsets", "--pod-selector=k8s-app=kube-dns", "--timeout=60s", timeout=90)

@@ -13,6 +13,7 @@ from ddptrain.reporting.metrics import effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.e2e.namespace import JobNamespace
+from tests.e2e.trials import Trial
 from tests.kind.toolchain import binary
 from tests.processes import end, spawn
 
@@ -42,8 +43,9 @@ class ReferenceRun:
         return [row["loss"] for row in effective_rows(self.namespace.volume, "train")]
 
 
-def train_reference(namespace: JobNamespace) -> ReferenceRun:
+def reference(trial: Trial) -> ReferenceRun:
     """Apply the example, watch it with kubectl, and wait until it finishes."""
+    namespace = trial.namespace
     with _table(namespace.kubectl) as table:
         namespace.kubectl.apply(mnist_job(NAME, storage_class=namespace.storage_class))
         until(

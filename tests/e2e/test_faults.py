@@ -7,10 +7,7 @@ against.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -19,18 +16,18 @@ from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import condition_of, until
-from tests.e2e.namespace import claim_of, job_namespace
 from tests.e2e.trials import (
     CHECKPOINT_EVERY,
     STEPS,
     Act,
     Outcome,
     Trial,
+    Trials,
+    Wait,
     assert_no_step_was_lost,
     assert_recovered,
-    running,
+    assert_resumed_from_the_newest_checkpoint,
 )
-from tests.kind.cluster import Cluster
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
@@ -229,30 +226,28 @@ def resources_impossible(trial: Trial) -> tuple[str, str, Outcome]:
 
 
 # Those that mostly wait come first, then those that take longest.
-ACTS: Mapping[str, Act] = {
-    act.__name__: act
-    for act in (
-        secret_missing,
-        image_missing,
-        resources_impossible,
-        pod_preempted,
-        volume_limit_exceeded,
-        rank_stopped,
-        launcher_killed,
-        rank_killed,
-        pod_killed,
-        rank_out_of_memory,
-        one_pod_deleted,
-        all_pods_deleted,
-        pod_evicted,
-        restart_requested,
-        suspended,
-        volume_full,
-        command_missing,
-        image_name_invalid,
-        refused_by_kubelet,
-    )
-}
+TRIALS = Trials.of(
+    7,
+    secret_missing,
+    image_missing,
+    resources_impossible,
+    pod_preempted,
+    volume_limit_exceeded,
+    rank_stopped,
+    launcher_killed,
+    rank_killed,
+    pod_killed,
+    rank_out_of_memory,
+    one_pod_deleted,
+    all_pods_deleted,
+    pod_evicted,
+    restart_requested,
+    suspended,
+    volume_full,
+    command_missing,
+    image_name_invalid,
+    refused_by_kubelet,
+)
 
 
 def reason_of_waiting(trial: Trial) -> tuple[str, str]:
@@ -281,24 +276,6 @@ def sleeping_pod(name: str, node: str, cpu: str) -> Json:
         "containers": [container],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-
-
-@pytest.fixture(scope="module")
-def trials(cluster: Cluster, operator: Installation) -> Iterator[Mapping[str, Future[Any]]]:
-    """Start all trials of this module."""
-    with job_namespace(cluster, "faults") as namespace:
-        namespace.kubectl.apply(claim_of(namespace))
-        with running(cluster, namespace, ACTS) as outcomes:
-            yield outcomes
-
-
-@pytest.fixture
-def outcome(trials: Mapping[str, Future[Any]]) -> Callable[[Act], Any]:
-    """Return a function that waits for the outcome of a trial."""
-    return lambda act: trials[act.__name__].result()
-
-
-Wait = Callable[[Act], Any]
 
 
 def advice_of(reason: str) -> tuple[str, str]:
@@ -338,9 +315,7 @@ def test_fault_in_the_training_is_blamed_counted_and_costs_steps_since_the_check
     assert failure["hint"]
     assert failure["next"]
     assert failure["nodeName"]
-    before = done.steps_of_run(1)
-    resumed = done.status["checkpoint"]["resumedFromStep"]
-    assert resumed == before[-1] // CHECKPOINT_EVERY * CHECKPOINT_EVERY, "the newest checkpoint"
+    assert_resumed_from_the_newest_checkpoint(done)
     assert_recovered(done, undisturbed)
 
 
@@ -465,7 +440,5 @@ def test_obstacle_is_shown_within_seconds_and_named_at_the_startup_deadline(
     assert any(name in failed["message"] for name in reasons)
 
 
-def test_operator_needed_no_right_that_it_lacks(trials: Mapping[str, Future[Any]], operator: Installation) -> None:
-    for future in trials.values():
-        future.exception()  # wait for it; its own test reports it
+def test_operator_needed_no_right_that_it_lacks(operator: Installation, trials_ended: None) -> None:
     assert operator.refused_requests() == []

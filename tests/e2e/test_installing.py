@@ -26,7 +26,9 @@ def test_api_server_accepts_the_plain_manifests(operator: Installation) -> None:
     assert "deployment.apps/ddpjob-operator" in said
 
 
-def test_uninstalling_keeps_the_crd_and_finished_jobs(reference: ReferenceRun, operator: Installation) -> None:
+def test_uninstalling_keeps_the_crd_and_finished_jobs(
+    reference: ReferenceRun, operator: Installation, trials_ended: None
+) -> None:
     before = reference.namespace.job(reference.name)
 
     operator.uninstall()

@@ -1,6 +1,7 @@
-"""Small jobs that fail in different ways at the same time, in one namespace: together they take as long as the slowest.
+"""Small jobs that fail in different ways at the same time: together they take as long as the slowest.
 
-A *trial* applies one job, causes one fault and waits for the outcome, in a thread of its own. The tests assert on the
+A *trial* applies one job, causes one fault and waits for the outcome, in a thread of its own. A module of tests lists
+its trials as ``TRIALS``; those of all selected modules start when the operator is installed. The tests assert on the
 outcomes.
 """
 
@@ -11,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -23,9 +24,8 @@ from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
-from tests.e2e.namespace import CLAIM, JobNamespace
+from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
 from tests.kind.cluster import Cluster
-from tests.kind.command import CommandError
 
 T = TypeVar("T")
 MOUNT = "/checkpoints"
@@ -34,11 +34,10 @@ CHECKPOINT_EVERY = 20
 TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", str(CHECKPOINT_EVERY))
 # Slow enough that a fault at step 25 comes before the end, also when all trials share two cores.
 PACE = ("--step-delay", "0.2")
-AT_ONCE = 7
 
 
 class Watcher:
-    """The jobs of one namespace, listed again and again by one thread for all trials."""
+    """The jobs of one namespace, watched by one kubectl for all trials."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self._kubectl = kubectl
@@ -56,7 +55,7 @@ class Watcher:
         self._thread.join()
 
     def until(self, what: str, name: str, look: Callable[[Json], T | None], seconds: float) -> T:
-        """Return the first true value of ``look`` for the job, which sees every list."""
+        """Return the first true value of ``look`` for the job, which sees its newest state."""
         end = time.monotonic() + seconds
         with self._changed:
             while True:
@@ -69,10 +68,13 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._ended.wait(INTERVAL):
-            with suppress(CommandError):
-                found = {job["metadata"]["name"]: job for job in self._kubectl.objects(JOB_KIND)}
+            for event in self._kubectl.watch(JOB_KIND, self._ended):
+                job = event["object"]
                 with self._changed:
-                    self._jobs = found
+                    if event["type"] == "DELETED":
+                        self._jobs.pop(job["metadata"]["name"], None)
+                    else:
+                        self._jobs[job["metadata"]["name"]] = job
                     self._changed.notify_all()
 
 
@@ -173,24 +175,47 @@ class Outcome:
 
 
 Act = Callable[[Trial], Any]
+Wait = Callable[[Act], Any]
+"""Waits for the outcome of a trial: what the act returns."""
+
+
+class Trials(NamedTuple):
+    """The trials of one module, which share a namespace and a claim, and how many of them run at the same time."""
+
+    acts: Mapping[str, Act]
+    at_once: int
+    has_claim: bool = True
+
+    @staticmethod
+    def of(at_once: int, *acts: Callable[[Trial], Any]) -> Trials:
+        """Return trials that are named as their functions."""
+        return Trials({act.__name__: act for act in acts}, at_once)
 
 
 @contextmanager
-def running(cluster: Cluster, namespace: JobNamespace, acts: Mapping[str, Act]) -> Iterator[Mapping[str, Future[Any]]]:
-    """Start the trials, in this order and at most ``AT_ONCE`` at a time, and provide their outcomes by name."""
+def running(cluster: Cluster, namespace: JobNamespace, trials: Trials) -> Iterator[Mapping[str, Future[Any]]]:
+    """Start the trials in their order, and provide their outcomes by name."""
+    if trials.has_claim:
+        namespace.kubectl.apply(claim_of(namespace))
     with Watcher(namespace.kubectl) as watcher:
-        pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trial")
+        pool = ThreadPoolExecutor(trials.at_once, thread_name_prefix="trial")
         try:
             yield {
                 name: pool.submit(act, Trial(name.replace("_", "-"), cluster, namespace, watcher))
-                for name, act in acts.items()
+                for name, act in trials.acts.items()
             }
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def small_job(name: str, *arguments: str, **spec: Any) -> Json:
-    """Return a job of two nodes with one process and one thread each."""
+def undisturbed(trial: Trial) -> Outcome:
+    """Train the job of the trials to its end without a fault."""
+    trial.apply()
+    return trial.until_finished()
+
+
+def apart(name: str) -> Json:
+    """Return the affinity of pods that run on different Kubernetes nodes if both can run them."""
     term = {
         "weight": 100,
         "podAffinityTerm": {
@@ -198,7 +223,11 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
             "labelSelector": {"matchLabels": {names.LABEL_JOB_NAME: name}},
         },
     }
-    apart = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def small_job(name: str, *arguments: str, **spec: Any) -> Json:
+    """Return a job of two nodes with one process and one thread each."""
     return {
         "apiVersion": f"{names.GROUP}/v1alpha1",
         "kind": "DDPJob",
@@ -210,10 +239,17 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
             "numNodes": 2,
             "nprocPerNode": 1,
             "checkpoint": {"mountPath": MOUNT, "claimName": CLAIM, "subPath": name},
-            "template": {"spec": {"affinity": apart}},
+            "template": {"spec": {"affinity": apart(name)}},
             **spec,
         },
     }
+
+
+def assert_resumed_from_the_newest_checkpoint(done: Outcome) -> None:
+    """Check where the second run began. The checkpoint of a run's last step may not have been complete."""
+    last = done.steps_of_run(1)[-1]
+    newest = {step // CHECKPOINT_EVERY * CHECKPOINT_EVERY for step in (last, last - 1)}
+    assert done.status["checkpoint"]["resumedFromStep"] in newest
 
 
 def assert_recovered(done: Outcome, reference: Outcome) -> None:
