@@ -163,6 +163,32 @@ def test_gpu_memory_that_a_program_reclaimed_before_a_kill_is_not_the_cause() ->
     assert failure(ended(137, message=f"{GPU_LOG}\nsmaller batch\nstep 8"), {})[1]["reason"] == "SIGKILL"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: CUDA out of memory, batch 64 becomes 32",
+        "retrying after torch.OutOfMemoryError",
+        "2026-03-01 12:00:00 INFO caught torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ],
+)
+def test_log_that_only_mentions_gpu_memory_keeps_its_own_cause(line: str) -> None:
+    assert failure(ended(1, message=f"{line}\nKeyError: 'label'"), {})[1]["reason"] == "Error"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "[default0]:[rank0]: torch.cuda.OutOfMemoryError: CUDA out of memory.",
+        "OutOfMemoryError: CUDA out of memory.",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ],
+)
+def test_line_of_an_exception_shows_that_a_gpu_ran_out_of_memory(line: str) -> None:
+    log = f"loss 2.1\n{line}\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    assert failure(ended(1, message=log), {})[1]["reason"] == "GPUOutOfMemory"
+
+
 def at(second: int) -> datetime:
     return NOW + timedelta(seconds=second)
 

@@ -3,6 +3,7 @@
 ``failures`` matches its table on these facts.
 """
 
+import re
 import signal as signals
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,10 @@ from ddpjob.api.times import parse_time, seconds_between
 OOM_KILLED = "OOMKilled"
 """Reason that the kubelet gives for a container that exceeded its memory limit."""
 GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
-_GPU_OUT_OF_MEMORY_TEXTS = ("CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+# The line of a traceback with the exception, perhaps behind the rank. Programs that go on with less memory log others.
+_GPU_OUT_OF_MEMORY_LINE = re.compile(
+    r"^(?:\[\w+\]: ?)*(?:(?:torch\.(?:cuda\.)?)?OutOfMemoryError|RuntimeError: CUDA out of memory)\b", re.MULTILINE
+)
 NOT_EXECUTABLE = frozenset({126, 127})
 """Exit codes of a shell for a command that cannot be executed or does not exist."""
 START_SECONDS = 60
@@ -109,10 +113,10 @@ def _whose(pod: PodView, report: EndReport, exit_code: int | None) -> Whose:
 
 
 def _ran_out_of_gpu_memory(pod: PodView, report: EndReport, number: int | None) -> bool:
-    """Return whether the report says so, or without one, the end of the log of a program that no signal ended."""
+    """Return whether the report says so, or without a report and a signal, a traceback at the end of the log."""
     if report.kind == GPU_OUT_OF_MEMORY or (report.exception or "").rpartition(".")[2] == "OutOfMemoryError":
         return True
-    return number is None and any(text in pod.log for text in _GPU_OUT_OF_MEMORY_TEXTS)
+    return number is None and _GPU_OUT_OF_MEMORY_LINE.search(pod.log) is not None
 
 
 def _could_not_start(pod: PodView, exit_code: int | None) -> bool:

@@ -170,7 +170,7 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         GPU_OUT_OF_MEMORY,
-        "the trainer's report or the end of its log says that a GPU had too little memory",
+        "the trainer's report, or a traceback at the end of its log, says that a GPU had too little memory",
         lambda e, _: e.gpu_oom,
         action="RestartOnce",
         hint="model, batch and activations need more memory than is free on the GPU; another process may use it, too",
