@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from ddpjob.api.objects import Json
 from ddpjob.local import LocalError
+from ddpjob.local.references import References
+from ddpjob.local.volumes import Volumes
 from tests.local.bench import Bench, a_bench
 from tests.local.builders import POD, a_config_map, a_container, a_pod, a_secret
 
@@ -36,6 +40,29 @@ def refusal(bench: Bench, pod: Json) -> str:
     assert error.value.hint
     assert error.value.next_step
     return error.value.error
+
+
+def test_files_for_their_owner_only_can_be_mounted_twice() -> None:
+    mounts = [{"name": "v", "mountPath": f"/etc/{key}", "subPath": key} for key in ("token", "user")]
+    secret = {"name": "v", "secret": {"secretName": "keys", "defaultMode": 0o400}}
+    spec = {"containers": [{"volumeMounts": mounts}], "volumes": [secret]}
+    references = References([a_secret(token="s3cret", user="me")], "default")
+    with tempfile.TemporaryDirectory() as folder, as_ordinary_user(folder):
+        volumes = Volumes(spec, Path(folder) / "volumes", references, Path)
+        volumes.prepare()
+        assert [Path(path).read_text() for path in volumes.paths.values()] == ["s3cret", "me"]
+
+
+@contextlib.contextmanager
+def as_ordinary_user(folder: str) -> Iterator[None]:
+    """Give the folder to a user whom file modes bind, unlike root."""
+    before, ordinary = os.geteuid(), os.geteuid() or 65_534
+    os.chown(folder, ordinary, -1)
+    os.seteuid(ordinary)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 async def test_claim_is_a_directory_that_later_pods_share(bench: Bench) -> None:

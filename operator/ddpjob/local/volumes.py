@@ -30,7 +30,7 @@ class Volumes:
         self._references = references
         self._claim_directory = claim_directory
         self._directories: list[Path] = []
-        self._files: list[tuple[Path, bytes, int]] = []
+        self._files: dict[Path, tuple[bytes, int]] = {}  # once each, also if the volume has several mounts
         self.paths: dict[str, str] = {}
         volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
         mounts = spec["containers"][0].get("volumeMounts") or ()
@@ -42,13 +42,13 @@ class Volumes:
 
     def prepare(self) -> None:
         """Create and fill the directories."""
-        for target, content, mode in self._files:
+        for target, (content, mode) in self._files.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             target.chmod(mode)
         for path in self._directories:
             if not path.exists():  # a subPath can be a file
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, exist_ok=True)  # another job may share the claim
 
     def _mounted(self, mount: Json, volume: Json) -> Path:
         if "subPathExpr" in mount:
@@ -66,9 +66,9 @@ class Volumes:
             case {"hostPath": {"path": str(path)}}:
                 return Path(path)
             case {"configMap": {"name": str()} as source}:
-                self._files += _files(own, "ConfigMap", source, self._references)
+                self._files |= _files(own, "ConfigMap", source, self._references)
             case {"secret": {"secretName": str(name)} as source}:
-                self._files += _files(own, "Secret", source | {"name": name}, self._references)
+                self._files |= _files(own, "Secret", source | {"name": name}, self._references)
             case {"emptyDir": _}:
                 pass
             case _:
@@ -78,12 +78,14 @@ class Volumes:
         return own
 
 
-def _files(directory: Path, kind: str, source: Json, references: References) -> Iterator[tuple[Path, bytes, int]]:
-    """Yield path, content and mode of the files of a ConfigMap or Secret."""
+def _files(
+    directory: Path, kind: str, source: Json, references: References
+) -> Iterator[tuple[Path, tuple[bytes, int]]]:
+    """Yield path, and content with mode, of the files of a ConfigMap or Secret."""
     data, mode = references.data(kind, source), int(source.get("defaultMode", 0o644))
     for item in source.get("items") or ({"key": key, "path": key} for key in data):
         for content in references.data(kind, source | {"key": item["key"]}).values():
-            yield _below(directory, item["path"]), content, int(item.get("mode", mode))
+            yield _below(directory, item["path"]), (content, int(item.get("mode", mode)))
 
 
 def _below(directory: Path, path: str) -> Path:
