@@ -76,6 +76,13 @@ async def test_command_that_cannot_start_ends_as_in_a_shell(
     assert (ended["exitCode"], ended["message"]) == (code, message)
 
 
+@pytest.mark.parametrize("part", [{"command": ["echo", "a\0b"]}, {"env": [{"name": "A", "value": "a\0b"}]}])
+async def test_text_that_no_process_can_get_is_explained_in_the_log(bench: Bench, part: Json) -> None:
+    status = await bench.run(a_pod(a_container(script="true") | part))
+    assert trainer(status)["exitCode"] == 126
+    assert "embedded null byte" in bench.log(POD)
+
+
 async def test_missing_working_directory_is_named(bench: Bench) -> None:
     await bench.run(a_pod(a_container(script="true", workingDir="/no/such/folder")))
     assert bench.log(POD) == "cannot run in /no/such/folder: No such file or directory\n"

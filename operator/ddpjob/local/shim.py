@@ -82,9 +82,10 @@ def _become(program: dict[str, Any], shim: int) -> NoReturn:
         os.chdir(program["directory"])
         what = command[0]
         os.execvpe(command[0], command, program["environment"])  # noqa: S606 - searches the container's own PATH
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a text with a NUL
         code = 127 if isinstance(error, FileNotFoundError) else 126
-        os.write(2, f"cannot run {what}: {os.strerror(error.errno or 0)}\n".encode())
+        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
+        os.write(2, f"cannot run {what}: {why}\n".encode())
     finally:
         os._exit(code)
 
