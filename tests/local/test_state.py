@@ -44,9 +44,24 @@ def test_missing_record_is_none_and_reading_creates_no_folder(tmp_path: Path) ->
     assert not (tmp_path / "state").exists()
 
 
+META = {"namespace": "default", "name": "a", "uid": "0a1b2c3d"}
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["ddpjobs", {}]]}', '{"objects": [["ddpjobs", 1]]}'],
+    [
+        *("", "{", "[]", "{}", '{"objects": [1]}', '{"objects": [["ddpjobs", {}]]}', '{"objects": [["ddpjobs", 1]]}'),
+        *(
+            json.dumps({"objects": [["ddpjobs", job]]})
+            for job in (
+                {"metadata": META},
+                {"metadata": META, "spec": "x"},
+                {"metadata": META, "spec": {}, "status": "x"},
+                {"metadata": META, "spec": {}, "status": {"conditions": ["x"]}},
+                {"metadata": META | {"uid": None}, "spec": {}},
+            )
+        ),
+    ],
 )
 def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
@@ -60,7 +75,7 @@ def test_damaged_record_is_an_error_with_a_next_step(tmp_path: Path, text: str) 
 
 def test_record_of_a_release_with_an_api_server_is_read(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("default", "a")
-    job, pod, service = ({"metadata": {"namespace": "default", "name": name}} for name in ("a", "a-0a1b2-1-0", "s"))
+    job, pod, service = ({"metadata": META | {"name": name}, "spec": {}} for name in ("a", "a-0a1b2-1-0", "s"))
     objects = [["services", service], ["ddpjobs", job], ["pods", pod], ["events", service]]
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(json.dumps({"version": 7, "namespaces": ["default"], "objects": objects}))

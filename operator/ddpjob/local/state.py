@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TextIO
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, is_true
 from ddpjob.engine.desired import Job
 from ddpjob.local import LocalError
 
@@ -126,8 +126,10 @@ class JobFolder:
         try:
             objects = json.loads(self._record.read_bytes())["objects"]
             found = [obj for plural, obj in objects if plural == resource.plural]
-            for obj in found:
-                str(obj["metadata"]["namespace"] + obj["metadata"]["name"])
+            for meta, obj in ((obj["metadata"], obj) for obj in found):  # what every reader takes for granted
+                "".join((meta["namespace"], meta["name"], meta["uid"]))
+                dict(obj["spec"])
+                is_true(obj.get("status"), "Finished")
             return found
         except FileNotFoundError:
             return []
@@ -135,7 +137,7 @@ class JobFolder:
             raise LocalError(
                 f"{self._record} cannot be read: {error.strerror}", next_step="check its owner and mode"
             ) from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise LocalError(
                 f"{self._record} is damaged: {error}",
                 "another program wrote it, or the disk failed; checkpoints are stored elsewhere and are not affected",
