@@ -1,4 +1,4 @@
-"""Gradient synchronization: micro-batches and unused parameters on two ranks, and resources that it must release."""
+"""Gradient synchronization: micro-batches and unused parameters on three ranks, and resources that it must release."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_close_destroys_ddp_before_the_process_group() -> None:
     assert wrapped() is None, "its destructor, run later, could hang"
 
 
-COUNT, WORLD = 37, 2  # samples, ranks: no part of a batch has the size of another
+COUNT, WORLD = 37, 3  # samples, ranks: the parts of a batch differ in size, and the order of three numbers in their sum
 DOUBLE = Config(dtype="float64")
 CPU = torch.device("cpu")
 
@@ -76,15 +76,16 @@ def check_step(kind: Callable[..., GradientSync], model: nn.Module, group: Group
     mean = functional.cross_entropy(model(whole.images), whole.labels)
     wanted = torch.autograd.grad(mean, parameters, allow_unused=True)
     sync = kind(model, group, accum=accum, bf16=False)
+    steps: list[list[torch.Tensor]] = []
     for stop in (False, True):  # the second step must not contain the first one's gradient
         sync.clear()
         loss, stops, seconds = sync.step(batch(), stop and group.rank == WORLD - 1, 0.5).tolist()
         assert (stops, seconds) == (stop, 0.5 * WORLD)
         assert loss == pytest.approx(COUNT * mean.item())
-        for parameter, gradient in zip(parameters, wanted, strict=True):
-            zero = torch.zeros_like(parameter)
-            got = zero if parameter.grad is None else parameter.grad
-            torch.testing.assert_close(got, zero if gradient is None else gradient, rtol=0, atol=1e-12)
+        steps.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters])
+        for got, gradient in zip(steps[-1], wanted, strict=True):
+            torch.testing.assert_close(got, torch.zeros_like(got) if gradient is None else gradient, rtol=0, atol=1e-12)
+    assert all(map(torch.equal, *steps)), "a run that resumes with the second step would have other bits"
     sync.close()
     return collectives() - before
 
@@ -95,7 +96,7 @@ def collectives() -> int:
 
 
 def run_rank(rank: int, meeting: str) -> None:
-    """Check every way to synchronize on one of two ranks, which is this process."""
+    """Check every way to synchronize on one of the ranks, which is this process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     group = Group(Ranks(rank=rank, world_size=WORLD), CPU, None, StopFlag(), Heartbeat())
@@ -108,11 +109,11 @@ def run_rank(rank: int, meeting: str) -> None:
     dist.destroy_process_group()
 
 
-def test_gradients_of_two_ranks_in_micro_batches_equal_those_of_one_process(
+def test_gradients_of_several_ranks_in_micro_batches_equal_those_of_one_process(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
     ranks = [ddptrain.start(rank, tmp_path / "meeting", module=__name__) for rank in range(WORLD)]
-    assert [rank.wait() for rank in ranks] == [0] * WORLD, ranks[0].output() + ranks[1].output()
+    assert [rank.wait() for rank in ranks] == [0] * WORLD, "".join(rank.output() for rank in ranks)
 
 
 if __name__ == "__main__":
