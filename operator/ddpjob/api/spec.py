@@ -226,8 +226,6 @@ IMMUTABLE = (
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
 OPEN_PARTS = (("template",), ("checkpoint", "claimTemplate"), ("resources", "claims"))
-
-
 # What decides where pods may run. It may change while the job is suspended, as in a Job of Kubernetes, so that a queue
 # can place the job: https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
 SCHEDULING_PARTS = (

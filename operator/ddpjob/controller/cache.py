@@ -20,8 +20,6 @@ from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.cluster.base import Page
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
-
-
 WATCHED = (names.DDPJOBS, names.PODS)
 """Kinds whose changes come as watch events; the others are listed by the sweep."""
 

@@ -5,6 +5,7 @@ launching a node's ranks. The terms are those of torchrun: node_rank * nproc_per
 """
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import secrets
@@ -253,6 +254,4 @@ def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_ran
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, f"no TCP port from {first} to {end - 1} is free")

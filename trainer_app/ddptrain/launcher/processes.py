@@ -38,8 +38,6 @@ _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
     re.IGNORECASE | re.DOTALL,
 )
-
-
 # A failure of the rank's own GPU or kernel, which the same thread prints.
 _OWN_CUDA = re.compile(r"CUDA error:|unhandled cuda error|uncorrectable ECC|\bXid\b", re.IGNORECASE)
 
