@@ -55,6 +55,11 @@ def leaving(cluster: Cluster) -> str:
     return cluster.workers[-1]
 
 
+def staying(cluster: Cluster) -> tuple[str, ...]:
+    """Return the workers that no test stops."""
+    return cluster.workers[:-1]
+
+
 def _move_dns_away(kubectl: Kubectl, node: str) -> None:
     """Evict the cluster's only DNS server from a node, because the jobs need it."""
     system = kubectl.within("kube-system")

@@ -35,7 +35,7 @@ SHOWN_SECONDS = 40.0
 """Within this time after `kubectl apply`, a job shows why it does not run."""
 LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
-"""A small file system on every worker."""
+"""A small file system on every worker that stays."""
 # PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
 KILL_A_RANK = """
 import os, pathlib, signal
@@ -149,7 +149,7 @@ def suspended(trial: Trial) -> Outcome:
 
 def volume_full(trial: Trial) -> Outcome:
     """Give the checkpoints a real file system that is too small for one."""
-    for node in trial.cluster.workers:
+    for node in nodes.staying(trial.cluster):
         nodes.run_on(node, f"mkdir -p {ROOM} && mount -t tmpfs -o size=600k,mode=0777 ddpjob-full {ROOM}")
     kind = f"{trial.kubectl.namespace}-full"
     spec = {"accessModes": ["ReadWriteMany"], "storageClassName": kind}
@@ -171,7 +171,7 @@ def volume_full(trial: Trial) -> Outcome:
         return trial.until_finished()
     finally:
         trial.kubectl("delete", "persistentvolume", kind, "--ignore-not-found", "--wait=false")
-        for node in trial.cluster.workers:
+        for node in nodes.staying(trial.cluster):
             nodes.run_on(node, f"umount --lazy {ROOM}")
 
 
