@@ -77,6 +77,13 @@ def test_run_from_which_no_run_resumed_does_not_count(tmp_path: Path) -> None:
     assert origins(path) == [(1, step) for step in range(1, 7)] + [(3, 7), (3, 8)]
 
 
+def test_no_step_counts_twice_if_a_run_resumed_from_before_its_origin_began(tmp_path: Path) -> None:
+    write(tmp_path, 1, None, range(1, 8))
+    write(tmp_path, 2, 6, range(7, 9))
+    write(tmp_path, 3, 4, range(5, 7))
+    assert origins(tmp_path) == [(1, step) for step in range(1, 5)] + [(3, 5), (3, 6)]
+
+
 def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path
     write(path, 1, None, range(1, 4))

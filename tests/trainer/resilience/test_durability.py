@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint_files import Checkpoints, newest_valid, verify
+from ddptrain.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
 from ddptrain.errors import VolumeError
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import SAVING, command
@@ -57,6 +57,9 @@ def test_power_cut_after_any_file_operation_keeps_the_last_finished_save(
         assert place >= wanted, f"after {done} operations ({kind}), the last of them {volume.log[done - 1][:2]}"
         if found:
             assert found[1] == content_of(*place)
+        if kind == "names without data":  # all operations so far, as after a kill
+            manifests = [path for _, _, path in all_manifests(tmp_path / "left" / "checkpoints")]
+            assert all(path.with_suffix(".pt").exists() for path in manifests), "a manifest without its checkpoint"
         shutil.rmtree(tmp_path / "left")
 
 
