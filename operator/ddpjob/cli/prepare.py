@@ -252,10 +252,8 @@ def digits_if_offline(
     if not options.download:
         return admitted
     # --fresh empties the volume of the claimTemplate, and the data in it.
-    if options.data_dir and not fresh:
-        given = paths.on_host(options.data_dir)
-        if given.is_dir() and _ddptrain("verify", given).returncode == 0:
-            return admitted
+    if options.data_dir and not fresh and _is_complete(paths.on_host(options.data_dir)):
+        return admitted
     kept = paths.folder.root / "datasets" / "mnist"
     say("looking for MNIST")
     problem = _fetch(kept)
@@ -289,6 +287,10 @@ def _require_ddptrain(admitted: AdmittedJob, option: str) -> None:
             "other programs have other options for their data",
             "--set 'args[0]=…' changes an argument, --volume CLAIM=DIR gives a volume a directory",
         )
+
+
+def _is_complete(directory: Path) -> bool:
+    return directory.is_dir() and _ddptrain("verify", directory).returncode == 0
 
 
 def _fetch(directory: Path) -> str | None:
