@@ -298,8 +298,9 @@ class Checkpoints:
             write_atomically(path, content)
             write_atomically(manifest_path, dumps_json(manifest, indent=1).encode())
             if first:  # until this checkpoint is read back, the newest one of the run before is kept
-                for file in (path, manifest_path):
-                    _drop_from_cache(file)
+                for file in (path, manifest_path):  # the next read comes from the volume, if the file system can do it
+                    with contextlib.suppress(OSError), file.open("rb") as stream:
+                        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 if reason := verify(manifest_path)[0]:
                     raise OSError(errno.EIO, f"the new checkpoint is damaged when read back: {reason}", str(path))
         except OSError:
@@ -357,12 +358,6 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # a file that cannot be deleted stays
                     path.unlink(missing_ok=True)
                     path.with_suffix(".pt").unlink(missing_ok=True)
-
-
-def _drop_from_cache(path: Path) -> None:
-    """Make the next read of a synced file come from the volume, if the file system supports it."""
-    with contextlib.suppress(OSError), path.open("rb") as stream:
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _accuracy(manifest_path: Path) -> float:

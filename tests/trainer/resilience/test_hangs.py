@@ -218,6 +218,7 @@ def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(t
         "_, recorded = newest_trace()\n"
         "print(recorded['entries'][0]['frames'][-1]['name'], '_inductor' in vars(torch))\n"
         "print('torch._inductor' in sys.modules)\n"
+        "dist.destroy_process_group()\n"
     )
     # A new interpreter, as of a user: the fork server has imported more of torch than a training does.
     done = subprocess.run(
