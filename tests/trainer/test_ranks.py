@@ -32,7 +32,7 @@ from ddptrain.errors import RanksError, TrainerError
 from ddptrain.experiments import trials
 from ddptrain.jobs import Train
 from ddptrain.reporting.console import Console
-from ddptrain.resources import available_cpus, oom_kills, threads_per_rank
+from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddptrain.worker import run_forked
 from tests.trainer.runs import ForkServer
 
@@ -142,11 +142,11 @@ def test_an_impossible_rank_is_refused_with_the_variable_name(env: dict[str, str
     assert caught.value.code == 2
 
 
-def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # there may be a GPU here
+def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
     with pytest.raises(TrainerError, match="GPU") as caught:
-        resolve_device(Config(backend="nccl"), Ranks(local_rank=0))
+        check_gpus("nccl", "auto", 2, {"CUDA_VISIBLE_DEVICES": "0"})
     assert caught.value.code == 71
+    check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_a_rank_without_local_rank_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ddptrain.lessons.run import lesson_names, run_lesson
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
 from ddptrain.reporting.termination import Ending
-from ddptrain.resources import set_torch_defaults, uncollected_imports
+from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
@@ -213,6 +213,7 @@ def _train(arguments: argparse.Namespace) -> int:
     ranks = topology.from_flags(environment, **rank)
     if config.log_format == "json":
         log_as_json(ranks.rank)
+    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     with uncollected_imports():
         from ddptrain.worker import Worker
 
@@ -244,6 +245,7 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
         log_as_json(None, ("stderr",))
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
+    check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = launcher.LaunchOptions(
         job,
         given.get("how", "prefork"),

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ddptrain.errors import RanksError
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -110,3 +112,21 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> int:
     if visible is None:
         return present
     return min(present, len([v for v in visible.split(",") if v.strip() and v.strip() != "-1"]))
+
+
+def check_gpus(backend: str, device: str, nproc_per_node: int, env: Mapping[str, str] = os.environ) -> None:
+    """Check that NCCL or CUDA has a GPU for each local rank by counting device files, without a CUDA context.
+
+    Raises:
+        RanksError: NCCL or CUDA was requested by name and there are too few GPUs.
+    """
+    # WSL has /dev/dxg in place of a file per card; torch counts there.
+    if (backend != "nccl" and device != "cuda") or Path("/dev/dxg").exists():
+        return
+    present = visible_gpus(env)
+    if nproc_per_node > present:
+        raise RanksError(
+            f"{nproc_per_node} rank(s) on this node need a GPU each, but it has {present} GPU(s)",
+            hint="NCCL allows one rank per GPU",
+            next_step="lower NPROC_PER_NODE, request more GPUs, or use --device cpu --backend gloo",
+        )
