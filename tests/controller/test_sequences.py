@@ -1,6 +1,7 @@
 """The controller in simulated time: refused and lost requests, and what they cost."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
-from ddpjob.cluster.base import Forbidden, Unavailable
+from ddpjob.cluster.base import ClusterError, Conflict, Forbidden, TooManyRequests, Unavailable
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import RECORD_SECONDS
 from ddpjob.engine.actions import Create
@@ -113,6 +114,75 @@ def refused(bench: Bench, verb: str, resource: Resource, message: str) -> Iterat
     )
     yield
     bench.rule = lambda call: None
+
+
+def test_large_job_starts_although_creates_fail_again_and_again() -> None:
+    """One create of twenty fails after the client's retries; each pod starts as soon as it exists."""
+    chance = random.Random(5)
+    faults: list[ClusterError] = [
+        Unavailable("etcdserver: leader changed", code=500),
+        Unavailable("no answer within 10 s"),
+    ]
+    faults += [TooManyRequests("busy", retry_after=1.0, code=429), Conflict("the quota has been modified", code=409)]
+
+    async def test(bench: Bench) -> None:
+        def fail(call: Call) -> Fault | None:
+            fails = (call.verb, call.resource) == ("create", names.PODS) and chance.random() < 0.05
+            return Fault(before=chance.choice(faults)) if fails else None
+
+        bench.rule = fail
+        bench.submit(numNodes=1000)
+        started: set[str] = set()
+        while len(started) < 1000:
+            assert asyncio.get_running_loop().time() < 60, f"{len(started)} pods after a minute: {bench.status()}"
+            await asyncio.sleep(0.5)
+            for pod in bench.pods(1):
+                if pod["metadata"]["name"] not in started:
+                    bench.report(pod, running(podIP="192.0.2.1"))
+                    started.add(pod["metadata"]["name"])
+        await asyncio.sleep(5)
+        status = bench.status()
+        assert (status["attempt"], status["nodesReady"], status["restarts"]) == (1, "1000/1000", 0)
+        assert bench.sent("create", names.PODS) <= 1100 and bench.sent("delete", names.PODS) == 0
+
+    on_bench(test)
+
+
+def test_no_pod_is_created_again_that_was_lost_while_others_are_created() -> None:
+    async def test(bench: Bench) -> None:
+        bench.rule = lambda call: (
+            Fault(before=Unavailable("webhook is down", code=500))
+            if (call.verb, call.resource) == ("create", names.PODS) and call.name.endswith("-1-2")
+            else None
+        )
+        bench.submit(numNodes=3)
+        await asyncio.sleep(0.5)
+        assert len(bench.pods(1)) == 2 and bench.status()["attempt"] == 1
+        bench.server.delete(names.PODS, "default", bench.pods(1)[0]["metadata"]["name"], grace_seconds=0)
+        await asyncio.sleep(10)
+        assert bench.status()["attempt"] == 2 and bench.status()["restarts"] == 0
+        ranks = [c.obj["metadata"]["name"] for c in bench.history() if c.resource is names.PODS and c.type == "ADDED"]
+        assert len(set(ranks)) == len(ranks), "a pod was created twice"
+
+    on_bench(test)
+
+
+def test_creates_end_when_more_fail_than_succeed() -> None:
+    async def test(bench: Bench) -> None:
+        bench.rule = lambda call: (
+            Fault(before=Unavailable("webhook is down", code=500))
+            if (call.verb, call.resource) == ("create", names.PODS)
+            else None
+        )
+        bench.submit(numNodes=1000)
+        await asyncio.sleep(0.5)
+        assert bench.sent("create", names.PODS) <= 64, "at most those that were sent at once"
+        assert condition(bench.status(), "Running")["reason"] == "CreateFailed"
+        bench.rule = lambda call: None
+        await asyncio.sleep(3)
+        assert len(bench.pods(1)) == 1000
+
+    on_bench(test)
 
 
 def test_refused_delete_is_shown_and_does_not_stop_the_next_attempt() -> None:

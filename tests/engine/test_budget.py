@@ -88,6 +88,41 @@ def test_four_drained_nodes_do_not_fail_a_job() -> None:
     assert counts(world) == (4, 0) and world.status["state"] == "Running"
 
 
+def out_of_memory(world: World, after: float) -> None:
+    """Let the attempt run for so long, and then exceed its memory limit."""
+    world.run_all()
+    world.settle()
+    world.forward(after)
+    world.set_pod(1, ended(137, reason="OOMKilled"))
+    world.settle_after_backoff()
+
+
+@pytest.mark.parametrize(
+    ("reset", "between", "state"), [(3600, 20 * 86_400, "Restarting"), (3600, 600, "Failed"), (None, 86_400, "Failed")]
+)
+def test_out_of_memory_restarts_once_between_two_resets(reset: int | None, between: float, state: str) -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9, "resetAfterSeconds": reset}))
+    world.settle()
+    out_of_memory(world, 60)
+    out_of_memory(world, between)
+    assert world.status["state"] == state
+
+
+def test_out_of_memory_before_a_reset_by_another_failure_is_not_repeated() -> None:
+    world = World(a_job(restartPolicy={"maxRestarts": 9, "resetAfterSeconds": 3600}))
+    world.settle()
+    out_of_memory(world, 60)
+    world.run_all()
+    world.settle()
+    world.forward(7200)
+    world.set_pod(1, failed(1))
+    world.settle_after_backoff()
+    out_of_memory(world, 60)
+    assert world.status["state"] == "Restarting"
+    out_of_memory(world, 60)
+    assert world.status["state"] == "Failed"
+
+
 def test_long_attempt_resets_the_number_of_counted_restarts() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 1, "resetAfterSeconds": 600}))
     for _ in range(3):
@@ -107,7 +142,7 @@ def lose_node_after_restart(world: World, seconds: float) -> None:
     world.set_pod(0, PEER)
     world.settle()
     silent = world.pod(1)
-    world.forward(4)
+    world.forward(11)
     world.settle()
     assert world.status["failures"][-1]["provisional"] and counts(world) == (1, 1)
     world.pods["old"] = silent | {"metadata": silent["metadata"] | DELETING}
@@ -157,7 +192,7 @@ def lose_peer(world: World, node_rank: int) -> None:
     lost = world.pod(node_rank)
     world.set_pod(1 - node_rank, PEER)
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     world.forward(10)
     world.settle()
@@ -210,10 +245,10 @@ def test_job_without_restarts_waits_whether_the_node_proves_lost() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.set_pod(0, PEER)
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     assert world.status["state"] == "Ending" and "failures" not in world.status
-    assert world.reconcile().requeue_after == pytest.approx(116)
+    assert world.reconcile().requeue_after == pytest.approx(109)
     world.forward(60)
     world.pod(1)["status"] = LOST
     world.pod(1)["metadata"] |= DELETING
@@ -340,7 +375,7 @@ def test_rule_that_needs_no_budget_does_not_wait_for_a_lost_node(action: str, st
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0, "rules": rules}))
     world.set_pod(1, ended(137))
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     assert world.status["state"] in (state, "Restarting") and "failures" in world.status
 
@@ -349,7 +384,7 @@ def test_wait_for_a_lost_node_ends_when_the_clock_was_set_back() -> None:
     world = a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
     world.set_pod(0, PEER)
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     assert world.status["state"] == "Ending"
     world.forward(-3600)

@@ -225,6 +225,31 @@ def test_node_that_runs_on_after_the_first_success_restarts_the_job() -> None:
     assert world.status["attempt"] == 2
 
 
+@pytest.mark.parametrize(("age", "stalled", "attempt"), [(2.0, 250.0, 1), (None, 20.0, 1), (None, 250.0, 2)])
+def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, stalled: float, attempt: int) -> None:
+    """Rank 0 exports the model after its peers have ended; the age is that of its last work."""
+    world = a_running_world(a_job(completionGraceSeconds=100))
+    report(world, phase="export", step=9, ageSeconds=age)
+    world.settle()
+    world.set_pod(1, ended(0))
+    world.settle()
+    world.forward(301)
+    world.stalled_seconds = stalled
+    world.settle()
+    assert world.status["attempt"] == attempt
+
+
+def test_completion_grace_passes_for_a_rank_that_waits_for_a_rank_0_that_ended() -> None:
+    world = a_running_world(a_job(completionGraceSeconds=100))
+    report(world, phase="export", step=9, ageSeconds=2.0)
+    world.set_pod(0, ended(0))
+    world.settle()
+    world.stalled_seconds = 0.0
+    world.forward(101)
+    world.settle()
+    assert world.status["attempt"] == 2
+
+
 def test_node_zero_policy_succeeds_with_node_zero() -> None:
     world = a_running_world(a_job(successPolicy="NodeZero"))
     world.set_pod(0, ended(0))

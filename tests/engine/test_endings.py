@@ -52,7 +52,7 @@ def orders(nodes: int) -> Iterable[tuple[int, ...]]:
 def outcome(world: World, culprit: str) -> dict[str, Any]:
     """Return what must not depend on the order, after the pods have reported."""
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     (failure,) = world.status["failures"]
     told = {key: failure.get(key) for key in ("attempt", "nodeRank", "pod", "reason", "exitCode", "message", "rank")}
@@ -118,14 +118,14 @@ def test_lost_peer_waits_for_the_cause_and_deletes_nothing() -> None:
     world.set_pod(0, PEER)
     made = world.reconcile()
     assert made.urgent and not made.deletes and not made.creates
-    assert made.requeue_after == pytest.approx(3)
+    assert made.requeue_after == pytest.approx(10)
     current = world.status["currentAttempt"]
     text = "attempt 1 failed: node_rank 0 (mnist-0a1b2-1-0) ended; waiting for the other nodes to find the cause"
-    times = {"since": "2026-03-01T12:00:00Z", "until": "2026-03-01T12:00:03Z"}
+    times = {"since": "2026-03-01T12:00:00Z", "until": "2026-03-01T12:00:10Z"}
     assert (current["phase"], current["ending"]) == ("Ending", {"message": text} | times)
     assert world.status["state"] == "Ending" and "failures" not in world.status
     assert is_idle(world.reconcile())
-    world.forward(3)
+    world.forward(10)
     made = world.reconcile()
     assert world.status["failures"][0]["nodeRank"] == 0, "no other pod reported"
     assert [d.name for d in made.deletes] == ["mnist-0a1b2-1-1"] and world.status["attempt"] == 2
@@ -134,19 +134,19 @@ def test_lost_peer_waits_for_the_cause_and_deletes_nothing() -> None:
 HANG = {"node": 1, "code": 76, "kind": "Hang", "rank": 3, "step": 10, "message": "rank 3 is stopped", "hint": "a fault"}
 
 
-def after_the_wait(peer: Status) -> World:
-    """Return the world after node 0 reported this, and node 1 nothing for 3 s."""
+def after_the_wait(peer: Status, seconds: float) -> World:
+    """Return the world after node 0 reported this, and node 1 nothing for some seconds."""
     world = a_running_world(a_job())
     world.set_pod(0, peer)
     world.settle()
     assert "failures" not in world.status, "the pod that failed first may still report"
-    world.forward(3)
+    world.forward(seconds)
     world.settle()
     return world
 
 
 def test_pod_that_its_peer_names_is_blamed_if_it_does_not_end_in_time() -> None:
-    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG))
+    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG), 3)
     (failure,) = world.status["failures"]
     assert (failure["reason"], failure["nodeRank"], failure["pod"]) == ("Hang", 1, "mnist-0a1b2-1-1")
     assert (failure["exitCode"], failure["rank"], failure["step"]) == (76, 3, 10)
@@ -160,9 +160,19 @@ def test_pod_that_its_peer_names_is_blamed_if_it_does_not_end_in_time() -> None:
     [None, 5, {}, {"node": 1}, HANG | {"node": 0}, HANG | {"node": 7}, HANG | {"node": True}, HANG | {"code": "76"}],
 )
 def test_peer_whose_report_names_no_other_pod_is_reported_itself(root: object) -> None:
-    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=root))
+    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=root), 10)
     (failure,) = world.status["failures"]
     assert (failure["reason"], failure["nodeRank"]) == ("PeerLost", 0)
+
+
+def test_cause_that_is_reported_five_seconds_late_is_blamed_and_keeps_its_log() -> None:
+    world = after_the_wait(PEER, 5)
+    assert "failures" not in world.status, "a peer was lost, so another pod failed"
+    world.set_pod(1, ended(139))
+    world.settle()
+    (failure,) = world.status["failures"]
+    assert (failure["reason"], failure["nodeRank"]) == ("SIGSEGV", 1)
+    assert failure["pod"] in world.pods
 
 
 def test_own_report_of_a_pod_precedes_what_its_peer_says_of_it() -> None:
@@ -199,7 +209,7 @@ def test_failure_that_no_pod_shows_any_more_lets_the_attempt_run_on() -> None:
     world.settle()
     world.set_pod(0, running())
     world.settle()
-    world.forward(3)
+    world.forward(10)
     world.settle()
     assert world.status["state"] == "Running" and world.status["restarts"] == 0
     assert world.status["currentAttempt"]["phase"] == "Running"

@@ -22,9 +22,13 @@ def disrupted(reason: str) -> Json:
     return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
 
 
-def waiting(reason: str, started: str = "2026-03-01T11:00:00Z") -> Json:
-    state = {"waiting": {"reason": reason, "message": 'secret "token" not found'}}
-    return {"phase": "Pending", "startTime": started, "containerStatuses": [{"name": "trainer", "state": state}]}
+def waits(reason: str, message: str = 'secret "token" not found') -> Json:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def waiting(reason: str, started: str = "2026-03-01T11:00:00Z", **texts: str) -> Json:
+    states = [{"name": "trainer", "state": waits(reason, **texts)}]
+    return {"phase": "Pending", "startTime": started, "containerStatuses": states}
 
 
 def alive(**more: Any) -> Json:
@@ -44,6 +48,11 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
                       "NodeShutdown", FREE),
     "node pressure": (EVICTED | disrupted("TerminationByKubelet"), {}, "Evicted", FREE),
     "own limit of storage": (EVICTED, {}, "LimitExceeded", RESTART),
+    "own deadline": ({"phase": "Failed", "reason": "DeadlineExceeded"}, {}, "PodDeadlineExceeded", RESTART),
+    "own deadline, trainer ended": (ended(143) | {"phase": "Failed", "reason": "DeadlineExceeded"}, {},
+                                    "PodDeadlineExceeded", RESTART),
+    "own deadline, trainer obeyed": (ended(0) | {"phase": "Failed", "reason": "DeadlineExceeded"}, {},
+                                     "PodDeadlineExceeded", RESTART),
     "refused by the kubelet": ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, {},
                                "UnexpectedAdmissionError", FREE),
     "deleted": (alive(), DELETING, "PodDeleted", FREE),
@@ -57,8 +66,6 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "GPU out of memory, by its log": (
         ended(1, message="loss 2.1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."), {},
         "GPUOutOfMemory", RESTART),
-    "bad image name": (waiting("InvalidImageName"), {}, "InvalidImageName", FAIL),
-    "no secret": (waiting("CreateContainerConfigError"), {}, "CreateContainerConfigError", FAIL),
     "not executable": (ended(126), {}, "StartError", FAIL),
     "not found": (ended(127), {}, "StartError", FAIL),
     "git in a script": (ended(128), {}, "Error", RESTART),
@@ -86,13 +93,12 @@ def failure(status: Json, metadata: Json, **spec: Any) -> tuple[World, Json]:
     """Return the world and the failure after one pod of two got this status, and the other none."""
     world = World(a_job(**spec))
     world.settle()
-    if status["phase"] != "Pending":  # a pod that ran does not become Pending again
-        world.run_all()
-        world.settle()
+    world.run_all()
+    world.settle()
     pod = world.set_pod(1, status)
     pod["metadata"] |= metadata
     world.settle()
-    world.forward(4)
+    world.forward(11)
     world.settle()
     return world, world.status["failures"][0]
 
@@ -118,7 +124,8 @@ def test_every_row_of_the_table_is_reached_by_a_case() -> None:
     seen = set()
     earlier: list[Failure] = []
     repeated = failed(1, exception="ValueError", step=7, message="m")
-    for status, metadata, *_ in [*CASES.values(), (repeated, {}, "", FAIL)]:
+    refused = [(waiting(reason), {}, reason, FAIL) for reason in ("InvalidImageName", "CreateContainerConfigError")]
+    for status, metadata, *_ in [*CASES.values(), *refused, (repeated, {}, "", FAIL)]:
         pod = {"metadata": {"name": "p", "uid": "u", "labels": {}} | metadata, "status": status}
         view = pod_view(pod)
         facts = evidence_of_waiting(view) if view.waiting else evidence_of(view)
@@ -285,18 +292,104 @@ def test_other_repeated_failures_are_not_deterministic(first: Json, second: Json
     assert world.status["attempt"] == 3 and world.status["state"] != "Failed"
 
 
-def test_missing_secret_is_waited_for_60_seconds() -> None:
+def test_pod_deadline_suspects_no_node() -> None:
+    _, found = failure({"phase": "Failed", "reason": "DeadlineExceeded"}, {})
+    assert "nodeSuspected" not in found and "activeDeadlineSeconds" in found["next"]
+
+
+# The kubelet's times are an hour old: the clock of its node may be wrong.
+@pytest.mark.parametrize(("reason", "seconds"), [("CreateContainerConfigError", 60), ("InvalidImageName", 10)])
+@pytest.mark.parametrize("started", ["2026-03-01T11:00:00Z", "2026-03-01T13:00:00Z"])
+def test_refused_container_fails_the_job_when_the_operator_has_seen_it_for_so_long(
+    reason: str, seconds: int, started: str
+) -> None:
     world = World(a_job())
     world.settle()
-    world.set_pod(1, waiting("CreateContainerConfigError", started="2026-03-01T12:00:00Z"))
+    world.set_pod(1, waiting(reason, started))
     world.settle()
     assert "failures" not in world.status
-    assert world.condition("Running")["reason"] == "CreateContainerConfigError"
+    assert world.condition("Running")["reason"] == reason
+    assert world.reconcile().requeue_after == pytest.approx(seconds)
+    world.forward(seconds)
+    world.settle()
+    assert world.condition("Failed")["reason"] == reason
+    (found,) = world.status["failures"]
+    assert (found["nodeRank"], found["action"], found["counted"]) == (1, *FAIL)
+    assert 'secret "token" not found' in found["message"] and found["hint"] and found["next"]
+
+
+def test_refused_container_gets_its_whole_time_after_another_one_started() -> None:
+    world = World(a_job())
+    world.settle()
+    world.set_pod(0, waiting("CreateContainerConfigError"))
+    world.settle()
+    world.forward(50)
+    world.set_pod(0, alive())
+    world.set_pod(1, waiting("CreateContainerConfigError"))
+    world.settle()
     assert world.reconcile().requeue_after == pytest.approx(60)
+    world.set_pod(1, alive())
+    world.settle()
+    world.forward(1000)
+    world.settle()
+    assert world.status["state"] == "Running" and "refusedStart" not in world.status["currentAttempt"]
+
+
+def test_refused_container_is_waited_for_across_a_restart_of_the_operator() -> None:
+    world = World(a_job())
+    world.settle()
+    world.set_pod(1, waiting("CreateContainerConfigError"))
+    world.settle()
+    recorded = {"nodeRank": 1, "reason": "CreateContainerConfigError", "since": "2026-03-01T12:00:00Z"}
+    assert world.status["currentAttempt"]["refusedStart"] == recorded
+
+
+def test_secret_that_the_kubelet_has_not_read_yet_fails_no_job() -> None:
+    world = World(a_job())
+    world.settle()
+    message = "failed to sync secret cache: timed out waiting for the condition"
+    world.set_pod(1, waiting("CreateContainerConfigError", message=message))
+    world.settle()
+    world.forward(1000)
+    world.settle()
+    assert world.status["state"] == "Pending"
+    assert world.condition("Running")["reason"] == "CreateContainerConfigError", "it is shown"
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "InvalidImageName"])
+def test_container_beside_the_trainer_never_fails_the_job(reason: str) -> None:
+    beside = {"name": "proxy", "state": waits(reason)}
+    trainer = {"name": "trainer", "state": {"running": {}}}
+    for states in ({"containerStatuses": [trainer, beside]}, {"initContainerStatuses": [beside]}):
+        world = a_running_world(a_job())
+        world.set_pod(1, {"phase": "Running", "containerStatuses": [trainer]} | states)
+        world.settle()
+        world.forward(1000)
+        world.settle()
+        assert (world.status["attempt"], world.status["state"]) == (1, "Running")
+
+
+def test_ordinary_sidecar_that_does_not_start_is_no_obstacle_of_a_trainer_that_starts_normally() -> None:
+    world = World(a_job())
+    world.settle()
+    states = [{"name": "proxy", "state": waits("InvalidImageName")}, {"name": "trainer", "state": {"waiting": {}}}]
+    world.set_pod(1, {"phase": "Pending", "containerStatuses": states})
+    world.settle()
+    world.forward(1000)
+    world.settle()
+    assert world.condition("Running")["reason"] == "Starting"
+
+
+def test_init_container_that_is_refused_fails_the_job() -> None:
+    world = World(a_job())
+    world.settle()
+    trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    proxy = {"name": "proxy", "state": waits("CreateContainerConfigError")}
+    world.set_pod(1, {"phase": "Pending", "containerStatuses": [trainer], "initContainerStatuses": [proxy]})
+    world.settle()
     world.forward(60)
     world.settle()
     assert world.condition("Failed")["reason"] == "CreateContainerConfigError"
-    assert 'secret "token" not found' in world.condition("Failed")["message"]
 
 
 def test_commands_name_the_job_the_pod_and_the_node() -> None:

@@ -143,14 +143,13 @@ def test_kubelets_eviction_message_precedes_the_log() -> None:
     assert failure["reason"] == "Evicted" and "low on memory" in failure["message"]
 
 
-def test_sidecar_that_cannot_be_pulled_is_the_reason_of_running() -> None:
+def test_init_container_that_cannot_be_pulled_is_the_reason_of_running() -> None:
     world = World(a_job())
     world.settle()
-    waits = [
-        {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}},
-        {"name": "side", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}},
-    ]
-    world.pod(0)["status"] = {"phase": "Pending", "containerStatuses": waits}
+    trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+    sidecar = {"name": "side", "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
+    states = {"containerStatuses": [trainer], "initContainerStatuses": [sidecar]}
+    world.pod(0)["status"] = {"phase": "Pending"} | states
     world.settle()
     assert world.condition("Running")["reason"] == "ImagePullBackOff"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddpjob.engine.attempt import PROVISIONAL_SECONDS, SETTLE_SECONDS
+from ddpjob.engine.attempt import LATE_SECONDS, PROVISIONAL_SECONDS, SETTLE_SECONDS
 from ddpjob.engine.failures import TABLE, Judgement
 from ddpjob.engine.suspects import AVOID_SECONDS
 
@@ -12,13 +12,15 @@ HEAD = f"""\
 <!-- Generated from operator/ddpjob/engine/failures.py by `make generate`; do not edit. -->
 
 When a pod of an attempt fails or is lost, the attempt ends: the operator waits until the cause is known, at most
-{SETTLE_SECONDS} s, finds the node that failed first, and compares what it knows about it with this table from top to
-bottom. The first row that matches applies. `restartPolicy.rules` precede the table. If the pod of that node has not
+{SETTLE_SECONDS} s ({LATE_SECONDS} s while pods only report that they lost a peer, and none names it), finds the node
+that failed first, and compares what it knows about it with this table from top to bottom. The first row that matches
+applies. `restartPolicy.rules` precede the table. If the pod of that node has not
 ended by then, the operator uses what another pod's report says of it (`root`, see [the trainer](trainer.md)).
 
 - **Restart**: a new attempt starts, from the last checkpoint. *Counts* means: towards `restartPolicy.maxRestarts`.
   Every restart counts towards `maxTotalRestarts`.
-- **Restart once**: the job fails if one of the last five failures had the same reason.
+- **Restart once**: the job fails if one of the last five failures had the same reason. With
+  `restartPolicy.resetAfterSeconds` only those since the last reset matter.
 - **Fail**: the job fails, because a restart would end in the same way.
 - **Saves first**: the trainers still run. All pods get SIGTERM, save a checkpoint together, and the next attempt starts
   when all have stopped, at the latest after their `terminationGracePeriodSeconds`. A trainer that ignores SIGTERM
@@ -48,6 +50,7 @@ def reference() -> str:
 | `ProgressDeadlineExceeded` | no new step for `progressDeadlineSeconds` | Restart; counts |
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
+`completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model.
 Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`. While it does not reach
 rank 0, the condition `Running` has the reason `ProgressUnknown`.
 
@@ -57,6 +60,12 @@ These are no failures. The condition `Running` shows them:
 
 - an image that cannot be pulled, a pod that no Kubernetes node fits, a volume that cannot be mounted.
   `startupDeadlineSeconds` limits this wait.
+- a container that the kubelet refuses to start (`CreateContainerConfigError`, `InvalidImageName`). The job fails when
+  the operator has seen it for 60 s or 10 s in the trainer's container, or in an init container that precedes it. Other
+  containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet.
+- a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
+  (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
+  minutes, after 1 s again as soon as creates succeed.
 - a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
   operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
   attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when

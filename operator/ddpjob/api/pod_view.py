@@ -34,7 +34,7 @@ class PodView:
     message: the kubelet's, about the pod or about an init container that failed.
     log: the termination message if it is no report: what the program wrote there, or the end of its log.
     report: the trainer's report in the termination message, or None.
-    waiting: (reason, message) of what keeps a pending pod from running, or None while it starts normally.
+    waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
@@ -232,8 +232,13 @@ def _init_failure(status: Mapping[str, Any]) -> str:
 
 
 def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
-    others = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for candidate in (container, *others):
+    """Return what keeps the trainer from starting: its own container, or an init container, which precedes it.
+
+    The kubelet starts the other containers independently of each other. A sidecar that restarts later stops nothing.
+    """
+    if (container.get("state") or {}).keys() & {"running", "terminated"}:
+        return None
+    for candidate in (container, *(status.get("initContainerStatuses") or ())):
         waiting = (candidate.get("state") or {}).get("waiting") or {}
         if (reason := str(waiting.get("reason") or "")) not in _ORDINARY_WAITING:
             return _SAME_WAITING.get(reason, reason), clean(waiting.get("message") or "")

@@ -240,6 +240,17 @@ class Timings(StatusPart):
     """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
 
 
+class RefusedStart(StatusPart):
+    """A container that the kubelet does not start, and which perhaps never starts."""
+
+    node_rank: int
+    """node_rank of its pod."""
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
+    """Why, as the kubelet gives it: CreateContainerConfigError or InvalidImageName."""
+    since: Time
+    """When the operator first saw it. The attempt fails some time later (docs/failures.md)."""
+
+
 class CurrentAttempt(StatusPart):
     """The current attempt: one start of all pods together."""
 
@@ -261,6 +272,8 @@ class CurrentAttempt(StatusPart):
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     creating_since: Time | None = None
     """When the first of these attempts started. `startupDeadlineSeconds` counts from then."""
+    refused_start: RefusedStart | None = None
+    """A container that keeps a trainer from starting; absent otherwise."""
     ending: Ending | None = None
     """How it ends; absent before."""
 

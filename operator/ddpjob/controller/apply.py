@@ -7,7 +7,7 @@ job owns it, and otherwise left alone. Every response updates the cache at once,
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ddpjob.api import names
@@ -20,16 +20,29 @@ from ddpjob.cluster.base import (
     Invalid,
     NamespaceTerminating,
     NotFound,
+    TooManyRequests,
     Unavailable,
 )
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
-from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING, Create, Delete, Note, Plan, Problem
+from ddpjob.engine.actions import (
+    CREATE_FAILED,
+    DELETE_REFUSED,
+    NAME_TERMINATING,
+    Create,
+    Delete,
+    Note,
+    Plan,
+    Problem,
+    ProblemReason,
+)
 from ddpjob.engine.claims import adoption, claim_conflict
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+FAILURES = 8
+"""How many creates may fail before it matters that more fail than succeed."""
 DELETE_TRIES = 3
 """How many times a DELETE that got a conflict is sent in one reconcile."""
 
@@ -38,12 +51,34 @@ DELETE_TRIES = 3
 class Outcome:
     """What remains to be done after carrying out a plan.
 
-    problems: refused deletes and creates, and names that are taken, for the status.
+    problems: refused deletes and creates, creates that failed, and names that are taken, for the status.
+    created: names of the objects that were created or adopted.
+    retry_after: seconds for which the API server wants no further request.
     namespace_gone: the namespace is being deleted, so nothing was created.
     """
 
     problems: tuple[Problem, ...] = ()
+    created: frozenset[str] = frozenset()
+    retry_after: float = 0.0
     namespace_gone: bool = False
+
+
+@dataclass
+class _Creation:
+    """The results of the creates of one plan, while they are sent."""
+
+    problems: list[Problem] = field(default_factory=list)
+    created: set[str] = field(default_factory=set)
+    retry_after: float = 0.0
+
+    def add(self, reason: ProblemReason, create: Create, text: str) -> None:
+        self.problems.append(Problem(reason, create.resource, create.name, text))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to send no more: a create was refused, or more creates fail than succeed."""
+        refused = any(problem.reason != CREATE_FAILED for problem in self.problems)
+        return refused or len(self.problems) > max(FAILURES, len(self.created))
 
 
 class _NamespaceGoneError(Exception):
@@ -71,15 +106,16 @@ class Executor:
         namespace = job["metadata"]["namespace"]
         problems: list[Problem] = []
         await self._delete_all(namespace, plan.deletes, problems)
+        creation = _Creation()
         try:
             for phase in plan.creates:
-                if refused := await self._create_phase(job, phase, plan.cautious):
-                    problems += refused
+                await self._create_phase(job, phase, creation, cautious=plan.cautious)
+                if creation.problems:
                     break
         except _NamespaceGoneError:
             logger.info("namespace %s is being deleted; nothing is created in it", namespace)
             return Outcome(namespace_gone=True)
-        return Outcome(tuple(problems))
+        return Outcome((*problems, *creation.problems), frozenset(creation.created), creation.retry_after)
 
     async def _delete_all(self, namespace: str, deletes: Sequence[Delete], problems: list[Problem]) -> None:
         """Send all deletes concurrently, then raise the first error."""
@@ -130,17 +166,15 @@ class Executor:
             return False
         return bool(found["metadata"]["uid"] == delete.uid)
 
-    async def _create_phase(self, job: Json, phase: Sequence[Create], cautious: bool) -> list[Problem]:
-        problems: list[Problem] = []
+    async def _create_phase(self, job: Json, phase: Sequence[Create], creation: _Creation, *, cautious: bool) -> None:
         first = asyncio.Event()
         for batch in _batches(phase, cautious):
-            await self._create_batch(job, batch, problems, first)
-            if problems:
+            await self._create_batch(job, batch, creation, first)
+            if creation.problems:
                 break
-        return problems
 
     async def _create_batch(
-        self, job: Json, batch: Sequence[Create], problems: list[Problem], first: asyncio.Event
+        self, job: Json, batch: Sequence[Create], creation: _Creation, first: asyncio.Event
     ) -> None:
         """Create all objects concurrently, then raise the first error.
 
@@ -153,36 +187,42 @@ class Executor:
                 if create.after_first:
                     await first.wait()
                 try:
-                    await self._create(job, create, problems)
+                    await self._create(job, create, creation)
                 finally:
                     first.set()
-                if problems:
+                if creation.is_over:
                     return
 
         tasks = min(len(batch), self._concurrency)
         _raise_first(await asyncio.gather(*(work() for _ in range(tasks)), return_exceptions=True))
 
-    async def _create(self, job: Json, create: Create, problems: list[Problem]) -> None:
-        namespace = job["metadata"]["namespace"]
+    async def _create(self, job: Json, create: Create, creation: _Creation) -> None:
+        """Create or adopt one object. What failed is not repeated here: its effect is not known, so it is planned."""
         try:
-            async with self._slots.take(namespace, job["metadata"]["uid"]):
-                if problems:
-                    return  # another create was refused meanwhile
-                created = await self._cluster.create(create.resource, namespace, create.body)
-            self._cache.put(create.resource, created)
-        except AlreadyExists:
-            await self._adopt(job, create, problems)
+            await self._send_create(job, create, creation)
         except (NamespaceTerminating, NotFound) as error:
             raise _NamespaceGoneError from error
         except (Forbidden, Invalid) as error:
-            problems.append(Problem("CreateRefused", create.resource, create.name, str(error)))
-        except Unavailable as error:
-            if error.code is None:
-                raise
-            # The server responded, for example because an admission webhook is down; the status shows its message.
-            problems.append(Problem("CreateFailed", create.resource, create.name, str(error)))
+            creation.add("CreateRefused", create, str(error))
+        except (Unavailable, TooManyRequests, Conflict) as error:
+            # For example an admission webhook or etcd is down for a moment, or the response was lost.
+            creation.add(CREATE_FAILED, create, f"{create.resource.kind} {create.name} cannot be created: {error}")
+            creation.retry_after = max(creation.retry_after, error.retry_after)
 
-    async def _adopt(self, job: Json, create: Create, problems: list[Problem]) -> None:
+    async def _send_create(self, job: Json, create: Create, creation: _Creation) -> None:
+        namespace = job["metadata"]["namespace"]
+        try:
+            async with self._slots.take(namespace, job["metadata"]["uid"]):
+                if creation.is_over:
+                    return
+                created = await self._cluster.create(create.resource, namespace, create.body)
+        except AlreadyExists:
+            await self._adopt(job, create, creation)
+            return
+        self._cache.put(create.resource, created)
+        creation.created.add(create.name)
+
+    async def _adopt(self, job: Json, create: Create, creation: _Creation) -> None:
         """Adopt the existing object of this name, or report a conflict; its create may be ours with a lost response."""
         meta = job["metadata"]
         try:
@@ -194,8 +234,7 @@ class Executor:
         is_collected = create.shared and _of_another_ddpjob(found, meta["uid"])
         is_terminating = "deletionTimestamp" in found["metadata"] or is_collected
         if is_terminating:
-            text = f"{create.resource.kind} {create.name} is being deleted"
-            problems.append(Problem(NAME_TERMINATING, create.resource, create.name, text))
+            creation.add(NAME_TERMINATING, create, f"{create.resource.kind} {create.name} is being deleted")
             return
         message: str | None = (
             f"{create.resource.kind} {create.name} exists and does not belong to this DDPJob: "
@@ -205,10 +244,11 @@ class Executor:
             message = claim_conflict(found, create.body, meta["name"])
         if ours or message is None:
             self._cache.put(create.resource, found)
+            creation.created.add(create.name)
             if create.shared and not ours and (note := adoption(found, job)):
                 self._announce(job, note)
             return
-        problems.append(Problem("NameConflict", create.resource, create.name, message))
+        creation.add("NameConflict", create, message)
 
 
 def _of_another_ddpjob(found: Json, uid: str) -> bool:

@@ -42,7 +42,8 @@ class Memory:
 
     problems: the creates and deletes that failed last time.
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
-    begun, created: number of the last attempt whose creates began, and of the last whose creates all had success.
+    begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
+    created: names of the pods of the attempt ``begun`` whose creates had success.
     patched_at: monotonic time of the last status patch.
     unannounced: status and events of a patch whose response was lost.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
@@ -55,7 +56,8 @@ class Memory:
     hold_until: float = 0.0
     generation: int = 0
     begun: int = 0
-    created: int = 0
+    complete: int = 0
+    created: frozenset[str] = frozenset()
     patched_at: float = float("-inf")
     unannounced: tuple[Json, Plan] | None = None
     unrecorded: bool = False
@@ -180,7 +182,8 @@ class Reconciler:
             service=service,
             claim=claim if is_claim_of(claim, key.name) else None,
             problems=memory.problems,
-            round="complete" if memory.created == attempt else "begun" if memory.begun == attempt else "unknown",
+            round="complete" if memory.complete == attempt else "begun" if memory.begun == attempt else "unknown",
+            created=memory.created if memory.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
             live=live is not None,
         )
@@ -265,15 +268,17 @@ class Reconciler:
             return None
         number = plan.creates_attempt
         if number is not None:
+            memory.created = memory.created if memory.begun == number else frozenset()
             memory.begun, memory.problems = number, ()
         try:
             outcome = await self.executor.act(job, plan)
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
+        memory.created |= outcome.created
         refused = any(problem.reason != DELETE_REFUSED for problem in outcome.problems)
         if number is not None and not refused and not outcome.namespace_gone:
-            memory.created = number
+            memory.complete, memory.created = number, frozenset()
         return outcome
 
     def _announce(self, job: Json, plan: Plan) -> None:
@@ -288,8 +293,9 @@ class Reconciler:
         if outcome is None:
             return
         if outcome.problems:
-            memory.refusals += 1
+            memory.refusals = 1 if outcome.created else memory.refusals + 1
             delay = retry_seconds(memory.refusals) * random.uniform(0.75, 1.0)  # noqa: S311
+            delay = max(delay, outcome.retry_after)
             memory.hold_until = self.clock() + delay
             self.queue.add_after(key, delay)
         else:

@@ -44,13 +44,18 @@ class Note:
 NAME_TERMINATING: Final = "NameTerminating"
 """An object with the name to create is being deleted."""
 DELETE_REFUSED: Final = "DeleteRefused"
+CREATE_FAILED: Final = "CreateFailed"
+"""The API server did not respond to a create, or with an error that may be over soon: the create is sent again."""
+
+
+ProblemReason = Literal["NameConflict", "CreateRefused", "CreateFailed", "NameTerminating", "DeleteRefused"]
 
 
 @dataclass(frozen=True)
 class Problem:
     """A create or delete that failed; the next plan shows it in the status."""
 
-    reason: Literal["NameConflict", "CreateRefused", "CreateFailed", "NameTerminating", "DeleteRefused"]
+    reason: ProblemReason
     resource: Resource
     name: str
     message: str

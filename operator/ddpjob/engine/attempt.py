@@ -18,6 +18,8 @@ SUSPENDED = "Suspended"
 
 SETTLE_SECONDS = 3
 """How long an ending waits for the cause. Peers of a failed rank fail within milliseconds; reports take seconds."""
+LATE_SECONDS = 10
+"""How long it waits while pods only report that they lost a peer: another one failed, and its kubelet reports late."""
 
 FIRST_RETRY_SECONDS = 1
 MAX_RETRY_SECONDS = 600

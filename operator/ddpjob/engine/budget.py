@@ -40,10 +40,8 @@ def spend(s: JobState, *, counted: bool) -> Spending:
     """Return what a restart after the current attempt costs."""
     policy = s.job.spec.restart_policy
     restarts = s.before.restarts or 0
-    used = refund(s).restarts_counted_towards_limit or 0
+    used = 0 if _resets(s) else refund(s).restarts_counted_towards_limit or 0
     ran = seconds_running(s.attempt, s.now)
-    if policy.reset_after_seconds is not None and ran >= policy.reset_after_seconds:
-        used = 0
     exceeded: Literal["counted", "total"] | None = None
     if counted and used >= policy.max_restarts:
         exceeded = "counted"
@@ -53,6 +51,22 @@ def spend(s: JobState, *, counted: bool) -> Spending:
     in_row = 1 if ran_long else (s.attempt.failures_in_row or 0) + 1
     delay = restart_delay(policy.backoff, in_row, f"{s.job.uid}/{s.attempt.number}")
     return Spending(exceeded, restarts + 1, used + counted, in_row, delay)
+
+
+def _resets(s: JobState) -> bool:
+    """Whether the attempt ran for so long that the restarts before it count no longer."""
+    reset_after = s.job.spec.restart_policy.reset_after_seconds
+    return reset_after is not None and seconds_running(s.attempt, s.now) >= reset_after
+
+
+def reasons_since_reset(s: JobState) -> frozenset[str]:
+    """Return the reasons of the recorded failures, without those before the last reset of the counter."""
+    if _resets(s):
+        return frozenset()
+    failures, first = s.earlier_failures, 0
+    if s.job.spec.restart_policy.reset_after_seconds is not None:
+        first = _first_in_counter(failures, s.before.restarts_counted_towards_limit or 0)
+    return frozenset(failure.reason for failure in failures[first:])
 
 
 def restart_delay(backoff: Backoff, in_row: int, key: str) -> float:

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, timestamp
-from ddpjob.engine.failures import CONFIG_ERROR
+from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE
 from ddpjob.engine.obstacles import obstacles
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
-CONFIG_ERROR_SECONDS = 60
-"""How long a Secret or ConfigMap may be missing: it may have been applied together with the job."""
+REFUSED_SECONDS = {CONFIG_ERROR: 60, INVALID_IMAGE: 10}
+"""How long the kubelet may refuse to start a container: a Secret may have been applied together with the job."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Deadline:
     left: seconds until it passes; it has passed at 0.
     ends: "job": the job fails. "attempt": the attempt fails, and the restart counts. "abandons": the attempt ends, and
         the next one costs nothing.
+    refused: the pod that does not start, if this is the reason: it is judged like a pod that ended.
     """
 
     left: float
@@ -30,6 +32,7 @@ class Deadline:
     message: str
     hint: str = ""
     next: str = ""
+    refused: PodView | None = None
 
 
 def deadlines(s: JobState) -> list[Deadline]:
@@ -96,17 +99,17 @@ def _completion(s: JobState) -> Deadline | None:
         return None  # node 0 may go on when the others have ended, and its end is that of the job
     limit = s.job.spec.completion_grace_seconds
     # The plan that sees the first success also sets the timer: no event follows if the other nodes hang.
-    since = s.attempt.first_success_time or timestamp(s.now)
+    waited = seconds_between(s.attempt.first_success_time or timestamp(s.now), s.now)
     left = [r for r in s.job.node_ranks if r not in s.succeeded_nodes]
     if not left:
         return None
     text = (
         f"node_rank {', '.join(map(str, left[:8]))} of attempt {s.attempt.number} still run {limit} s after the first "
-        "node succeeded (completionGraceSeconds)"
+        "node succeeded, and after the last progress of rank 0 (completionGraceSeconds)"
     )
     hint = "a rank waits for peers that have ended, for example in a collective after the last step"
     return Deadline(
-        limit - seconds_between(since, s.now),
+        limit - (min(waited, s.idle_seconds) if 0 in left and s.idle_seconds is not None else waited),
         "attempt",
         "CompletionDeadlineExceeded",
         text,
@@ -129,14 +132,12 @@ def _avoided_nodes(s: JobState) -> Deadline | None:
     return Deadline(left, "abandons", "AvoidedNodesNeeded", text)
 
 
-def _configuration(s: JobState) -> Deadline | None:
-    """A container that cannot be configured: its failure is judged like that of a pod that ended."""
-    times = [
-        CONFIG_ERROR_SECONDS - seconds_between(pod.start_time or timestamp(s.now), s.now)
-        for pod in s.current.values()
-        if pod.waiting and pod.waiting[0] == CONFIG_ERROR and not s.attempt.is_closed
-    ]
-    return Deadline(min(times), "attempt", CONFIG_ERROR, "") if times else None
+def _refused_start(s: JobState) -> Deadline | None:
+    """A container that the kubelet does not start."""
+    if s.attempt.is_closed or (refused := s.refused_start) is None:
+        return None
+    left = REFUSED_SECONDS[refused.reason] - seconds_between(refused.since, s.now)
+    return Deadline(left, "attempt", refused.reason, "", refused=s.current[refused.node_rank])
 
 
 _TIMERS: tuple[Callable[[JobState], Deadline | None], ...] = (
@@ -145,5 +146,5 @@ _TIMERS: tuple[Callable[[JobState], Deadline | None], ...] = (
     _progress,
     _completion,
     _avoided_nodes,
-    _configuration,
+    _refused_start,
 )

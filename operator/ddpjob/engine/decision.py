@@ -11,17 +11,19 @@ from ddpjob.api import names
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure
 from ddpjob.api.times import parse_time, seconds_since, timestamp
-from ddpjob.engine.actions import DELETE_REFUSED, NAME_TERMINATING
+from ddpjob.engine.actions import CREATE_FAILED, DELETE_REFUSED, NAME_TERMINATING
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
+    LATE_SECONDS,
     PROVISIONAL_SECONDS,
+    SETTLE_SECONDS,
     SUSPENDED,
     drains,
     retry_time,
     waits,
     whole_second_after,
 )
-from ddpjob.engine.budget import Spending, spend
+from ddpjob.engine.budget import Spending, reasons_since_reset, spend
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
     Evidence,
@@ -35,8 +37,6 @@ from ddpjob.engine.evidence import (
     whose_failure,
 )
 from ddpjob.engine.failures import (
-    CONFIG_ERROR,
-    INVALID_IMAGE,
     Judgement,
     failure_record,
     failure_text,
@@ -141,9 +141,8 @@ def _attempt_deadline(s: JobState) -> Decision | None:
         return None
     if passed.ends == "abandons":
         return replace(_abandon(s, passed.reason, passed.message), forgets_nodes=True)
-    if passed.reason == CONFIG_ERROR:
-        pod = next(pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == CONFIG_ERROR)
-        return _react(s, _judged(s, evidence_of_waiting(pod)))
+    if passed.refused is not None:
+        return _react(s, _judged(s, evidence_of_waiting(passed.refused)))
     judgement = Judgement(passed.reason, message=passed.message, hint=passed.hint, next=passed.next)
     return _react(s, overrule(judgement, s.job.spec.restart_policy.restart_rules or ()))
 
@@ -196,9 +195,6 @@ def _failure(s: JobState) -> Decision | None:
     failed = [pod for pod in failed_pods(s.current.values()) if not (creating and pod.deleting)]
     failed = [pod for pod in failed if pod.node_rank not in s.succeeded_nodes]
     lost = [] if creating else s.missing_nodes
-    refused = next((pod for pod in s.current.values() if pod.waiting and pod.waiting[0] == INVALID_IMAGE), None)
-    if refused is not None and not failed and not lost:
-        return _react(s, _judged(s, evidence_of_waiting(refused)))
     cause = root_cause(failed) if failed else None
     if cause is None and not lost:
         return _unconfirmed(s)
@@ -214,13 +210,15 @@ def _failure(s: JobState) -> Decision | None:
     if is_planned or is_own or lost or creating or s.all_stopped:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if not s.attempt.is_settling:
-        return Decision("settle", "Failing", _settling_text(s, cause))
+        longest = LATE_SECONDS if found.whose == "peer" else SETTLE_SECONDS
+        return Decision("settle", "Failing", _settling_text(s, cause), until=whole_second_after(s.now, longest))
     return CONTINUE if waits(s.attempt, s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
     """Return what follows from a failure by the table and the user's rules."""
-    judgement = judge(evidence, s.earlier_failures, s.logs_command(evidence.node_rank))
+    logs = s.logs_command(evidence.node_rank)
+    judgement = judge(evidence, s.earlier_failures, logs, repeated=reasons_since_reset(s))
     return overrule(judgement, s.job.spec.restart_policy.restart_rules or ())
 
 
@@ -308,7 +306,8 @@ def _creation(s: JobState) -> Decision | None:
     """Judge an attempt whose pods are being created. One that cannot be completed is abandoned and costs no restart."""
     if not s.attempt.is_creating:
         return None
-    created = [problem for problem in s.observed.problems if problem.reason != DELETE_REFUSED]
+    # What failed may succeed when it is sent again: the missing pods are created again with growing delay.
+    created = [problem for problem in s.observed.problems if problem.reason not in (DELETE_REFUSED, CREATE_FAILED)]
     # The next attempt needs the names of Service and claim again: as after a refusal, it waits.
     if refusal := next((p for p in created if p.reason != NAME_TERMINATING or p.resource is not names.PODS), None):
         refusals = (s.attempt.refusals or 0) + 1
@@ -318,6 +317,8 @@ def _creation(s: JobState) -> Decision | None:
         return _abandon(s, NAME_TERMINATING, created[0].message)
     if deleted := next((pod for pod in s.current.values() if pod.deleting), None):
         return _abandon(s, "PodDeleted", f"{deleted.where} was deleted before all pods existed")
+    if gone := [rank for rank in s.missing_nodes if s.pod_name(rank) in s.observed.created]:
+        return _abandon(s, "PodLost", f"the pod of node_rank {gone[0]} is gone before all pods existed")
     started = next((pod for pod in s.current.values() if pod.state != "pending"), None)
     if started and s.missing_nodes and s.observed.round == "unknown":
         # Perhaps all pods existed, and one was lost while no operator ran. Its peers would not accept a new one.

@@ -28,6 +28,10 @@ START_SECONDS = 60
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of the kubelet for a container that the runtime could not start; its exit code is 128."""
 
+CONFIG_ERROR, INVALID_IMAGE = "CreateContainerConfigError", "InvalidImageName"
+REFUSALS = frozenset({CONFIG_ERROR, INVALID_IMAGE})
+"""Reasons of the kubelet for a container that waits, and does not start without a change by the user."""
+
 Whose = Literal["own", "unknown", "peer"]
 """Whose failure a pod shows: its own, perhaps its own, or that of a peer which it lost."""
 
@@ -206,6 +210,17 @@ def evidence_of_waiting(pod: PodView) -> Evidence:
     """Return the facts of a pod whose container cannot start."""
     reason, message = pod.waiting or ("", "")
     return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=message)
+
+
+def is_refused(pod: PodView) -> bool:
+    """Return whether the kubelet does not start a container of the pod, for a reason that may last.
+
+    With the message "failed to sync secret cache: timed out" the kubelet only has not read the Secret yet.
+    """
+    if pod.waiting is None or pod.state != "pending" or pod.deleting:
+        return False
+    reason, message = pod.waiting
+    return reason in REFUSALS and not message.startswith("failed to sync")
 
 
 def evidence_of_missing(node_rank: int) -> Evidence:

@@ -3,7 +3,7 @@
 The first row that matches applies. ``make generate`` prints the table as docs/failures.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,13 +11,21 @@ from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
-from ddpjob.engine.evidence import GPU_OUT_OF_MEMORY, OOM_KILLED, START_SECONDS, Evidence, signal_name
+from ddpjob.engine.evidence import (
+    CONFIG_ERROR,
+    GPU_OUT_OF_MEMORY,
+    INVALID_IMAGE,
+    OOM_KILLED,
+    START_SECONDS,
+    Evidence,
+    signal_name,
+)
 
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
 Action = Literal["Restart", "RestartOnce", "Fail"]
-"""RestartOnce: a restart, but the job fails if an earlier failure had the same reason."""
+"""RestartOnce: a restart, but the job fails if an earlier failure since the last reset had the same reason."""
 
 # Errors of the operating system and of communication, and of GPUs: the same one can have another cause the next time.
 _ENVIRONMENT_ERRORS = frozenset(
@@ -29,8 +37,6 @@ _ENVIRONMENT_ERRORS = frozenset(
         "AcceleratorError",
     }
 )
-CONFIG_ERROR, INVALID_IMAGE = "CreateContainerConfigError", "InvalidImageName"
-"""Reasons of the kubelet for a container that waits."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,14 @@ TABLE: tuple[Judgement, ...] = (
         next="increase resources.limits.ephemeral-storage or the sizeLimit of the emptyDir, or write to a volume",
     ),
     Judgement(
+        "PodDeadlineExceeded",
+        "the kubelet ended the pod because `template.spec.activeDeadlineSeconds` has passed",
+        lambda e, _: e.evicted and e.reason == "DeadlineExceeded",
+        planned=True,
+        hint="the deadline in the pod template applies to each attempt, and is shorter than the training",
+        next="remove activeDeadlineSeconds from spec.template; spec.activeDeadlineSeconds limits the whole job",
+    ),
+    Judgement(
         "",
         "the kubelet refused the pod (UnexpectedAdmissionError, OutOfcpu, NodeAffinity, ...)",
         lambda e, _: e.evicted and e.exit_code is None,
@@ -179,7 +193,7 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         INVALID_IMAGE,
-        "the name of an image is not valid",
+        "the name of the trainer's image, or of an init container's, has not been valid for 10 s",
         _waits_with(INVALID_IMAGE),
         action="Fail",
         hint="the kubelet cannot parse the name of the image",
@@ -187,7 +201,8 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         CONFIG_ERROR,
-        "a container cannot be configured for 60 s, for example because a Secret or ConfigMap does not exist",
+        "the trainer's container, or an init container, could not be configured for 60 s, for example because a Secret "
+        "or ConfigMap does not exist",
         _waits_with(CONFIG_ERROR),
         action="Fail",
         hint="the Secret, ConfigMap or key that the message names does not exist",
@@ -322,16 +337,19 @@ TABLE: tuple[Judgement, ...] = (
 )
 
 
-def judge(evidence: Evidence, earlier: Sequence[Failure], logs: str) -> Judgement:
+def judge(
+    evidence: Evidence, earlier: Sequence[Failure], logs: str, repeated: Collection[str] = frozenset()
+) -> Judgement:
     """Return what follows from these facts.
 
     Args:
         earlier: ``status.failures``, newest last.
         logs: the command that shows the log of the node.
+        repeated: reasons of earlier failures, with which RestartOnce is Fail.
     """
     row = next(row for row in TABLE if row.matches(evidence, earlier))
     reason, message = _reason_and_message(evidence, row)
-    again = row.action == "RestartOnce" and any(failure.reason == reason for failure in earlier)
+    again = row.action == "RestartOnce" and reason in repeated
     return replace(
         row,
         reason=reason,

@@ -1,6 +1,6 @@
 """The observed state of a job: the input of ``plan``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class Observed:
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
+    created: names of the pods that this process knows to exist, or to have existed: their creates had success.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -49,6 +50,7 @@ class Observed:
     claim: Json | None = None
     problems: Sequence[Problem] = ()
     round: Literal["unknown", "begun", "complete"] = "unknown"
+    created: Collection[str] = frozenset()
     progress: Polled = NOT_POLLED
     live: bool = False
 

@@ -8,12 +8,12 @@ from functools import cached_property
 from ddpjob.api import names
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure
-from ddpjob.api.times import seconds_between
+from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, RefusedStart
+from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
-from ddpjob.engine.evidence import is_on_lost_node
+from ddpjob.engine.evidence import is_on_lost_node, is_refused
 from ddpjob.engine.observed import Observed
 
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
@@ -94,6 +94,21 @@ class JobState:
         """Whether no pod of any attempt has a running container, except on Kubernetes nodes that are lost."""
         return all(pod.stopped or is_on_lost_node(pod) for pod in self.pods)
 
+    @cached_property
+    def refused_start(self) -> RefusedStart | None:
+        """A container of this attempt that the kubelet does not start, with the time when the operator first saw it.
+
+        The operator's clock decides, because the clock of the pod's Kubernetes node may be wrong.
+        """
+        pods = sorted(self.current.items())
+        refused = {node_rank: pod.waiting[0] for node_rank, pod in pods if pod.waiting and is_refused(pod)}
+        known = self.attempt.refused_start
+        is_same = known is not None and refused.get(known.node_rank) == known.reason
+        if is_same and known is not None and seconds_since(known.since, self.now) >= 0:
+            return known
+        first = next(iter(refused.items()), None)
+        return RefusedStart(node_rank=first[0], reason=first[1], since=timestamp(self.now)) if first else None
+
     @property
     def answer(self) -> TrainingReport | None:
         """The last response of rank 0's pod; a response of a pod of an earlier attempt may arrive late: ignored."""
@@ -125,13 +140,26 @@ class JobState:
         """For how long rank 0 has reported the same step; None if not known, or before its first step."""
         return self.observed.progress.stalled_seconds if self.answer is not None and self.has_stepped else None
 
+    @property
+    def idle_seconds(self) -> float | None:
+        """For how long rank 0 has reported no new work; None if it does not report."""
+        if self.answer is None or self.observed.progress.stalled_seconds is None:
+            return None
+        stalled, age = self.observed.progress.stalled_seconds, self.answer.age_seconds
+        return stalled if age is None or age < 0 else min(stalled, age)
+
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""
         job, number = self.job, self.attempt.number if attempt is None else attempt
-        pod = names.pod_name(job.name, job.uid, number, node_rank)
+        pod = self.pod_name(node_rank, number)
         return self.settings.logs_command.format(
             namespace=job.namespace, job=job.name, attempt=number, node_rank=node_rank, pod=pod
         )
+
+    def pod_name(self, node_rank: int, attempt: int | None = None) -> str:
+        """Return the name of a node's pod, by default of the current attempt."""
+        number = self.attempt.number if attempt is None else attempt
+        return names.pod_name(self.job.name, self.job.uid, number, node_rank)
 
     @property
     def grace_seconds(self) -> int:

@@ -24,7 +24,7 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
-from ddpjob.engine.attempt import SETTLE_SECONDS, SUSPENDED, whole_second_after
+from ddpjob.engine.attempt import SUSPENDED
 from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
@@ -120,8 +120,8 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
         case "created":
             return attempt.changed(phase=RUNNING, refusals=None, creating_since=None, ending=None)
         case "settle":
-            until = decision.until or whole_second_after(s.now, SETTLE_SECONDS)
-            return attempt.changed(phase=ENDING, ending=Ending(message=decision.message, since=since, until=until))
+            ending = Ending(message=decision.message, since=since, until=decision.until)
+            return attempt.changed(phase=ENDING, ending=ending)
         case "close" | "suspend" | "succeed" | "fail":
             ending = Ending(
                 verdict=decision.reason,
@@ -162,6 +162,8 @@ def _with_first_times(s: JobState, attempt: CurrentAttempt, nodes: Nodes) -> Cur
         attempt = attempt.changed(first_step_time=now)
     if attempt.first_success_time is None and s.succeeded_nodes:
         attempt = attempt.changed(first_success_time=now)
+    if attempt.refused_start != s.refused_start:
+        attempt = attempt.changed(refused_start=s.refused_start)
     return attempt
 
 
