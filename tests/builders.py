@@ -74,6 +74,7 @@ class World:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
         self.pods: dict[str, dict[str, Any]] = {}
+        self.former: list[dict[str, Any]] = []
         self.service: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
         self.progress: tuple[dict[str, Any], str] | None = None
@@ -100,6 +101,7 @@ class World:
         number, made = self.round or (0, "begun")
         return Observed(
             owned_pods(self.job, map(pod_view, self.pods.values())),
+            former=[pod_view(pod) for pod in self.former],
             service=self.service,
             claim=self.claim,
             problems=self.problems,

@@ -51,6 +51,30 @@ def test_newer_version_wins_in_any_order() -> None:
     assert known(cache, "a") == ("uid-a", 20)
 
 
+def test_pod_whose_label_was_removed_and_restored_is_seen_again() -> None:
+    """A watch with a label selector reports the removed label as a deletion; a LIST leaves the pod out."""
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 5))
+    cache.take(names.PODS, {"type": "DELETED", "object": a_pod("a", 8)})
+    assert not cache.put(names.PODS, a_pod("a", 8)), "an older response, for example to a DELETE"
+    assert cache.put(names.PODS, a_pod("a", 9)) and names_of(cache) == ["a"]
+    apply_list(cache, names.PODS, Page((), "12"))
+    assert not cache.put(names.PODS, a_pod("a", 12)) and names_of(cache) == []
+    assert cache.put(names.PODS, a_pod("a", 13)) and names_of(cache) == ["a"]
+
+
+def test_pods_of_a_deleted_job_of_the_same_name_are_found_until_they_are_gone() -> None:
+    cache = Cache()
+    owner = [{"kind": "DDPJob", "name": "mnist", "uid": JOB, "controller": True}]
+    cache.put(names.PODS, a_pod("a", 1, ownerReferences=owner))
+    cache.put(names.PODS, a_pod("forged", 2, job="another"))
+    mnist = Key("default", "mnist")
+    assert [pod.name for pod in cache.former_pods(mnist, "new")] == ["a"]
+    assert not cache.former_pods(mnist, JOB) and not cache.former_pods(Key("other", "mnist"), "new")
+    cache.remove(names.PODS, "default", "a", "uid-a")
+    assert not cache.former_pods(mnist, "new")
+
+
 def test_repeated_object_queues_no_job() -> None:
     woken: list[Key] = []
     cache = Cache(woken.append)

@@ -167,6 +167,24 @@ def test_no_pod_is_created_again_that_was_lost_while_others_are_created() -> Non
     on_bench(test)
 
 
+def test_job_applied_again_starts_when_the_pods_of_the_deleted_one_are_gone() -> None:
+    async def test(bench: Bench) -> None:
+        first = bench.submit()
+        await asyncio.sleep(1)
+        await bench.run_all()
+        old = bench.pods(1)
+        bench.server.delete(names.DDPJOBS, "default", "mnist")
+        assert bench.submit()["metadata"]["uid"] != first["metadata"]["uid"]
+        await asyncio.sleep(20)
+        assert not bench.pods(1) and condition(bench.status(), "Running")["reason"] == "FormerPodsRun"
+        for pod in old:
+            bench.server.delete(names.PODS, "default", pod["metadata"]["name"], grace_seconds=0)
+        await asyncio.sleep(1)
+        assert len(bench.pods(1)) == 2
+
+    on_bench(test)
+
+
 def test_creates_end_when_more_fail_than_succeed() -> None:
     async def test(bench: Bench) -> None:
         bench.rule = lambda call: (

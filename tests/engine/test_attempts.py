@@ -2,9 +2,11 @@
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from ddpjob.api import names
 from ddpjob.api.pod_view import pod_view
 from ddpjob.engine.observed import owned_pods
 from ddpjob.engine.plan import plan
@@ -318,6 +320,43 @@ def test_running_pods_of_attempt_1_are_adopted_if_no_status_records_them() -> No
     world.settle()
     assert world.status["attempt"] == 1 and world.status["state"] == "Running"
     assert [pod["metadata"]["uid"] for pod in world.pods.values()] == uids
+
+
+def a_world_after_deletion(**metadata: Any) -> World:
+    """Return the world of a job that was applied again while rank 0 of the deleted job of its name runs."""
+    world = World(a_job())
+    world.job["metadata"]["creationTimestamp"] = "2026-03-01T12:00:00Z"
+    meta = {"name": "mnist-99999-1-0", "uid": "old", "ownerReferences": [{"uid": "99999", "controller": True}]}
+    labels = {names.LABEL_JOB_NAME: "mnist", names.LABEL_JOB_UID: "99999"}
+    world.former.append({"metadata": meta | {"labels": labels} | metadata, "spec": {}, "status": running()})
+    return world
+
+
+DELETED = {"deletionTimestamp": "2026-03-01T12:01:30Z", "deletionGracePeriodSeconds": 90}
+
+
+def test_first_attempt_waits_for_the_pods_of_a_deleted_job_of_its_name() -> None:
+    world = a_world_after_deletion(**DELETED)
+    world.settle()
+    assert not world.pods and world.status["state"] == "Pending"
+    assert world.condition("Running")["reason"] == "FormerPodsRun"
+    assert "mnist-99999-1-0" in world.condition("Running")["message"]
+    world.former[0]["status"] = ended(143)
+    world.settle()
+    assert len(world.pods) == 2 and world.status["attempt"] == 1
+
+
+@pytest.mark.parametrize(("metadata", "seconds"), [(DELETED, 95), ({}, 60)])
+def test_pods_of_a_deleted_job_are_waited_for_up_to_their_deletion_deadline(
+    metadata: dict[str, Any], seconds: float
+) -> None:
+    """Their Kubernetes node may be down. Without a deletionTimestamp the garbage collector has not deleted them yet."""
+    world = a_world_after_deletion(**metadata)
+    world.settle()
+    assert world.reconcile().requeue_after == pytest.approx(seconds)
+    world.forward(seconds)
+    world.settle()
+    assert len(world.pods) == 2
 
 
 def test_terminating_pods_do_not_complete_a_gang() -> None:

@@ -38,6 +38,7 @@ class PodView:
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
+    deletion_deadline: when the kubelet kills a pod that is being deleted.
     deleted: someone deleted the pod before its trainer ended.
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
     disruption: who ended the pod, for example EvictionByEvictionAPI: the reason of its condition DisruptionTarget if
@@ -58,6 +59,7 @@ class PodView:
     job_uid: str = ""
     owner_uid: str | None = None
     unstarted: bool = False
+    deletion_deadline: str | None = None
     deleted: bool = False
     evicted: bool = False
     disruption: str = ""
@@ -117,6 +119,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         deleting=deleting,
         unstarted=status.get("phase") == "Pending",
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
+        deletion_deadline=meta.get("deletionTimestamp"),
         deleted=deleting and drained,
         evicted=evicted,
         disruption=disruption,

@@ -11,13 +11,15 @@ does not show calls nothing.
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.cluster.base import Page
+
+T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 WATCHED = (names.DDPJOBS, names.PODS)
@@ -66,7 +68,9 @@ class Cache:
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
         self._pods_of: dict[str, dict[Place, PodView]] = defaultdict(dict)
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
+        # The last version of each deleted object; None: no version of it can follow.
+        self._tombstones: OrderedDict[str, int | None] = OrderedDict()
 
     def job(self, key: Key) -> Json | None:
         """Return the cached job, or None."""
@@ -76,6 +80,11 @@ class Cache:
     def pods(self, uid: str) -> list[PodView]:
         """Return the pods that have the label of the job with this uid."""
         return list(self._pods_of.get(uid, {}).values())
+
+    def former_pods(self, key: Key, uid: str) -> list[PodView]:
+        """Return the pods of deleted jobs of this name: they have its label, and another uid of label and owner."""
+        named = self._pods_named.get(key, {}).values()
+        return [pod for pod in named if pod.job_uid != uid and pod.owner_uid not in (None, uid)]
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
         """Return what is cached of an object: JSON, or the view of a pod; or None."""
@@ -96,7 +105,8 @@ class Cache:
         obj = event["object"]
         if event["type"] == "DELETED":
             meta = obj["metadata"]
-            self.remove(resource, meta["namespace"], meta["name"], meta["uid"])
+            version = version_number(meta.get("resourceVersion", ""))
+            self.remove(resource, meta["namespace"], meta["name"], meta["uid"], version=version or None)
         else:
             self.put(resource, obj)
 
@@ -110,8 +120,10 @@ class Cache:
         uid, place = meta["uid"], (meta["namespace"], meta["name"])
         known = self._objects[resource].get(place)
         oldest = known.version + (not same_version) if known is not None else 0
-        if uid in self._tombstones or version_number(meta.get("resourceVersion", "")) < oldest:
+        version = version_number(meta.get("resourceVersion", ""))
+        if self._is_deleted(uid, version) or version < oldest:
             return False
+        self._tombstones.pop(uid, None)
         if known is not None and known.uid != uid:
             self._drop(resource, known)
             known = None
@@ -124,44 +136,55 @@ class Cache:
 
     def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
         pod = entry.value
-        if known is not None and known.value.job_uid != pod.job_uid:
-            self._leave_job(place, known.value)
+        if known is not None and (known.value.job_uid, known.job) != (pod.job_uid, entry.job):
+            self._leave_job(place, known)
         self._pods_of[pod.job_uid][place] = pod
+        if entry.job is not None:
+            self._pods_named[entry.job][place] = pod
         if known is None or _end(pod) != _end(known.value):
             self._wake(entry)
         elif pod != known.value and entry.job is not None:
             self._on_pod_update(entry.job)
 
-    def _leave_job(self, place: Place, pod: PodView) -> None:
+    def _leave_job(self, place: Place, entry: Entry) -> None:
         """Remove a pod from those of its job."""
-        siblings = self._pods_of.get(pod.job_uid, {})
-        siblings.pop(place, None)
-        if not siblings:
-            self._pods_of.pop(pod.job_uid, None)
+        _remove(self._pods_of, entry.value.job_uid, place)
+        if entry.job is not None:
+            _remove(self._pods_named, entry.job, place)
 
-    def remove(self, resource: Resource, namespace: str, name: str, uid: str) -> bool:
-        """Remove the object with this uid; return whether it was cached."""
-        self._add_tombstone(uid)
+    def remove(self, resource: Resource, namespace: str, name: str, uid: str, *, version: int | None = None) -> bool:
+        """Remove the object with this uid; return whether it was cached.
+
+        version: of the watch event or the LIST that shows no such object. A later version may follow, because an object
+        also disappears from a watch and a LIST when a user removes the label that they select.
+        """
+        self._add_tombstone(uid, version)
         known = self._objects[resource].get((namespace, name))
         if known is None or known.uid != uid:
             return False
-        self._drop(resource, known)
+        self._drop(resource, known, version)
         self._wake(known)
         return True
+
+    def _is_deleted(self, uid: str, version: int) -> bool:
+        if uid not in self._tombstones:
+            return False
+        last = self._tombstones[uid]
+        return last is None or version <= last
 
     def _wake(self, entry: Entry) -> None:
         if entry.job is not None:
             self._on_change(entry.job)
 
-    def _drop(self, resource: Resource, entry: Entry) -> None:
+    def _drop(self, resource: Resource, entry: Entry, version: int | None = None) -> None:
         place = (entry.namespace, entry.name)
         self._objects[resource].pop(place, None)
         if resource is names.PODS:
-            self._leave_job(place, entry.value)
-        self._add_tombstone(entry.uid)
+            self._leave_job(place, entry)
+        self._add_tombstone(entry.uid, version)
 
-    def _add_tombstone(self, uid: str) -> None:
-        self._tombstones[uid] = None
+    def _add_tombstone(self, uid: str, version: int | None) -> None:
+        self._tombstones[uid] = version
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
@@ -195,7 +218,8 @@ class Listing:
         for entry in self._cache.entries(self._resource):
             if entry.uid in self._present or not self._covers(entry) or entry.version > self._limit:
                 continue
-            self._changes += self._cache.remove(self._resource, entry.namespace, entry.name, entry.uid)
+            place = entry.namespace, entry.name, entry.uid
+            self._changes += self._cache.remove(self._resource, *place, version=self._limit or None)
         return self._changes
 
 
@@ -219,6 +243,14 @@ def _entry(resource: Resource, obj: Json) -> Entry:
 def _owner_of(meta: Mapping[str, Any]) -> str | None:
     owners = meta.get("ownerReferences") or ()
     return next((owner.get("name") for owner in owners if owner.get("kind") == names.DDPJOBS.kind), None)
+
+
+def _remove(groups: dict[T, dict[Place, PodView]], group: T, place: Place) -> None:
+    """Remove a pod from a group, and the group with its last pod."""
+    pods = groups.get(group, {})
+    pods.pop(place, None)
+    if not pods:
+        groups.pop(group, None)
 
 
 def _end(pod: PodView) -> tuple[Any, ...]:

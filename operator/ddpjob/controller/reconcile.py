@@ -179,6 +179,7 @@ class Reconciler:
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
             owned_pods(job, self.cache.pods(meta["uid"]) if live is None else live),
+            former=() if attempt else self.cache.former_pods(key, meta["uid"]),
             service=service,
             claim=claim if is_claim_of(claim, key.name) else None,
             problems=memory.problems,

@@ -10,6 +10,7 @@ attempt whose ending has a verdict is *closed*: its pods are deleted, and it wai
 from datetime import datetime, timedelta
 
 from ddpjob.api.backoff import doubling
+from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import CREATING, CurrentAttempt, DDPJobStatus
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 
@@ -28,6 +29,8 @@ PROVISIONAL_SECONDS = 120
 """For how long after a failure the loss of a Kubernetes node can explain it: the control plane takes 50 s to notice."""
 DRAIN_MARGIN_SECONDS = 5
 """What a pod takes to stop beyond its grace period."""
+COLLECTION_SECONDS = 60
+"""After this time the pods of a deleted job are being deleted: the garbage collector takes less than a second."""
 MAX_GRACE_SECONDS = 86_400  # of terminationGracePeriodSeconds
 
 
@@ -54,6 +57,19 @@ def drains(attempt: CurrentAttempt, now: datetime) -> bool:
     """Return whether the pods of the ended attempt may still save a checkpoint."""
     longest = MAX_GRACE_SECONDS + DRAIN_MARGIN_SECONDS
     return attempt.ending is not None and _is_ahead(attempt.ending.drain_until, now, longest)
+
+
+def seconds_to_stop(pod: PodView, created: str | None, now: datetime) -> float:
+    """Return for how long a pod of a deleted job may still run, at least 0.
+
+    created: when the job of the same name was created that waits for the pod.
+    """
+    if pod.ended or pod.stopped:
+        return 0.0
+    margin = DRAIN_MARGIN_SECONDS if pod.deletion_deadline else COLLECTION_SECONDS
+    deadline = pod.deletion_deadline or created
+    left = margin - seconds_since(deadline, now) if deadline else 0.0
+    return left if 0 < left <= MAX_GRACE_SECONDS + margin else 0.0
 
 
 def seconds_running(attempt: CurrentAttempt, now: datetime) -> float:

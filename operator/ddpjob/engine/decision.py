@@ -150,7 +150,11 @@ def _attempt_deadline(s: JobState) -> Decision | None:
 def _first_attempt(s: JobState) -> Decision | None:
     if s.attempt.number:
         return None
-    return _held(s) if s.spec_changed else Decision("start", "Started", f"attempt {number_of_next(s)} starts")
+    if s.spec_changed:
+        return _held(s)
+    if s.former_seconds > 0:  # they use the same claim: the first attempt would read a checkpoint that is older
+        return CONTINUE
+    return Decision("start", "Started", f"attempt {number_of_next(s)} starts")
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:

@@ -29,7 +29,10 @@ _ENV_OF_NODE = frozenset({names.ENV_NODE_RANK, f"PET_{names.ENV_NODE_RANK}"})
 
 @dataclass(frozen=True)
 class Job:
-    """A job with its parsed spec, as rendering and planning use it. ``stored_spec``: the same spec as stored."""
+    """A job with its parsed spec, as rendering and planning use it.
+
+    stored_spec: the same spec as stored. created: when the job was created.
+    """
 
     name: str
     namespace: str
@@ -37,6 +40,7 @@ class Job:
     generation: int
     spec: DDPJobSpec
     stored_spec: Json = field(default_factory=dict, repr=False, compare=False)
+    created: str | None = None
 
     @classmethod
     def of(cls, body: Json) -> "Job":
@@ -47,7 +51,8 @@ class Job:
         """
         meta, spec = body["metadata"], parse_spec(body, ignore_unknown=True)
         generation = int(meta.get("generation", 1))
-        return cls(meta["name"], meta["namespace"], meta["uid"], generation, spec, body["spec"])
+        created = meta.get("creationTimestamp")
+        return cls(meta["name"], meta["namespace"], meta["uid"], generation, spec, body["spec"], created)
 
     @cached_property
     def wire(self) -> Json:

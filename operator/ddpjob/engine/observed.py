@@ -37,6 +37,7 @@ class Observed:
     """The objects of one job and its last progress report.
 
     pods: the pods that the job owns (``owned_pods``).
+    former: the pods of a deleted job of the same name, as long as the job has no attempt.
     service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
@@ -46,6 +47,7 @@ class Observed:
     """
 
     pods: Sequence[PodView] = ()
+    former: Sequence[PodView] = ()
     service: Json | None = None
     claim: Json | None = None
     problems: Sequence[Problem] = ()

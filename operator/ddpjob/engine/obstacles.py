@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between
-from ddpjob.engine.attempt import seconds_running
+from ddpjob.engine.attempt import seconds_running, seconds_to_stop
 from ddpjob.engine.state import JobState
 
 PROGRESS_UNKNOWN = "ProgressUnknown"
 """All nodes run, and rank 0 cannot be asked for its progress."""
+FORMER_PODS = "FormerPodsRun"
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
@@ -25,6 +26,10 @@ Obstacle = tuple[str, str]
 def obstacles(s: JobState) -> Iterator[Obstacle]:
     """Yield everything that keeps the attempt from running, the most important first."""
     pods = s.current.values()
+    if s.former_seconds > 0:
+        former = [pod for pod in s.observed.former if seconds_to_stop(pod, s.job.created, s.now) > 0]
+        text = f"{len(former)} pods of a deleted job of this name still run, for example {former[0].name}"
+        yield FORMER_PODS, f"{text}: the first attempt starts when they have ended, to read their last checkpoint"
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
     yield from ((pod.waiting[0], f"{pod.where}: {pod.waiting[1]}") for pod in pods if pod.waiting)
     yield from _unschedulable(pods)

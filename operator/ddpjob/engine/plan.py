@@ -177,6 +177,8 @@ def _requeue_after(s: JobState, decision: Decision, status: DDPJobStatus) -> flo
     """Return the seconds until a deadline or the end of a wait can change the plan, at least 1; None if none can."""
     attempt = recorded_attempt(status, s.now)
     is_suspended = attempt.verdict == SUSPENDED and s.job.spec.suspend
+    if s.former_seconds > 0 and not s.job.spec.suspend:
+        return max(s.former_seconds, MIN_REQUEUE_SECONDS)
     if decision.kind in ("succeed", "fail") or is_suspended or not attempt.number:
         return None
     # Deadlines of the attempt before the decision, unless the decision ends it.

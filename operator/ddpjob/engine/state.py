@@ -11,7 +11,7 @@ from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, RefusedStart
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
+from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
 from ddpjob.engine.evidence import is_on_lost_node, is_refused
 from ddpjob.engine.observed import Observed
@@ -88,6 +88,14 @@ class JobState:
     def all_stopped(self) -> bool:
         """Whether no pod of this attempt can report a failure any more: it ended, is being deleted, or is gone."""
         return all(pod.ended or pod.deleting for pod in self.current.values())
+
+    @cached_property
+    def former_seconds(self) -> float:
+        """For how long pods of a deleted job of this name may still save checkpoints; 0 if none does."""
+        if self.attempt.number or self.pods:
+            return 0.0
+        left = (seconds_to_stop(pod, self.job.created, self.now) for pod in self.observed.former)
+        return max(left, default=0.0)
 
     @property
     def nothing_runs(self) -> bool:
