@@ -169,6 +169,24 @@ def test_users_toleration_is_added_to_those_for_lost_nodes() -> None:
     assert [t["tolerationSeconds"] for t in tolerations if "tolerationSeconds" in t] == [30, 30]
 
 
+NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+
+
+def test_service_meshes_are_asked_for_no_sidecar() -> None:
+    meta = pod_of()["metadata"]
+    assert NO_SIDECAR.items() <= meta["annotations"].items()
+    assert meta["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+@pytest.mark.parametrize("part", ["labels", "annotations"])
+def test_users_wish_for_a_sidecar_is_kept_as_it_is(part: str) -> None:
+    given = {"sidecar.istio.io/inject": "true", "linkerd.io/inject": "enabled"}
+    meta = pod_of(template={"metadata": {part: given}})["metadata"]
+    assert given.items() <= meta[part].items()
+    other = meta["annotations" if part == "labels" else "labels"]
+    assert not given.keys() & other.keys(), "one that contradicts it could win"
+
+
 def test_pod_defaults_match_the_design() -> None:
     spec = pod_of()["spec"]
     assert spec["enableServiceLinks"] is False

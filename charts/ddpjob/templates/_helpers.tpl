@@ -76,7 +76,7 @@ capabilities:
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [create, delete, get, list, watch]
+  verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [""]
   resources: [services, persistentvolumeclaims]
   verbs: [create, get, list]

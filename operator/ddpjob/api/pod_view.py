@@ -21,6 +21,9 @@ PodState = Literal["pending", "running", "succeeded", "failed"]
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing", ""})
 # The kubelet alternates between these two while a pull fails; as one reason they cause one event.
 _SAME_WAITING = {"ErrImagePull": "ImagePullBackOff"}
+STOP_SECONDS = 1
+"""``spec.activeDeadlineSeconds`` of a pod whose other containers must end: this field of a running pod may be changed.
+The kubelet stops them, and the pod and its logs stay."""
 _CLOCK_SKEW = timedelta(seconds=2)
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
@@ -38,6 +41,7 @@ class PodView:
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
+    is_told: the operator told the kubelet to stop the containers that run on after the trainer (``STOP_SECONDS``).
     deletion_deadline: when the kubelet kills a pod that is being deleted.
     deleted: someone deleted the pod before its trainer ended.
     evicted: the kubelet ended the pod, for example under memory pressure or at a node shutdown.
@@ -56,6 +60,7 @@ class PodView:
     state: PodState
     deleting: bool
     stopped: bool
+    is_told: bool = False
     job_uid: str = ""
     owner_uid: str | None = None
     unstarted: bool = False
@@ -90,8 +95,8 @@ class PodView:
 
     @property
     def holds_resources(self) -> bool:
-        """Whether deleting the pod would stop a container."""
-        return not self.stopped and not self.deleting
+        """Whether a container runs that nothing stops."""
+        return not (self.stopped or self.deleting or self.is_told)
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
@@ -102,8 +107,11 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
     report = end_report(text)
-    message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
     disruption = _disruption(meta, status, ended)
+    is_told = bool(ended) and (pod.get("spec") or {}).get("activeDeadlineSeconds") == STOP_SECONDS
+    if is_told:  # what the kubelet then writes is not about the trainer
+        status = {key: value for key, value in status.items() if key not in ("reason", "message")}
+    message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
     state = _state(meta, status, container, ended, evicted=evicted)
     deleting = "deletionTimestamp" in meta
@@ -118,6 +126,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         state=state,
         deleting=deleting,
         unstarted=status.get("phase") == "Pending",
+        is_told=is_told,
         stopped=status.get("phase") in ("Succeeded", "Failed") or _all_containers_ended(pod),
         deletion_deadline=meta.get("deletionTimestamp"),
         deleted=deleting and drained,

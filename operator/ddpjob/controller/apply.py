@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
+from ddpjob.api.pod_view import STOP_SECONDS
 from ddpjob.cluster.base import (
     AlreadyExists,
     Cluster,
@@ -35,6 +36,7 @@ from ddpjob.engine.actions import (
     Plan,
     Problem,
     ProblemReason,
+    Stop,
 )
 from ddpjob.engine.claims import adoption, claim_conflict
 
@@ -105,7 +107,7 @@ class Executor:
         """
         namespace = job["metadata"]["namespace"]
         problems: list[Problem] = []
-        await self._delete_all(namespace, plan.deletes, problems)
+        await self._end_all(namespace, plan, problems)
         creation = _Creation()
         try:
             for phase in plan.creates:
@@ -117,12 +119,24 @@ class Executor:
             return Outcome(namespace_gone=True)
         return Outcome((*problems, *creation.problems), frozenset(creation.created), creation.retry_after)
 
-    async def _delete_all(self, namespace: str, deletes: Sequence[Delete], problems: list[Problem]) -> None:
-        """Send all deletes concurrently, then raise the first error."""
-        if not deletes:
+    async def _end_all(self, namespace: str, plan: Plan, problems: list[Problem]) -> None:
+        """Send all deletes and stops concurrently, then raise the first error."""
+        if not (plan.deletes or plan.stops):
             return
-        results = await asyncio.gather(*(self._delete(namespace, d, problems) for d in deletes), return_exceptions=True)
-        _raise_first(results)
+        requests = [self._delete(namespace, delete, problems) for delete in plan.deletes]
+        requests += [self._stop(namespace, stop, problems) for stop in plan.stops]
+        _raise_first(await asyncio.gather(*requests, return_exceptions=True))
+
+    async def _stop(self, namespace: str, stop: Stop, problems: list[Problem]) -> None:
+        body = {"metadata": {"uid": stop.uid}, "spec": {"activeDeadlineSeconds": STOP_SECONDS}}
+        try:
+            async with self._slots.take(namespace):
+                self._cache.put(names.PODS, await self._cluster.patch(names.PODS, namespace, stop.name, body))
+        except NotFound:
+            self._cache.remove(names.PODS, namespace, stop.name, stop.uid)
+        except (Conflict, Forbidden, Invalid) as error:
+            text = f"the containers of Pod {stop.name} that run on after the trainer cannot be stopped: {error}"
+            problems.append(Problem(DELETE_REFUSED, names.PODS, stop.name, text))
 
     async def _delete(self, namespace: str, delete: Delete, problems: list[Problem]) -> None:
         uid = delete.uid

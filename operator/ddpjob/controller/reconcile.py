@@ -202,7 +202,7 @@ class Reconciler:
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one."""
-        if plan.status is None or plan.urgent or plan.deletes or plan.creates:
+        if plan.status is None or plan.urgent or plan.deletes or plan.stops or plan.creates:
             return False
         wait = memory.patched_at + COSMETIC_SECONDS - self.clock()
         if wait > 0:
@@ -256,7 +256,7 @@ class Reconciler:
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
-        if not (plan.deletes or plan.creates):
+        if not (plan.deletes or plan.stops or plan.creates):
             if memory.problems:  # this plan has shown them, and nothing is left that could be refused
                 memory.problems = ()
                 self.queue.add(key)

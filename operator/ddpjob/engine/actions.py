@@ -33,6 +33,14 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """Let the kubelet stop the containers of a pod that run on after its trainer, and keep the pod with its logs."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class Note:
     """A Kubernetes Event about a transition of the job, sent after the status that records the transition."""
 
@@ -81,6 +89,7 @@ class Plan:
         be delayed and combined with the next.
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
+    stops: pods to keep whose trainer has ended, and a sidecar has not.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
     requeue_after: seconds after which the plan can change without an event, or None.
@@ -94,6 +103,7 @@ class Plan:
     urgent: bool = False
     needs_live: bool = False
     deletes: tuple[Delete, ...] = ()
+    stops: tuple[Stop, ...] = ()
     creates: tuple[Sequence[Create], ...] = ()
     events: tuple[Note, ...] = ()
     creates_attempt: int | None = None

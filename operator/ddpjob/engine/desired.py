@@ -21,6 +21,9 @@ from ddpjob.engine.template import render
 
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
+# Asks service meshes for no sidecar: it would run on after the trainer, and encrypt what NCCL or gloo send.
+_NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+_ISTIO_LABEL = "sidecar.istio.io/inject"
 # Changes whenever spec_hash hashes other parts, or in another way.
 _HASH_FORM = "v3:"
 # The variables that differ between the nodes of an attempt; the value is the node_rank.
@@ -307,6 +310,8 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         fs_group=_DEFAULT_USER,
         process_env=process_environment(job),
     )
+    template = wire.get("template", {})
+    _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))
     owned = trainer_environment(job, attempt, settings)
     overlay = render(
         "pod.yaml.j2",
@@ -328,7 +333,6 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         checkpoint={"subPath": None} | wire["checkpoint"] | {"claim": job.claim} if spec.checkpoint else None,
         data=wire.get("data"),
     )
-    template = wire.get("template", {})
     # Only labels and annotations: a finalizer in the template, for example, would block the deletion of every pod.
     metadata = {key: value for key, value in template.get("metadata", {}).items() if key in ("labels", "annotations")}
     pod = merge(merge(defaults, {"metadata": metadata, "spec": job.template_spec}), overlay)
@@ -336,6 +340,15 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         # The default policy uses the resolver of the Kubernetes node, which cannot resolve MASTER_ADDR.
         pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     return _secured(_ordered(pod), defaults)
+
+
+def _ask_for_no_sidecar(defaults: Json, given: Json) -> None:
+    """Add the annotations and the label that injectors read, unless the user's metadata has the key in one of both."""
+    keys = {*given.get("labels", {}), *given.get("annotations", {})}
+    asked = {key: value for key, value in _NO_SIDECAR.items() if key not in keys}
+    defaults["annotations"] |= asked
+    if _ISTIO_LABEL in asked:  # Istio's webhook is not called for a pod with this label, also while it is down
+        defaults["labels"] = {_ISTIO_LABEL: asked[_ISTIO_LABEL]}
 
 
 def _ordered(pod: Json) -> Json:

@@ -15,7 +15,7 @@ from ddpjob.api.spec import explain
 from ddpjob.api.status import DDPJobStatus, recorded_status
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
-from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan
+from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan, Stop
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
@@ -69,10 +69,12 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
     creates = _creates(s, decision, status)
+    ends = list(_ends(s, decision))
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
-        deletes=tuple(_deletes(s, decision)),
+        deletes=tuple(end for end in ends if isinstance(end, Delete)),
+        stops=tuple(end for end in ends if isinstance(end, Stop)),
         creates=creates,
         creates_attempt=next_number(s, decision) if any(phase[0].resource is names.PODS for phase in creates) else None,
         events=tuple(notes(s, decision, status)),
@@ -83,8 +85,11 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     )
 
 
-def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
-    """Yield deletions of pods that must not run, and of ended pods whose logs no failure in the status refers to."""
+def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Stop]:
+    """Yield what ends the pods that must not run, and deletes ended pods whose logs no failure in the status refers to.
+
+    The end of the trainer is the end of the pod: of one to keep, only the other containers are stopped.
+    """
     if decision.kind == "settle":
         return
     number = next_number(s, decision)
@@ -95,16 +100,21 @@ def _deletes(s: JobState, decision: Decision) -> Iterable[Delete]:
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
     kept = {number, failure.attempt} if failure and retention == "LastAttempt" else {number}
     for pod in s.pods:
-        if pod.deleting:
-            continue
-        must_not_run = pod.holds_resources and (nothing_runs or pod.attempt != number)
-        is_dropped = pod.attempt not in kept or (retention == "None" and finishes)
-        if must_not_run or (pod.stopped and is_dropped and retention != "All"):
-            yield _deletion(pod)
+        must_not_run = nothing_runs or pod.attempt != number
+        is_dropped = (pod.attempt not in kept and retention != "All") or (retention == "None" and finishes)
+        if (end := _end(pod, must_not_run=must_not_run, keeps=not is_dropped)) is not None:
+            yield end
 
 
-def _deletion(pod: PodView) -> Delete:
-    return Delete(names.PODS, pod.name, pod.uid)
+def _end(pod: PodView, *, must_not_run: bool, keeps: bool) -> Delete | Stop | None:
+    """Return what ends a pod. A pod whose trainer still runs is deleted: the trainer then saves a checkpoint."""
+    if pod.deleting:
+        return None
+    if pod.ended and keeps:
+        return Stop(pod.name, pod.uid) if must_not_run and pod.holds_resources else None
+    if (must_not_run and pod.holds_resources) or (pod.ended and (pod.stopped or must_not_run)):
+        return Delete(names.PODS, pod.name, pod.uid)
+    return None
 
 
 def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
@@ -146,15 +156,17 @@ def _is_cautious(s: JobState, decision: Decision) -> bool:
 def _plan_finished(s: JobState) -> Plan:
     """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
-    stops = tuple(_deletion(pod) for pod in s.pods if pod.holds_resources or not (keeps or pod.deleting))
+    ends = [_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods]
+    deletes = tuple(end for end in ends if isinstance(end, Delete))
+    stops = tuple(end for end in ends if isinstance(end, Stop))
     status = _changed(s.before, s.before.changed(observed_generation=s.job.generation))
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     if ttl is None or completed is None or not s.settings.delete_finished:
-        return Plan(status=status, deletes=stops)
+        return Plan(status=status, deletes=deletes, stops=stops)
     left = ttl - seconds_between(completed, s.now)
     if left > 0:
-        return Plan(status=status, deletes=stops, requeue_after=max(left, MIN_REQUEUE_SECONDS))
+        return Plan(status=status, deletes=deletes, stops=stops, requeue_after=max(left, MIN_REQUEUE_SECONDS))
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
 
 

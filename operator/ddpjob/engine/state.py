@@ -99,8 +99,8 @@ class JobState:
 
     @property
     def nothing_runs(self) -> bool:
-        """Whether no pod of any attempt has a running container, except on Kubernetes nodes that are lost."""
-        return all(pod.stopped or is_on_lost_node(pod) for pod in self.pods)
+        """Whether no pod of any attempt has a running trainer, except on Kubernetes nodes that are lost."""
+        return all(pod.ended or is_on_lost_node(pod) for pod in self.pods)
 
     @cached_property
     def refused_start(self) -> RefusedStart | None:
