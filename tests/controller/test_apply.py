@@ -16,7 +16,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.engine.actions import Create, Delete, Note, Plan
+from ddpjob.engine.actions import Create, Delete, Note, Plan, Stop
 from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
 
@@ -69,13 +69,13 @@ async def bench(control_plane: ControlPlane, jobs: Jobs) -> AsyncIterator[Bench]
 
 
 async def test_created_objects_are_cached_at_once(bench: Bench) -> None:
-    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created=frozenset("ab"))
     assert bench.cached() == ["a", "b"]
 
 
 async def test_existing_pod_of_the_job_is_adopted(bench: Bench) -> None:
     await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
-    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome()
+    assert await bench.create(bench.pod("a"), bench.pod("b")) == Outcome(created=frozenset("ab"))
     assert bench.cached() == ["a", "b"]
 
 
@@ -142,6 +142,20 @@ async def test_delete_of_a_missing_or_replaced_object_succeeds(bench: Bench) -> 
     assert bench.cached() == []
 
 
+async def test_stop_leaves_another_pod_of_the_name_alone(bench: Bench) -> None:
+    pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
+    of_another = Stop("a", "11111111-0000-0000-0000-000000000000")
+    (problem,) = (await bench.executor.act(bench.job, Plan(stops=(of_another,)))).problems
+    assert (problem.reason, problem.name) == ("DeleteRefused", "a")
+    gone = Stop("b", pod["metadata"]["uid"])
+    assert await bench.executor.act(bench.job, Plan(stops=(gone,))) == Outcome()
+    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
+    assert "activeDeadlineSeconds" not in left["spec"]
+    assert await bench.executor.act(bench.job, Plan(stops=(Stop("a", pod["metadata"]["uid"]),))) == Outcome()
+    left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
+    assert left["spec"]["activeDeadlineSeconds"] == 1
+
+
 async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> None:
     body = {
         "apiVersion": "v1",
@@ -151,7 +165,7 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
     }
     await bench.cluster.create(names.CLAIMS, bench.jobs.namespace, body)
     create = Create(names.CLAIMS, "mnist-checkpoints", body, shared=True)
-    assert await bench.executor.act(bench.job, Plan(creates=((create,),))) == Outcome()
+    assert (await bench.executor.act(bench.job, Plan(creates=((create,),)))).problems == ()
 
     sweeper = Sweeper(
         cluster=bench.cluster,

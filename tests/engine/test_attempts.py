@@ -248,6 +248,23 @@ def test_restored_status_leads_to_an_attempt_with_new_pod_names() -> None:
     assert world.attempts() == ["4"]
 
 
+@pytest.mark.parametrize("attempt", ["2", "99999"])
+def test_forged_pod_of_a_later_attempt_does_not_disturb_the_training(attempt: str) -> None:
+    world = a_running_world(a_job())
+    forged = json.loads(json.dumps(world.pod(0)))
+    forged["metadata"] |= {"name": "forged", "uid": "forged"}
+    forged["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt
+    world.pods["forged"] = forged
+    world.settle()
+    assert (world.status["attempt"], world.status["state"]) == (1, "Running") and "forged" in world.pods
+    for _ in range(3):
+        world.set_pod(1, ended(139))
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    assert world.status["restarts"] == 3 and world.status["attempt"] <= 5, "the number of pods is not an attempt's"
+
+
 def test_destructive_decisions_require_a_live_list() -> None:
     world = a_running_world(a_job())
     world.set_pod(0, ended(1))

@@ -46,6 +46,32 @@ def test_wrong_value_of_a_known_field_is_reported_beside_an_unknown_field(world:
     assert "numNodes" in message and "compression" not in message
 
 
+NEGATIVE = [
+    {"restarts": -3},
+    {"restartsCountedTowardsLimit": -3},
+    {"activeSeconds": -9},
+    {"succeededNodes": [-1]},
+    {"attempt": -1},
+    {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00Z", "refusals": -4}},
+    {"currentAttempt": {"number": 1, "phase": "Running", "startTime": "2026-03-01T12:00:00Z", "failuresInRow": -4}},
+]
+
+
+@pytest.mark.parametrize("edit", NEGATIVE, ids=lambda edit: next(iter(edit)))
+def test_negative_number_of_an_edited_status_is_dropped(edit: dict[str, Any]) -> None:
+    world = a_running_world(a_job())
+    world.set_pod(0, failed(1))
+    world.settle()
+    world.job["status"] |= edit
+    world.settle()
+    for _ in range(2):
+        world.run_all()
+        world.settle()
+        world.set_pod(0, failed(1))
+        world.settle_after_backoff()
+    assert world.status["restarts"] >= 0 and world.status["attempt"] >= 2
+
+
 @pytest.mark.parametrize("recorded", ["0123456789abcdef", "v2:0123456789abcdef", None])
 def test_digest_that_another_release_recorded_is_replaced(recorded: str | None) -> None:
     world = a_running_world(a_job(template={"spec": {"dnsPolicy": "None"}}))

@@ -25,6 +25,8 @@ STOP_SECONDS = 1
 """``spec.activeDeadlineSeconds`` of a pod whose other containers must end: this field of a running pod may be changed.
 The kubelet stops them, and the pod and its logs stay."""
 _CLOCK_SKEW = timedelta(seconds=2)
+_LONGEST_SKEW = timedelta(minutes=10)
+"""By how much a node's clock may be slow before a job that was drained could be taken for one that succeeded."""
 # Reasons of DisruptionTarget of the kubelet, and of controllers that act on the loss of a node.
 _WITHOUT_DELETION = frozenset({"TerminationByKubelet", "DeletionByPodGC", "DeletionByTaintManager"})
 
@@ -189,8 +191,10 @@ def _was_drained(meta: Mapping[str, Any], ended: Mapping[str, Any]) -> bool:
     deleted = datetime.fromisoformat(meta["deletionTimestamp"])
     grace = timedelta(seconds=int(meta.get("deletionGracePeriodSeconds") or 0))
     finished = ended.get("finishedAt")
-    # Times have whole seconds and come from two machines' clocks; in doubt the exit answers the signal.
-    return not finished or datetime.fromisoformat(finished) >= deleted - grace - _CLOCK_SKEW
+    # Times have whole seconds and come from two machines' clocks; in doubt the exit answers the signal. A success that
+    # is in doubt only costs another attempt, which resumes from the last checkpoint.
+    skew = _LONGEST_SKEW if ended.get("exitCode") == 0 else _CLOCK_SKEW
+    return not finished or datetime.fromisoformat(finished) >= deleted - grace - skew
 
 
 def _disruption(meta: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:

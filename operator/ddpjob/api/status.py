@@ -46,6 +46,16 @@ def _time(value: str) -> str:
 
 
 Time = Annotated[str, AfterValidator(_time), Field(json_schema_extra={"format": "date-time"})]
+
+
+def _not_negative(value: int) -> int:
+    if value < 0:
+        raise PydanticCustomError("number_type", "must not be negative")
+    return value
+
+
+Count = Annotated[int, AfterValidator(_not_negative)]
+"""A number that decisions read. The CRD accepts any, so that a release with other limits can be mixed with this one."""
 CREATING, RUNNING, ENDING = "Creating", "Running", "Ending"
 """Phases of an attempt."""
 CONDITIONS = (
@@ -163,9 +173,9 @@ class CheckpointStatus(StatusPart):
 class Failure(StatusPart):
     """Why an attempt ended."""
 
-    attempt: int
+    attempt: Count
     """The attempt that failed."""
-    node_rank: int | None = None
+    node_rank: Count | None = None
     """node_rank of the pod that failed first."""
     rank: int | None = None
     """Global rank of the process that failed first, from the trainer's report."""
@@ -232,18 +242,18 @@ class AvoidedNode(StatusPart):
 class Timings(StatusPart):
     """How long the parts of the job took, in whole seconds."""
 
-    schedule_seconds: int | None = None
+    schedule_seconds: Count | None = None
     """From the start of the current attempt until all its pods ran."""
-    first_step_seconds: int | None = None
+    first_step_seconds: Count | None = None
     """From the start of the current attempt until the operator saw its first step reported."""
-    last_recovery_seconds: int | None = None
+    last_recovery_seconds: Count | None = None
     """From the last failure until the next attempt reported a step, or if it reports none, until all its pods ran."""
 
 
 class RefusedStart(StatusPart):
     """A container that the kubelet does not start, and which perhaps never starts."""
 
-    node_rank: int
+    node_rank: Count
     """node_rank of its pod."""
     reason: Annotated[str, Field(max_length=MAX_REASON)]
     """Why, as the kubelet gives it: CreateContainerConfigError or InvalidImageName."""
@@ -254,7 +264,7 @@ class RefusedStart(StatusPart):
 class CurrentAttempt(StatusPart):
     """The current attempt: one start of all pods together."""
 
-    number: int
+    number: Count
     """Number of the attempt, from 1."""
     phase: str
     """Creating: pods are being created. Running: all existed, so a missing pod is lost. Ending: see `ending`."""
@@ -266,9 +276,9 @@ class CurrentAttempt(StatusPart):
     """When the operator first saw a step of this attempt reported."""
     first_success_time: Time | None = None
     """When the operator first saw one of its nodes succeed."""
-    failures_in_row: int | None = None
+    failures_in_row: Count | None = None
     """Attempts in a row, before this one, that failed before restartPolicy.backoff.maxSeconds had passed."""
-    refusals: int | None = None
+    refusals: Count | None = None
     """Attempts in a row, with this one, that were abandoned before all their pods existed. They are no restarts."""
     creating_since: Time | None = None
     """When the first of these attempts started. `startupDeadlineSeconds` counts from then."""
@@ -311,21 +321,21 @@ class DDPJobStatus(StatusPart):
     """Digest of the parts of the spec that CEL rules cannot compare, when the first attempt started."""
     state: str | None = None
     """State in one word, for tables. Programs should read the conditions."""
-    attempt: int | None = None
+    attempt: Count | None = None
     """Number of the current attempt, from 1. Written before the attempt's pods are created."""
     current_attempt: CurrentAttempt | None = None
     """The current attempt, with its phase."""
-    restarts: int | None = None
+    restarts: Count | None = None
     """Number of restarts."""
-    restarts_counted_towards_limit: int | None = None
+    restarts_counted_towards_limit: Count | None = None
     """Number of restarts that count towards restartPolicy.maxRestarts."""
     start_time: Time | None = None
     """When the first attempt started."""
     completion_time: Time | None = None
     """When the job finished."""
-    active_seconds: int | None = None
+    active_seconds: Count | None = None
     """Seconds that earlier attempts were active. With the current attempt: compared with activeDeadlineSeconds."""
-    succeeded_nodes: Annotated[list[int], Field(max_length=limits.MAX_NODES)] | None = None
+    succeeded_nodes: Annotated[list[Count], Field(max_length=limits.MAX_NODES)] | None = None
     """node_ranks of the current attempt that exited with 0. Deleting their pods later is not a failure."""
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = None
     """Conditions of the job."""

@@ -158,13 +158,16 @@ def _first_attempt(s: JobState) -> Decision | None:
 
 
 def _unknown_attempt(s: JobState) -> Decision | None:
-    """A pod of an attempt that the status does not know: the status was restored from a backup, or a label changed.
+    """A pod of an attempt that the status does not know: the status was restored from a backup.
 
-    If only the cached job is stale, the write of this decision conflicts, and the job is read again.
+    If only the cached job is stale, the write of this decision conflicts, and the job is read again. While a pod of the
+    recorded attempt runs, no later attempt exists: then the pod's label was changed, or another program created it.
     """
     if s.attempt.is_closed or s.newest_attempt <= s.attempt.number:
         return None
-    newest = max(s.pods, key=lambda pod: pod.attempt)
+    if any(pod.holds_resources for pod in s.current.values()):
+        return None
+    newest = next(pod for pod in s.pods if pod.attempt == s.newest_attempt)
     known = f"the last recorded attempt is {s.attempt.number}"
     return _abandon(s, "UnknownAttempt", f"pod {newest.name} belongs to attempt {newest.attempt}, but {known}")
 

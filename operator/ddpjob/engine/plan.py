@@ -100,6 +100,8 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Stop]:
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
     kept = {number, failure.attempt} if failure and retention == "LastAttempt" else {number}
     for pod in s.pods:
+        if pod.attempt > number:
+            continue  # of no attempt, or the cached job is stale and another operator started this one
         must_not_run = nothing_runs or pod.attempt != number
         is_dropped = (pod.attempt not in kept and retention != "All") or (retention == "None" and finishes)
         if (end := _end(pod, must_not_run=must_not_run, keeps=not is_dropped)) is not None:

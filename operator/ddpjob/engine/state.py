@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cached_property
 
 from ddpjob.api import names
+from ddpjob.api.limits import MAX_DIGITS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
 from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, RefusedStart
@@ -17,6 +18,10 @@ from ddpjob.engine.evidence import is_on_lost_node, is_refused
 from ddpjob.engine.observed import Observed
 
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
+MAX_UNKNOWN_ATTEMPTS = 1000
+"""How many attempts may have followed the recorded one, if the status was restored from a backup."""
+MAX_ATTEMPT = 10**MAX_DIGITS // 2
+"""The highest number that is an attempt's, if the status was deleted: the names of later ones must not get longer."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,9 @@ class JobState:
 
     @cached_property
     def newest_attempt(self) -> int:
-        """Highest attempt of any pod of the job."""
-        return max((pod.attempt for pod in self.pods), default=0)
+        """Highest attempt of any pod of the job; a number far above the recorded one is no attempt's."""
+        limit = self.attempt.number + MAX_UNKNOWN_ATTEMPTS if self.attempt.number else MAX_ATTEMPT
+        return max((pod.attempt for pod in self.pods if pod.attempt <= limit), default=0)
 
     @cached_property
     def all_pods_exist(self) -> bool:
