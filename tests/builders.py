@@ -11,7 +11,7 @@ from ddpjob.api.pod_view import pod_view
 from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.times import timestamp
-from ddpjob.engine.actions import Delete, EngineSettings, Plan, Problem, Stop
+from ddpjob.engine.actions import Change, Delete, EngineSettings, Plan, Problem
 from ddpjob.engine.observed import Observed, Polled, owned_pods
 from ddpjob.engine.plan import plan
 
@@ -62,7 +62,7 @@ def failed(code: int = 1, *, cause: str = "own", at: datetime = NOW, **report: A
 
 def is_idle(made: Plan) -> bool:
     """Return whether a plan writes nothing."""
-    return made.status is None and not (made.deletes or made.stops or made.creates or made.events)
+    return made.status is None and not (made.deletes or made.changes or made.creates or made.events)
 
 
 class World:
@@ -130,8 +130,8 @@ class World:
             yield partial(self.job.__setitem__, "status", made.status)
         for delete in made.deletes:
             yield partial(self._delete, delete)
-        for stop in made.stops:
-            yield partial(self._stop, stop)
+        for change in made.changes:
+            yield partial(self._change, change)
         for phase in made.creates:
             for create in phase:
                 yield partial(self._create, create.resource.kind, create.name, create.body)
@@ -180,16 +180,22 @@ class World:
             return
         del self.pods[delete.name]
 
-    def _stop(self, stop: Stop) -> None:
-        """Stop the sidecars of a pod, as the kubelet does after its deadline."""
-        pod = self.pods[stop.name]
-        assert pod["metadata"]["uid"] == stop.uid
-        pod["spec"] = pod["spec"] | {"activeDeadlineSeconds": 1}
+    def _change(self, change: Change) -> None:
+        """Change the Service, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        if change.resource is names.SERVICES:
+            assert self.service is not None
+            spec = {key: value for key, value in change.spec.items() if key != "selector"}
+            selector = {key: value for key, value in change.spec["selector"].items() if value is not None}
+            self.service["spec"] |= spec | {"selector": selector}
+            return
+        pod = self.pods[change.name]
+        assert pod["metadata"]["uid"] == change.uid
+        pod["spec"] = pod["spec"] | change.spec
         pod["status"] = pod["status"] | {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active"}
 
     def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:
         if kind == "Service":
-            self.service = body
+            self.service = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
         elif kind == "PersistentVolumeClaim":
             self.claim = body
         else:

@@ -16,7 +16,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import Sweeper
-from ddpjob.engine.actions import Create, Delete, Note, Plan, Stop
+from ddpjob.engine.actions import Change, Create, Delete, Note, Plan
 from tests.controller.jobs import Jobs
 from tests.controlplane import ControlPlane
 
@@ -142,16 +142,18 @@ async def test_delete_of_a_missing_or_replaced_object_succeeds(bench: Bench) -> 
     assert bench.cached() == []
 
 
-async def test_stop_leaves_another_pod_of_the_name_alone(bench: Bench) -> None:
+async def test_change_leaves_another_object_of_the_name_alone(bench: Bench) -> None:
+    async def change(name: str, uid: str) -> Outcome:
+        changes = (Change(names.PODS, name, uid, {"activeDeadlineSeconds": 1}),)
+        return await bench.executor.act(bench.job, Plan(changes=changes))
+
     pod = await bench.cluster.create(names.PODS, bench.jobs.namespace, bench.pod("a"))
-    of_another = Stop("a", "11111111-0000-0000-0000-000000000000")
-    (problem,) = (await bench.executor.act(bench.job, Plan(stops=(of_another,)))).problems
-    assert (problem.reason, problem.name) == ("DeleteRefused", "a")
-    gone = Stop("b", pod["metadata"]["uid"])
-    assert await bench.executor.act(bench.job, Plan(stops=(gone,))) == Outcome()
+    (problem,) = (await change("a", "11111111-0000-0000-0000-000000000000")).problems
+    assert (problem.reason, problem.name) == ("ChangeRefused", "a")
+    assert await change("b", pod["metadata"]["uid"]) == Outcome()
     left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
     assert "activeDeadlineSeconds" not in left["spec"]
-    assert await bench.executor.act(bench.job, Plan(stops=(Stop("a", pod["metadata"]["uid"]),))) == Outcome()
+    assert await change("a", pod["metadata"]["uid"]) == Outcome()
     left = await bench.cluster.get(names.PODS, bench.jobs.namespace, "a")
     assert left["spec"]["activeDeadlineSeconds"] == 1
 

@@ -10,7 +10,7 @@ from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
 from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
-from tests.builders import SETTINGS, UID, a_job
+from tests.builders import SETTINGS, UID, a_job, a_running_world, is_idle
 
 
 def job_of(**spec: Any) -> Job:
@@ -382,3 +382,36 @@ def test_only_labels_and_annotations_of_template_metadata_are_used() -> None:
     pod = pod_of(template={"metadata": metadata})
     assert pod["metadata"]["labels"]["a"] == "b" and pod["metadata"]["annotations"]["c"] == "d"
     assert "finalizers" not in pod["metadata"]
+
+
+EDITS: list[dict[str, Any]] = [
+    {"selector": {"app": "web"}},
+    {"selector": {}},
+    {"ports": []},
+    {"ports": [{"name": "rendezvous", "port": 1, "targetPort": 1, "protocol": "TCP"}]},
+    {"publishNotReadyAddresses": False},
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_service_of_a_running_job_is_restored(edit: dict[str, Any]) -> None:
+    world = a_running_world(a_job())
+    assert world.service is not None
+    whole = copy.deepcopy(world.service["spec"])
+    world.service["spec"] |= edit
+    world.settle()
+    assert world.service["spec"] == whole
+
+
+def test_service_as_the_api_server_stores_it_is_not_changed() -> None:
+    world = a_running_world(a_job())
+    assert world.service is not None
+    ports = [port | {"protocol": "TCP", "nodePort": 0} for port in world.service["spec"]["ports"]]
+    world.service["spec"] |= {"ports": ports, "type": "ClusterIP", "clusterIPs": ["None"]}
+    assert is_idle(world.reconcile())
+
+
+def test_service_of_another_owner_is_not_changed() -> None:
+    world = a_running_world(a_job())
+    world.service = {"metadata": {"name": "mnist-0a1b2", "uid": "u"}, "spec": {"selector": {"app": "web"}}}
+    assert is_idle(world.reconcile())

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpjob.api import names
 from ddpjob.api.text import clean, shorten
+from ddpjob.engine.actions import Problem
 from tests.builders import NOW, World, a_job, a_running_world, ended
 
 junk = st.recursive(
@@ -219,3 +221,26 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, limit: int) -> None:
 
 def test_clean_text_can_be_encoded() -> None:
     assert clean("caf\ud83d").encode() == b"caf?"
+
+
+@pytest.mark.parametrize(("code", "after"), [(0, "False"), (139, "True")])
+def test_refused_end_of_a_pod_of_a_finished_job_is_shown_until_it_succeeds(code: int, after: str) -> None:
+    world = a_running_world(a_job(successPolicy="NodeZero", restartPolicy={"maxRestarts": 0}))
+    world.set_pod(0, ended(code))
+    world.reconcile(crash_after=1)
+    if code:
+        world.forward(200)
+        world.reconcile(crash_after=1)
+    finished = world.status["state"]
+    assert finished in ("Succeeded", "Failed")
+    message = "Pod mnist-0a1b2-1-1 cannot be deleted: forbidden"
+    world.problems = (Problem("DeleteRefused", names.PODS, "mnist-0a1b2-1-1", message),)
+    made = world.reconcile(crash_after=1)
+    assert [(note.type, note.reason, note.message) for note in made.events] == [("Warning", "DeleteRefused", message)]
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"], stalled["message"]) == ("True", "DeleteRefused", message)
+    assert made.deletes and not world.reconcile(crash_after=1).events
+    world.problems = ()
+    world.settle()
+    assert world.condition("Stalled")["status"] == after and world.status["state"] == finished
+    assert "mnist-0a1b2-1-1" not in world.pods

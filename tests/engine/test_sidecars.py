@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddpjob.engine.actions import Stop
+from ddpjob.api import names
+from ddpjob.engine.actions import Change
 from tests.builders import World, a_job, a_running_world, ended, failed, is_idle, running
 
 PROXY = {"name": "istio-proxy", "state": {"running": {}}}
@@ -57,7 +58,9 @@ def test_stop_of_a_sidecar_is_requested_once() -> None:
     for node_rank in (0, 1):
         world.set_pod(node_rank, beside_a_proxy(ended(0)))
     made = world.reconcile(crash_after=1)
-    assert made.stops == tuple(Stop(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in world.pods.values())
+    told = {"activeDeadlineSeconds": 1}
+    metas = [pod["metadata"] for pod in world.pods.values()]
+    assert made.changes == tuple(Change(names.PODS, meta["name"], meta["uid"], told) for meta in metas)
     assert not made.deletes
     for pod in world.pods.values():  # the kubelet has not stopped it yet
         pod["spec"] = pod["spec"] | {"activeDeadlineSeconds": 1}

@@ -30,8 +30,12 @@ def pods_of_attempt(plane: ControlPlane, attempt: int) -> list[dict[str, Any]]:
 
 
 def end_pod(plane: ControlPlane, pod: dict[str, Any], code: int) -> None:
-    """Set the pod's status, as a kubelet does when the container ends."""
-    plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": ended(code)})
+    """Set the pod's status, as a kubelet does when the trainer ends and the sidecar runs on."""
+    (trainer,) = ended(code)["containerStatuses"]
+    common = {"image": "", "imageID": "", "ready": True, "restartCount": 0}
+    states = [common | trainer, common | {"name": "sidecar", "state": {"running": {}}}]
+    status = {"phase": "Running", "containerStatuses": states}
+    plane.request("PATCH", f"{CORE}/pods/{pod['metadata']['name']}/status", {"status": status})
 
 
 def gone(plane: ControlPlane, path: str) -> bool:
@@ -67,7 +71,7 @@ def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
         token = plane.request("POST", account, request)["status"]["token"]
-        with OperatorProcess(plane, served, token=token) as operator:
+        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=2) as operator:
             live_through(plane)
             assert "forbidden" not in operator.text().lower(), operator.text()
         used = used_by(plane, f"system:serviceaccount:{NAMESPACE}:ddpjob-operator")
@@ -77,13 +81,16 @@ def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
 
 
 def live_through(plane: ControlPlane) -> None:
-    """Let a job with a claim template start, fail once, succeed, and delete itself."""
+    """Let a job with a claim template and a sidecar start, fail once, succeed, and delete itself."""
     job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
     job["spec"]["ttlSecondsAfterFinished"] = 0
+    job["spec"]["template"] = {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}
     plane.request("POST", JOBS, job)
     first, second = eventually("both pods of attempt 1", lambda: pods_of_attempt(plane, 1))
+    service = f"{CORE}/services/{first['spec']['subdomain']}"
+    plane.request("PATCH", service, {"spec": {"selector": {"app": "another"}}})
     assert plane.request("GET", f"{CORE}/persistentvolumeclaims/mnist-cpu-checkpoints")
-    assert plane.request("GET", f"{CORE}/services/{first['spec']['subdomain']}")
+    eventually("the Service is restored", lambda: "app" not in plane.request("GET", service)["spec"]["selector"])
     # A failure counts for the attempt only after the status has all pods.
     path = f"{JOBS}/mnist-cpu"
     eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, owner_uid
-from ddpjob.api.pod_view import STOP_SECONDS
 from ddpjob.cluster.base import (
     AlreadyExists,
     Cluster,
@@ -27,16 +26,17 @@ from ddpjob.cluster.base import (
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.slots import Slots
 from ddpjob.engine.actions import (
+    CHANGE_REFUSED,
     CREATE_FAILED,
     DELETE_REFUSED,
     NAME_TERMINATING,
+    Change,
     Create,
     Delete,
     Note,
     Plan,
     Problem,
     ProblemReason,
-    Stop,
 )
 from ddpjob.engine.claims import adoption, claim_conflict
 
@@ -120,23 +120,24 @@ class Executor:
         return Outcome((*problems, *creation.problems), frozenset(creation.created), creation.retry_after)
 
     async def _end_all(self, namespace: str, plan: Plan, problems: list[Problem]) -> None:
-        """Send all deletes and stops concurrently, then raise the first error."""
-        if not (plan.deletes or plan.stops):
+        """Send all deletes and changes concurrently, then raise the first error."""
+        if not (plan.deletes or plan.changes):
             return
         requests = [self._delete(namespace, delete, problems) for delete in plan.deletes]
-        requests += [self._stop(namespace, stop, problems) for stop in plan.stops]
+        requests += [self._change(namespace, change, problems) for change in plan.changes]
         _raise_first(await asyncio.gather(*requests, return_exceptions=True))
 
-    async def _stop(self, namespace: str, stop: Stop, problems: list[Problem]) -> None:
-        body = {"metadata": {"uid": stop.uid}, "spec": {"activeDeadlineSeconds": STOP_SECONDS}}
+    async def _change(self, namespace: str, change: Change, problems: list[Problem]) -> None:
+        body = {"metadata": {"uid": change.uid}, "spec": change.spec}
         try:
             async with self._slots.take(namespace):
-                self._cache.put(names.PODS, await self._cluster.patch(names.PODS, namespace, stop.name, body))
+                changed = await self._cluster.patch(change.resource, namespace, change.name, body)
+            self._cache.put(change.resource, changed)
         except NotFound:
-            self._cache.remove(names.PODS, namespace, stop.name, stop.uid)
+            self._cache.remove(change.resource, namespace, change.name, change.uid)
         except (Conflict, Forbidden, Invalid) as error:
-            text = f"the containers of Pod {stop.name} that run on after the trainer cannot be stopped: {error}"
-            problems.append(Problem(DELETE_REFUSED, names.PODS, stop.name, text))
+            text = f"{change.resource.kind} {change.name} cannot be changed: {error}"
+            problems.append(Problem(CHANGE_REFUSED, change.resource, change.name, text))
 
     async def _delete(self, namespace: str, delete: Delete, problems: list[Problem]) -> None:
         uid = delete.uid

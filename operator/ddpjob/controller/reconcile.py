@@ -23,7 +23,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.engine.actions import DELETE_REFUSED, EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, status_patch
 from ddpjob.engine.attempt import retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
@@ -202,7 +202,7 @@ class Reconciler:
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one."""
-        if plan.status is None or plan.urgent or plan.deletes or plan.stops or plan.creates:
+        if plan.status is None or plan.urgent or plan.deletes or plan.changes or plan.creates:
             return False
         wait = memory.patched_at + COSMETIC_SECONDS - self.clock()
         if wait > 0:
@@ -256,7 +256,7 @@ class Reconciler:
 
     async def _act(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Outcome | None:
         """Delete and create; return None if nothing is to do, or not before the delay after the last refusal."""
-        if not (plan.deletes or plan.stops or plan.creates):
+        if not (plan.deletes or plan.changes or plan.creates):
             if memory.problems:  # this plan has shown them, and nothing is left that could be refused
                 memory.problems = ()
                 self.queue.add(key)
@@ -277,7 +277,7 @@ class Reconciler:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
         memory.created |= outcome.created
-        refused = any(problem.reason != DELETE_REFUSED for problem in outcome.problems)
+        refused = any(problem.reason not in REFUSALS_TO_SHOW for problem in outcome.problems)
         if number is not None and not refused and not outcome.namespace_gone:
             memory.complete, memory.created = number, frozenset()
         return outcome

@@ -33,11 +33,13 @@ class Delete:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Let the kubelet stop the containers of a pod that run on after its trainer, and keep the pod with its logs."""
+class Change:
+    """PATCH the spec, with the precondition that the object still has this uid."""
 
+    resource: Resource
     name: str
     uid: str
+    spec: Json = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,16 @@ class Note:
 NAME_TERMINATING: Final = "NameTerminating"
 """An object with the name to create is being deleted."""
 DELETE_REFUSED: Final = "DeleteRefused"
+CHANGE_REFUSED: Final = "ChangeRefused"
+REFUSALS_TO_SHOW: Final = frozenset({DELETE_REFUSED, CHANGE_REFUSED})
+"""Problems that keep no attempt from starting: the request is repeated, and the status shows them."""
 CREATE_FAILED: Final = "CreateFailed"
 """The API server did not respond to a create, or with an error that may be over soon: the create is sent again."""
 
 
-ProblemReason = Literal["NameConflict", "CreateRefused", "CreateFailed", "NameTerminating", "DeleteRefused"]
+ProblemReason = Literal[
+    "NameConflict", "CreateRefused", "CreateFailed", "NameTerminating", "DeleteRefused", "ChangeRefused"
+]
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Plan:
         be delayed and combined with the next.
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
-    stops: pods to keep whose trainer has ended, and a sidecar has not.
+    changes: a Service that a user edited, and pods to keep whose sidecars run on after the trainer.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
     requeue_after: seconds after which the plan can change without an event, or None.
@@ -103,7 +110,7 @@ class Plan:
     urgent: bool = False
     needs_live: bool = False
     deletes: tuple[Delete, ...] = ()
-    stops: tuple[Stop, ...] = ()
+    changes: tuple[Change, ...] = ()
     creates: tuple[Sequence[Create], ...] = ()
     events: tuple[Note, ...] = ()
     creates_attempt: int | None = None

@@ -7,7 +7,7 @@ from ddpjob.api.limits import MAX_MESSAGE
 from ddpjob.api.status import CONDITIONS, Condition, Failure, Nodes
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
-from ddpjob.engine.actions import DELETE_REFUSED
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
 from ddpjob.engine.obstacles import obstacles, scheduling_obstacle, silence
@@ -50,6 +50,20 @@ def _condition(name: str, old: Condition | None, aspect: Aspect, time: str) -> C
         return Condition(type=name, status=status, reason=reason, message=message, last_transition_time=time)
     is_same = (old.reason, old.message) == (reason, message)
     return old if is_same else old.changed(reason=reason, message=message)
+
+
+def finished(before: Sequence[Condition], problems: Sequence[Problem], now: datetime) -> list[Condition]:
+    """Return the conditions of a finished job. Stalled shows that a pod cannot be ended, which still uses resources."""
+    known = {condition.type: condition for condition in before}
+    if not known.keys() >= {"Finished", "Failed", "Stalled"}:
+        return list(before)
+    refused = next((problem for problem in problems if problem.reason in REFUSALS_TO_SHOW), None)
+    end = known["Finished"]
+    aspect: Aspect = (known["Failed"].status == "True", end.reason, end.message)
+    if refused is not None:
+        aspect = (True, refused.reason, refused.message)
+    stalled = _condition("Stalled", known["Stalled"], aspect, timestamp(now))
+    return [stalled if condition.type == "Stalled" else condition for condition in before]
 
 
 def invalid(message: str) -> dict[str, Aspect]:
@@ -100,7 +114,7 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
         aspects["Restarting"] = (True, RESTART_REQUESTED, decision.message or s.attempt.message)
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
-    if problem := next((p for p in s.observed.problems if p.reason in ("NameConflict", DELETE_REFUSED)), None):
+    if problem := next((p for p in s.observed.problems if p.reason in REFUSALS_TO_SHOW | {"NameConflict"}), None):
         aspects["Stalled"] = (True, problem.reason, problem.message)
     elif s.attempt.verdict == "NameConflict" and decision.kind == "continue":
         aspects["Stalled"] = (True, "NameConflict", s.attempt.message)

@@ -11,7 +11,7 @@ from ddpjob.api import names
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure
 from ddpjob.api.times import parse_time, seconds_since, timestamp
-from ddpjob.engine.actions import CREATE_FAILED, DELETE_REFUSED, NAME_TERMINATING
+from ddpjob.engine.actions import CREATE_FAILED, NAME_TERMINATING, REFUSALS_TO_SHOW
 from ddpjob.engine.attempt import (
     DRAIN_MARGIN_SECONDS,
     LATE_SECONDS,
@@ -314,7 +314,7 @@ def _creation(s: JobState) -> Decision | None:
     if not s.attempt.is_creating:
         return None
     # What failed may succeed when it is sent again: the missing pods are created again with growing delay.
-    created = [problem for problem in s.observed.problems if problem.reason not in (DELETE_REFUSED, CREATE_FAILED)]
+    created = [problem for problem in s.observed.problems if problem.reason not in REFUSALS_TO_SHOW | {CREATE_FAILED}]
     # The next attempt needs the names of Service and claim again: as after a refusal, it waits.
     if refusal := next((p for p in created if p.reason != NAME_TERMINATING or p.resource is not names.PODS), None):
         refusals = (s.attempt.refusals or 0) + 1

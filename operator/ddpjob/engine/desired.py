@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
-from ddpjob.engine.actions import Create, EngineSettings
+from ddpjob.engine.actions import Change, Create, EngineSettings
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
 
@@ -169,6 +169,20 @@ def desired_service(job: Job, *, after_first: bool = False) -> Create:
         port=job.spec.rendezvous.port,
     )
     return Create(names.SERVICES, job.service, body, after_first=after_first)
+
+
+def service_change(job: Job, service: Json) -> Change | None:
+    """Return what restores the job's Service after an edit; None if nothing does, or if it belongs to another owner."""
+    meta, spec = service["metadata"], service.get("spec") or {}
+    if owner_uid(service) != job.uid or "deletionTimestamp" in meta:
+        return None
+    wanted = desired_service(job).body["spec"]
+    is_whole = all(spec.get(key) == wanted[key] for key in ("selector", "publishNotReadyAddresses"))
+    if is_whole and [{key: port.get(key) for key in wanted["ports"][0]} for port in spec["ports"]] == wanted["ports"]:
+        return None
+    others = dict.fromkeys(spec.get("selector") or ())  # null removes a key
+    restored = {key: wanted[key] for key in ("publishNotReadyAddresses", "ports")}
+    return Change(names.SERVICES, job.service, meta["uid"], restored | {"selector": others | wanted["selector"]})
 
 
 def desired_claim(job: Job) -> Create | None:

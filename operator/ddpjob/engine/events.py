@@ -10,7 +10,7 @@ from ddpjob.engine.launcher import launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, obstacles
 from ddpjob.engine.state import JobState
 
-_MAX_NOTE = 1000
+MAX_NOTE = 1000
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 
@@ -23,15 +23,15 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             if warning := launch_warning(s.job):
                 yield Note("Warning", "NoLauncher", warning)
         case "restart" | "close" if decision.failure is not None:
-            yield Note("Warning", "Restarting", shorten(decision.message, _MAX_NOTE))
+            yield Note("Warning", "Restarting", shorten(decision.message, MAX_NOTE))
         case "fail":
-            yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", _MAX_NOTE))
+            yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
         case "close" if decision.restarted_at is not None:
             yield Note("Normal", decision.reason, decision.message)
         case "close" if not s.attempt.refusals and decision.reason != "NameConflict":
-            yield Note("Warning", decision.reason, shorten(decision.message, _MAX_NOTE))
+            yield Note("Warning", decision.reason, shorten(decision.message, MAX_NOTE))
     yield from _observations(s, decision, status)
 
 
@@ -44,18 +44,18 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         if condition.type == "Running" and turned_true:
             yield Note("Normal", "Running", f"attempt {status.attempt}: {condition.message}")
         elif condition.reason == PROGRESS_UNKNOWN != old_reason:
-            yield Note("Warning", PROGRESS_UNKNOWN, shorten(condition.message, _MAX_NOTE))
+            yield Note("Warning", PROGRESS_UNKNOWN, shorten(condition.message, MAX_NOTE))
         if condition.type == "Running" and condition.status == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"
             if is_new and condition.reason in {reason for reason, _ in obstacles(s)} - _NO_NOTE:
-                yield Note("Warning", condition.reason, shorten(condition.message, _MAX_NOTE))
+                yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
         if condition.type == "Suspended" and turned_true:
             running = any(pod.holds_resources for pod in s.pods)
             message = "the pods are being deleted; the checkpoints are kept" if running else "no pod runs until resume"
             yield Note("Normal", "Suspended", message)
         if condition.type == "Stalled" and turned_true and status.state != "Failed":
-            yield Note("Warning", condition.reason, shorten(condition.message, _MAX_NOTE))
+            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
     yield from _changes(s, status)
     step = status.checkpoint.resumed_from_step if status.checkpoint else None
     if step is not None and step != (s.before.checkpoint.resumed_from_step if s.before.checkpoint else None):
@@ -67,7 +67,7 @@ def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
     provisional = {failure.attempt for failure in s.earlier_failures if failure.provisional}
     for failure in status.failures or ():
         if failure.attempt in provisional and not failure.provisional:
-            yield Note("Normal", "RestartRefunded", shorten(failure.message, _MAX_NOTE))
+            yield Note("Normal", "RestartRefunded", shorten(failure.message, MAX_NOTE))
     known = {node.node_name for node in s.before.avoid_nodes or ()}
     for node in status.avoid_nodes or ():
         if node.node_name not in known:

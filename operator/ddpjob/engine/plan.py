@@ -10,17 +10,19 @@ from pydantic import ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.api.pod_view import PodView
+from ddpjob.api.pod_view import STOP_SECONDS, PodView
 from ddpjob.api.spec import explain
-from ddpjob.api.status import DDPJobStatus, recorded_status
+from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
+from ddpjob.api.text import shorten
 from ddpjob.api.times import seconds_between, seconds_since
 from ddpjob.engine import obstacles
-from ddpjob.engine.actions import Create, Delete, EngineSettings, Note, Plan, Stop
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, Change, Create, Delete, EngineSettings, Note, Plan
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
+from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
-from ddpjob.engine.events import notes
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, service_change
+from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.state import JobState
@@ -74,7 +76,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
         deletes=tuple(end for end in ends if isinstance(end, Delete)),
-        stops=tuple(end for end in ends if isinstance(end, Stop)),
+        changes=(*_repairs(s), *(end for end in ends if isinstance(end, Change))),
         creates=creates,
         creates_attempt=next_number(s, decision) if any(phase[0].resource is names.PODS for phase in creates) else None,
         events=tuple(notes(s, decision, status)),
@@ -85,7 +87,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
     )
 
 
-def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Stop]:
+def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
     """Yield what ends the pods that must not run, and deletes ended pods whose logs no failure in the status refers to.
 
     The end of the trainer is the end of the pod: of one to keep, only the other containers are stopped.
@@ -108,15 +110,23 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Stop]:
             yield end
 
 
-def _end(pod: PodView, *, must_not_run: bool, keeps: bool) -> Delete | Stop | None:
+def _end(pod: PodView, *, must_not_run: bool, keeps: bool) -> Delete | Change | None:
     """Return what ends a pod. A pod whose trainer still runs is deleted: the trainer then saves a checkpoint."""
     if pod.deleting:
         return None
     if pod.ended and keeps:
-        return Stop(pod.name, pod.uid) if must_not_run and pod.holds_resources else None
+        # The kubelet then stops the containers that run on after the trainer, and keeps the pod and its logs.
+        stop = Change(names.PODS, pod.name, pod.uid, {"activeDeadlineSeconds": STOP_SECONDS})
+        return stop if must_not_run and pod.holds_resources else None
     if (must_not_run and pod.holds_resources) or (pod.ended and (pod.stopped or must_not_run)):
         return Delete(names.PODS, pod.name, pod.uid)
     return None
+
+
+def _repairs(s: JobState) -> Iterable[Change]:
+    """Yield what restores the Service of a running attempt: without its selector no rank finds another."""
+    if not s.attempt.is_closed and s.observed.service and (change := service_change(s.job, s.observed.service)):
+        yield change
 
 
 def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
@@ -156,20 +166,32 @@ def _is_cautious(s: JobState, decision: Decision) -> bool:
 
 
 def _plan_finished(s: JobState) -> Plan:
-    """Return the plan for a finished job: stop pods that still run, and delete the job when its TTL has passed."""
+    """Return the plan for a finished job: end pods that still run, and delete the job when its TTL has passed."""
     keeps = s.job.spec.pod_retention != "None"
     ends = [_end(pod, must_not_run=True, keeps=keeps) for pod in s.pods]
     deletes = tuple(end for end in ends if isinstance(end, Delete))
-    stops = tuple(end for end in ends if isinstance(end, Stop))
-    status = _changed(s.before, s.before.changed(observed_generation=s.job.generation))
+    changes = tuple(end for end in ends if isinstance(end, Change))
+    built = finished(s.before.conditions or (), s.observed.problems, s.now) or None
+    status = _changed(s.before, s.before.changed(observed_generation=s.job.generation, conditions=built))
+    events = tuple(_refusals(s.before, built or ())) if status is not None else ()
     ttl = s.job.spec.ttl_seconds_after_finished
     completed = s.before.completion_time
     if ttl is None or completed is None or not s.settings.delete_finished:
-        return Plan(status=status, deletes=deletes, stops=stops)
+        return Plan(status=status, deletes=deletes, changes=changes, events=events)
     left = ttl - seconds_between(completed, s.now)
     if left > 0:
-        return Plan(status=status, deletes=deletes, stops=stops, requeue_after=max(left, MIN_REQUEUE_SECONDS))
+        return Plan(
+            status=status, deletes=deletes, changes=changes, events=events, requeue_after=max(left, MIN_REQUEUE_SECONDS)
+        )
     return Plan(deletes=(Delete(names.DDPJOBS, s.job.name, s.job.uid),))
+
+
+def _refusals(before: DDPJobStatus, built: Sequence[Condition]) -> Iterable[Note]:
+    """Yield an event when a finished job begins to show a refused request."""
+    known = {condition.type: condition.reason for condition in before.conditions or ()}
+    for condition in built:
+        if condition.reason in REFUSALS_TO_SHOW and known.get(condition.type) != condition.reason:
+            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
 
 
 def _refuse(body: Json, before: DDPJobStatus, lines: list[str], now: datetime) -> Plan:
