@@ -71,7 +71,7 @@ def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/ddpjob-operator/token"
         token = plane.request("POST", account, request)["status"]["token"]
-        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=2) as operator:
+        with OperatorProcess(plane, served, token=token, sweep_interval_seconds=5) as operator:
             live_through(plane)
             assert "forbidden" not in operator.text().lower(), operator.text()
         used = used_by(plane, f"system:serviceaccount:{NAMESPACE}:ddpjob-operator")

@@ -48,6 +48,8 @@ class ApiServer:
         self.store = Store(on_change)
         self.namespaces: set[str] = {"default"}
         self.terminating: set[str] = set()
+        self.mutate: Callable[[Resource, Json], None] = lambda resource, obj: None
+        """A mutating admission webhook: it may change an object that is about to be created."""
         self._clock = clock
         self._new_uid = new_uid
         kinds: tuple[Kind, ...] = (Jobs(), Pods(), Services(), Claims(), Events())
@@ -55,7 +57,9 @@ class ApiServer:
 
     def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         kind = self._kinds[resource]
-        obj = kind.read_new(as_sent(body))
+        sent = as_sent(body)
+        self.mutate(resource, sent)
+        obj = kind.read_new(sent)
         meta = obj["metadata"]
         if meta.setdefault("namespace", namespace) != namespace:
             raise api_errors.bad_request(_OTHER_NAMESPACE)

@@ -1,14 +1,19 @@
-"""The scheduler and the kubelets of a simulated run: they bind and start pods, report their ends, and stop them."""
+"""The scheduler and the kubelets of a simulated run: they bind and start pods, report their ends, and stop them.
+
+A webhook may inject a sidecar into every pod, and the clocks of the nodes may differ from the API server's.
+"""
 
 import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.api.times import parse_time, timestamp
 from ddpjob.cluster.base import ClusterError, Conflict, NotFound
 from tests.builders import ended, failed, running
 from tests.memory.server import ApiServer
@@ -23,6 +28,13 @@ UNSCHEDULABLE = {
     "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
 }
 _FROZEN_SECONDS = 0.5
+Sidecar = Literal["none", "ordinary", "native"]
+"""What a webhook injects. An ordinary container runs on after the trainer. A native sidecar is an init container that
+ends with the pod; here it has been restarted and cannot start again, because its Secret is gone."""
+PROXY = "proxy"
+NO_SECRET = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "of-the-proxy" not found'}}
+SKEWS = (0, -120, 300)
+"""By how many seconds the clock of a node may be ahead."""
 
 
 class Kubelets:
@@ -30,10 +42,22 @@ class Kubelets:
 
     eager: each pod starts by itself soon after its creation; otherwise ``start`` starts it.
     has_spares: whether a pod that must not run on its own node can run on another.
+    skewed: the clocks of the nodes differ by ``SKEWS``.
     frozen: while true, no pod starts or stops.
     """
 
-    def __init__(self, server: ApiServer, seed: str, now: Callable[[], datetime], *, eager: bool) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        seed: str,
+        now: Callable[[], datetime],
+        *,
+        eager: bool,
+        sidecar: Sidecar = "none",
+        skewed: bool = False,
+    ) -> None:
+        self._sidecar, self._skewed = sidecar, skewed
+        server.mutate = self._inject
         self._server = server
         self._now = now
         self._seed = seed
@@ -55,6 +79,23 @@ class Kubelets:
         was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
         if "deletionTimestamp" in change.obj["metadata"] and not was_deleted:
             loop.call_later(chance.uniform(0.1, 5.0), self._unless_frozen, self._stop, change.obj)
+        told = change.obj["spec"].get("activeDeadlineSeconds")
+        if (
+            told is not None
+            and change.before is not None
+            and change.before["spec"].get("activeDeadlineSeconds") != told
+        ):
+            loop.call_later(chance.uniform(0.1, 5.0), self._unless_frozen, self._end_sidecar, change.obj)
+
+    def _inject(self, resource: Resource, obj: Json) -> None:
+        """Add a sidecar to a pod, as a mutating webhook does."""
+        if resource is not names.PODS or self._sidecar == "none":
+            return
+        proxy = {"name": PROXY, "image": "proxy:1"}
+        if self._sidecar == "ordinary":
+            obj["spec"]["containers"].append(proxy)
+        else:
+            obj["spec"]["initContainers"] = [proxy | {"restartPolicy": "Always"}]
 
     def start(self, pod: Json) -> None:
         """Bind a pod to a node and start its containers; nothing happens if it ended or is being deleted."""
@@ -77,7 +118,56 @@ class Kubelets:
         known = self._known(pod)
         if known is None or known["status"].get("phase") in ("Succeeded", "Failed"):
             return
+        self._write(known, self._beside_sidecar(known, self._by_clock_of_node(known, status)))
+
+    def refuse(self, pod: Json, reason: str) -> None:
+        """Do not start the trainer of a pod that has not started, for this reason of a kubelet."""
+        known = self._known(pod)
+        if known is None or known["status"].get("phase") != "Pending" or "deletionTimestamp" in known["metadata"]:
+            return
+        states = [{"name": names.TRAINER_CONTAINER, "state": {"waiting": {"reason": reason, "message": "not found"}}}]
+        started = timestamp(self._now() + self._skew(known))
+        self._write(known, {"phase": "Pending", "startTime": started, "containerStatuses": states})
+
+    def _write(self, pod: Json, status: Json) -> None:
         self._server.patch_status(names.PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": status})
+
+    def _beside_sidecar(self, pod: Json, status: Json) -> Json:
+        """Return the status of a pod with a sidecar, given that of one without."""
+        states = status.get("containerStatuses")
+        if self._sidecar == "none" or states is None or "deletionTimestamp" in pod["metadata"]:
+            return status
+        if self._sidecar == "native":
+            ended = status.get("phase") in ("Succeeded", "Failed")
+            state = {"terminated": {"exitCode": 0, "reason": "Completed"}} if ended else NO_SECRET
+            return status | {"initContainerStatuses": [{"name": PROXY, "state": state}]}
+        return status | {"phase": "Running", "containerStatuses": [*states, {"name": PROXY, "state": {"running": {}}}]}
+
+    def _end_sidecar(self, pod: Json) -> None:
+        """End all containers of a pod whose deadline has passed; the pod stays."""
+        known = self._known(pod)
+        is_over = known is None or known["status"].get("phase") in ("Succeeded", "Failed")
+        if known is None or is_over or pod["metadata"]["uid"] in self.unreachable:
+            return
+        states = [state for state in known["status"]["containerStatuses"] if state["name"] != PROXY]
+        proxy = {"name": PROXY, "state": {"terminated": {"exitCode": 143, "reason": "Error"}}}
+        told = {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active longer than the deadline"}
+        self._write(known, told | {"containerStatuses": [*states, proxy]})
+
+    def _by_clock_of_node(self, pod: Json, status: Json) -> Json:
+        """Return the status with the times that the clock of the pod's node shows."""
+        skew, states = self._skew(pod), []
+        for container in status.get("containerStatuses", ()):
+            over, shown = container["state"].get("terminated"), container
+            if over is not None and "finishedAt" in over:
+                finished = timestamp(parse_time(over["finishedAt"]) + skew)
+                shown = container | {"state": {"terminated": over | {"finishedAt": finished}}}
+            states.append(shown)
+        return status | {"containerStatuses": states} if states else status
+
+    def _skew(self, pod: Json) -> timedelta:
+        node = pod["spec"].get("nodeName") or "none"
+        return timedelta(seconds=random.Random(f"{self._seed} {node}").choice(SKEWS) if self._skewed else 0)
 
     def remove(self, pod: Json) -> None:
         """Remove a pod at once, as the garbage collector of pods does when its node is gone."""

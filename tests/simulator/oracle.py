@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, element
 from tests.memory.store import Change
 from tests.simulator.kubelets import GRACE_SECONDS
 from tests.simulator.simulation import KEY, Simulation
@@ -39,6 +39,7 @@ def check_history(
     _check_status(changes)
     _check_pods(changes, late_creates, operators)
     _check_overlap(changes, unreachable)
+    _check_namesakes(changes, unreachable)
     _check_events(changes)
 
 
@@ -212,6 +213,30 @@ def _check_overlap(changes: History, unreachable: Collection[str]) -> None:
                 assert attempt == other or shared <= GRACE_SECONDS, (
                     f"pods of attempts {attempt} and {other} ran together for {shared:.0f} s"
                 )
+
+
+def _check_namesakes(changes: History, unreachable: Collection[str]) -> None:
+    """Check that no pod of a job is created while a trainer of a deleted job of the same name may save checkpoints."""
+    training: dict[str, Json] = {}
+    for _, change in changes:
+        meta, labels = change.obj["metadata"], change.obj["metadata"].get("labels") or {}
+        if change.resource is not names.PODS or names.LABEL_JOB_UID not in labels or meta["uid"] in unreachable:
+            continue
+        if change.type == "ADDED":
+            others = [pod for pod in training.values() if _is_namesake(pod, labels)]
+            assert not others, f"{meta['name']} was created while {others[0]['metadata']['name']} trained"
+        trainer = element(change.obj["status"].get("containerStatuses"), "name", names.TRAINER_CONTAINER)
+        trains = "running" in (trainer.get("state") or {}) and change.type != "DELETED"
+        if trains and change.obj["status"].get("phase") == "Running":
+            training[meta["uid"]] = change.obj
+        else:
+            training.pop(meta["uid"], None)
+
+
+def _is_namesake(pod: Json, labels: Mapping[str, str]) -> bool:
+    other = pod["metadata"]["labels"]
+    is_same_name = other.get(names.LABEL_JOB_NAME) == labels.get(names.LABEL_JOB_NAME)
+    return is_same_name and other[names.LABEL_JOB_UID] != labels[names.LABEL_JOB_UID]
 
 
 def _check_events(changes: History) -> None:

@@ -136,6 +136,7 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
             order=run.order,
             freezes=is_alone,
             operators=run.operators,
+            **scenario.world,
         )
     await simulation.begin()
     await scenario.script(simulation)
@@ -155,6 +156,10 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
     spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}]) | chance.choice([{}, {}, CHECKPOINT])
     spec |= chance.choice([{}, {}, {"podRetention": "All"}, {"podRetention": "None"}])
+    world: dict[str, Any] = {
+        "sidecar": chance.choice(("none", "none", "ordinary", "native")),
+        "skewed": chance.random() < 0.3,
+    }
     choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
     disturbances: dict[str, Any] = {
         "watch": chance.choice(MODES),
@@ -162,10 +167,11 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
         "eager": chance.random() < 0.5,
         "downtime": chance.choice(_DOWNTIMES),
         "operators": chance.choice(_OPERATORS),
+        "create_errors": chance.choice((0.0, 0.0, 0.0, 0.3)),
     }
     if is_calm:
         choose, disturbances = at_writes(()), {}
-    return Scenario(random_story), Simulation(spec, choose, seed=seed, **disturbances)
+    return Scenario(random_story), Simulation(spec, choose, seed=seed, **world, **disturbances)
 
 
 def _report_but_for_killings(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """The stories of a job that faults are injected into, by name. Each script acts as user, nodes and control plane."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -25,7 +25,7 @@ NOTICE_SECONDS = 60.0
 class Scenario:
     """A job and what happens to it.
 
-    script: ends when the job is finished or deleted. spec: of the job.
+    script: ends when the job is finished or deleted. spec: of the job. world: more options of ``Simulation``.
     compares: what faults must leave unchanged. "outcome": also the number of created and deleted objects; "story": only
     how the job ended; "nothing": the job is deleted at a time that depends on the faults.
     refused: requests that have no effect even without faults.
@@ -37,6 +37,7 @@ class Scenario:
     compares: Literal["outcome", "story", "nothing"] = "outcome"
     refused: int = 0
     is_variant: bool = False
+    world: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def full_spec(self) -> Json:
@@ -49,10 +50,11 @@ def _scenario(
     compares: Literal["outcome", "story", "nothing"] = "outcome",
     refused: int = 0,
     is_variant: bool = False,
+    world: Mapping[str, Any] | None = None,
     **spec: object,
 ) -> Callable[[Script], Script]:
     def register(script: Script) -> Script:
-        SCENARIOS[name] = Scenario(script, spec, compares, refused, is_variant)
+        SCENARIOS[name] = Scenario(script, spec, compares, refused, is_variant, world or {})
         return script
 
     return register
@@ -469,6 +471,68 @@ async def _retention_of_no_pods(sim: Simulation) -> None:
     await _rank_failure(sim)
     await succeed(sim)
     await sim.until("no pod is left", lambda: not any(True for _ in sim.store.all(names.PODS)))
+
+
+@_fate("late-secret")
+async def _late_secret(sim: Simulation) -> None:
+    """A Secret is missing for less time than the operator waits for it."""
+    await sim.until("all pods exist", lambda: sim.is_complete() or sim.is_finished())
+    if not sim.is_finished():
+        sim.kubelets.refuse(sim.pods()[1], "CreateContainerConfigError")
+        await sim.pause(30.0)
+
+
+@_fate("applied-again")
+async def _applied_again(sim: Simulation) -> None:
+    """The user deletes the job and applies it again while its pods still stop."""
+    if await sim.running_attempt():
+        sim.delete_job()
+        sim.create_job()
+
+
+@_scenario("missing-secret", is_variant=True, world={"skewed": True})
+async def _missing_secret(sim: Simulation) -> None:
+    """A Secret never exists: the job fails when the operator has seen this for a minute."""
+    sim.create_job()
+    await sim.until("all pods exist", sim.is_complete)
+    began = now()
+    for pod in sim.pods().values():
+        sim.kubelets.refuse(pod, "CreateContainerConfigError")
+    await sim.until("the job is finished", sim.is_finished)
+    assert (now() - began).total_seconds() >= 59, "the job failed before a minute had passed"
+
+
+@_scenario("failing-creates", is_variant=True, compares="story", world={"create_errors": 0.5}, numNodes=8)
+async def _failing_creates(sim: Simulation) -> None:
+    """Half of the creates fail, and each pod starts as soon as it exists: the attempt is not abandoned."""
+    sim.create_job()
+    while not sim.is_running() and not sim.is_finished():
+        for pod in sim.pods().values():
+            sim.kubelets.start(pod)
+        await sim.pause(0.5)
+    await succeed(sim)
+
+
+@_scenario("ordinary-sidecars", is_variant=True, world={"sidecar": "ordinary", "skewed": True})
+async def _ordinary_sidecars(sim: Simulation) -> None:
+    """A failure, and a success after it; the pods of both attempts stay, and no container runs in them."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await succeed(sim)
+    await sim.until("no container runs", lambda: not sim.active_pods())
+    failed_pod = sim.status()["failures"][-1]["pod"]
+    kept = {pod["metadata"]["name"] for pod in sim.store.all(names.PODS)}
+    assert failed_pod in kept and len(sim.pods()) == 2, "a pod to keep was deleted"
+
+
+@_scenario("native-sidecars", is_variant=True, world={"sidecar": "native"})
+async def _native_sidecars(sim: Simulation) -> None:
+    """A sidecar cannot start again because its Secret is gone; the training goes on."""
+    sim.create_job()
+    await sim.running_attempt()
+    await sim.pause(300.0)
+    assert sim.attempt() == 1 and sim.is_running()
+    await succeed(sim)
 
 
 async def _crashes_twice(sim: Simulation) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport
-from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound
+from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
 from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
@@ -26,7 +26,7 @@ from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
 from tests.memory.store import Change
 from tests.simulator.faults import CRASHES, Choose, OperatorKilledError, fault
-from tests.simulator.kubelets import Kubelets
+from tests.simulator.kubelets import Kubelets, Sidecar
 from tests.simulator.watches import Watches
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -136,6 +136,8 @@ class Simulation:
     choose: the fault of each request of the operator. watch: how watch events arrive. order: number of the permutation
     in which the nodes report. eager: pods start by themselves. downtime: seconds until a killed operator starts again;
     users and nodes act meanwhile. operators: how many work at the same time, and are killed together.
+    sidecar: what a webhook injects into each pod. skewed: the clocks of the nodes differ.
+    create_errors: share of the creates of pods that fail with an error of the API server.
     freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
     """
 
@@ -151,6 +153,9 @@ class Simulation:
         downtime: float = 0.0,
         freezes: bool = False,
         operators: int = 1,
+        sidecar: Sidecar = "none",
+        skewed: bool = False,
+        create_errors: float = 0.0,
     ) -> None:
         random.seed(seed)  # the work queue's jitter
         self.spec = spec
@@ -158,7 +163,9 @@ class Simulation:
         self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
         self.cluster = RecordedCluster(self._hook, self._on_change, clock=now, new_uid=self._new_uid)
         self.server, self.store = self.cluster.server, self.cluster.store
-        self.kubelets = Kubelets(self.server, str(seed), now, eager=eager)
+        self.kubelets = Kubelets(self.server, str(seed), now, eager=eager, sidecar=sidecar, skewed=skewed)
+        self.create_errors = create_errors
+        self._create_chance = random.Random(f"creates {seed}")
         self.calls: list[Call] = []
         self.changes: list[tuple[float, Change]] = []
         self.quota: int | None = None
@@ -311,7 +318,11 @@ class Simulation:
         return fault(kind, call)
 
     def _refusal(self, call: Call) -> Fault | None:
-        if self.quota is None or call.verb != "create" or call.resource is not names.PODS:
+        if call.verb != "create" or call.resource is not names.PODS:
+            return None
+        if self._create_chance.random() < self.create_errors:
+            return Fault(before=Unavailable("etcdserver: leader changed", code=500))
+        if self.quota is None:
             return None
         if call.body is None or int(call.body["metadata"]["labels"][names.LABEL_NODE_RANK]) < self.quota:
             return None
