@@ -380,6 +380,15 @@ def test_ordinary_sidecar_that_does_not_start_is_no_obstacle_of_a_trainer_that_s
     assert world.condition("Running")["reason"] == "Starting"
 
 
+def test_sidecar_that_cannot_restart_is_no_obstacle_of_its_pod_that_runs() -> None:
+    world = World(a_job())
+    world.settle()
+    proxy = {"name": "proxy", "state": waits("CreateContainerConfigError")}
+    world.set_pod(0, alive(initContainerStatuses=[proxy]))
+    world.settle()
+    assert world.condition("Running")["reason"] == "Starting", "pod 1 starts normally"
+
+
 def test_init_container_that_is_refused_fails_the_job() -> None:
     world = World(a_job())
     world.settle()
