@@ -135,15 +135,6 @@ def test_an_attempt_whose_template_is_changed_still_gets_its_service() -> None:
     assert world.status["state"] == "Running", "no deadline of the start runs"
 
 
-def test_sidecar_does_not_keep_a_finished_job_running() -> None:
-    world = a_running_world(a_job(numNodes=1))
-    status = ended(0) | {"phase": "Running"}
-    status["containerStatuses"].append({"name": "side", "state": {"running": {}}})
-    world.set_pod(0, status)
-    world.settle()
-    assert world.status["state"] == "Succeeded" and not world.pods
-
-
 def test_finished_job_stays_finished_if_its_spec_becomes_invalid() -> None:
     world = a_running_world(a_job(numNodes=1))
     world.set_pod(0, ended(0))
