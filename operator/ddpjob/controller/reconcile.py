@@ -43,7 +43,7 @@ class Memory:
     problems: the creates and deletes that failed last time.
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
-    created: names of the pods of the attempt ``begun`` whose creates had success.
+    created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
     patched_at: monotonic time of the last status patch.
     unannounced: status and events of a patch whose response was lost.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
@@ -175,6 +175,8 @@ class Reconciler:
         meta = job["metadata"]
         attempt = int((job.get("status") or {}).get("attempt") or 0)
         logs.set_attempt(attempt)
+        if memory.begun == attempt != memory.complete:
+            memory.created |= {pod.name for pod in self.cache.pods(meta["uid"]) if pod.attempt == attempt}
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(

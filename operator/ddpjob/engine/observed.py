@@ -42,7 +42,7 @@ class Observed:
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
-    created: names of the pods that this process knows to exist, or to have existed: their creates had success.
+    created: names of the pods of this attempt that this process knows to exist, or to have existed.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
