@@ -478,8 +478,10 @@ async def _late_secret(sim: Simulation) -> None:
     """A Secret is missing for less time than the operator waits for it."""
     await sim.until("all pods exist", lambda: sim.is_complete() or sim.is_finished())
     if not sim.is_finished():
-        sim.kubelets.refuse(sim.pods()[1], "CreateContainerConfigError")
+        pod = sim.pods()[1]
+        sim.kubelets.refuse(pod, "CreateContainerConfigError")
         await sim.pause(30.0)
+        sim.kubelets.start(pod)
 
 
 @_fate("applied-again")
