@@ -60,10 +60,13 @@ def _scenario(
     return register
 
 
-def _fate(name: str, *, is_random: bool = True) -> Callable[[Script], Script]:
+def _fate(
+    name: str, *, is_random: bool = True, compares: Literal["outcome", "story"] = "outcome"
+) -> Callable[[Script], Script]:
     """Register what ends an attempt. By itself it is a scenario too: the job is created, meets it, and succeeds.
 
     is_random: whether random stories contain it; what it leads to must not depend on the backoff between restarts.
+    compares: as in ``Scenario``.
     """
 
     def register(fate: Script) -> Script:
@@ -74,7 +77,7 @@ def _fate(name: str, *, is_random: bool = True) -> Callable[[Script], Script]:
 
         if is_random:
             FATES[name] = fate
-        SCENARIOS[name] = Scenario(script)
+        SCENARIOS[name] = Scenario(script, compares=compares)
         return fate
 
     return register
@@ -484,7 +487,7 @@ async def _late_secret(sim: Simulation) -> None:
         sim.kubelets.start(pod)
 
 
-@_fate("applied-again")
+@_fate("applied-again", compares="story")
 async def _applied_again(sim: Simulation) -> None:
     """The user deletes the job and applies it again while its pods still stop."""
     if await sim.running_attempt():
