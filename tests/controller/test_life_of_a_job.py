@@ -48,6 +48,29 @@ def test_watch_events_alone_update_the_status(operator: OperatorProcess, jobs: J
     assert len(jobs.pods()) == 2, "ended pods stay, with their logs"
 
 
+def test_service_of_a_running_job_is_restored_at_once(operator: OperatorProcess, jobs: Jobs) -> None:
+    job = jobs.submit()
+    (pod,) = jobs.wait_for_pods(1)
+    jobs.run(pod)
+    jobs.wait_for("Running")
+    path = f"/api/v1/namespaces/{jobs.namespace}/services/{names.service_name('mnist', job['metadata']['uid'])}"
+    whole = jobs.plane.request("GET", path)["spec"]
+
+    def is_whole() -> bool:
+        services = {service["metadata"]["name"]: service["spec"] for service in jobs.objects("services")}
+        spec = services.get(path.rpartition("/")[2], {})
+        return all(spec.get(key) == whole[key] for key in ("selector", "ports", "publishNotReadyAddresses"))
+
+    jobs.plane.request("PATCH", path, {"spec": {"selector": {"app": "web"}, "publishNotReadyAddresses": False}})
+    eventually("the selector is restored", is_whole)
+    ports = [{"name": "rendezvous", "port": 80, "targetPort": 80}]
+    jobs.plane.request("PATCH", path, {"spec": {"ports": ports}})
+    eventually("the port is restored", is_whole)
+    jobs.plane.request("DELETE", path)
+    eventually("the Service is created again", is_whole)
+    assert jobs.wait_for("Running")["attempt"] == 1
+
+
 def test_failed_pod_restarts_the_group_after_the_decision_is_written(operator: OperatorProcess, jobs: Jobs) -> None:
     since = jobs.submit(numNodes=2)["metadata"]["resourceVersion"]
     first = jobs.wait_for_pods(2)

@@ -12,7 +12,7 @@ OPERATOR = {
     ("ddpjob.dev", "ddpjobs/status", "patch"),
     ("ddpjob.dev", "ddpjobs/finalizers", "update"),
     *(("", "pods", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
-    *(("", "services", verb) for verb in ("create", "get", "list", "patch")),
+    *(("", "services", verb) for verb in ("create", "get", "list", "patch", "watch")),
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
     *(("", "events", verb) for verb in ("create", "patch")),
 }
@@ -46,7 +46,7 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(roles) == (2 if values else 1)
     for role in roles:
         assert triples(role) == OPERATOR
-    assert len(OPERATOR) == 21
+    assert len(OPERATOR) == 22
 
 
 def test_no_role_grants_secrets_wildcards_or_escalation() -> None:

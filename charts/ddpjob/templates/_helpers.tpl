@@ -79,7 +79,7 @@ capabilities:
   verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [""]
   resources: [services]
-  verbs: [create, get, list, patch]
+  verbs: [create, get, list, patch, watch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [create, get, list]

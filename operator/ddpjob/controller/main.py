@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from ddpjob import __version__
+from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
@@ -105,17 +106,19 @@ class Operator:
             await asyncio.wait(background)
 
     def _pod_watches(self) -> list[PodWatch]:
-        """Return one watch for each scope, in the same way authorized and monitored as kopf's."""
+        """Return a watch of pods and one of Services for each scope, in the same way authorized as kopf's."""
         return [
             PodWatch(
                 cluster=self.cluster,
                 connection=self._connection,
                 cache=self.controller.cache,
                 scope=scope,
+                resource=resource,
                 session=partial(self._connection.session, 0, middlewares=(self._monitor.middleware,)),
                 on_error=self._metrics.watch_restarts.inc,
             )
             for scope in self._settings.scopes
+            for resource in (names.PODS, names.SERVICES)
         ]
 
     async def _watch(self) -> None:

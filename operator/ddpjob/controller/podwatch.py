@@ -1,4 +1,4 @@
-"""Watch the operator's pods: a LIST, then a watch that continues where the one before ended.
+"""Watch the operator's pods and Services: a LIST, then a watch that continues where the one before ended.
 
 kopf watches the jobs (``watches``). For pods it is too slow: a thousand pods cause four thousand events within seconds,
 and kopf starts a task for each pod and makes a logger, a copy and the arguments of a handler for each event.
@@ -15,6 +15,7 @@ import aiohttp
 import yarl
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
 from ddpjob.cluster.connection import ConfigurationError, Connection
@@ -40,7 +41,7 @@ class _ExpiredError(Exception):
 class PodWatch:
     """Keeps the pods of one scope up to date in the cache; ``run`` never ends by itself.
 
-    scope: the namespace, or None for all.
+    resource: the kind to watch in place of pods. scope: the namespace, or None for all.
     session: returns a new session for the watch; this object closes it.
     on_error: called for every error that the server reports, except an expired version.
     silent_seconds: a watch that has received no data for so long is opened again.
@@ -52,6 +53,7 @@ class PodWatch:
     scope: str | None
     session: Callable[[], aiohttp.ClientSession]
     on_error: Callable[[], None]
+    resource: Resource = names.PODS
     silent_seconds: float = SILENT_SECONDS
     _version: str = field(default="", init=False)
 
@@ -67,7 +69,7 @@ class PodWatch:
                         await self._follow(session)
                         await asyncio.sleep(DELAYS[0])
             except _ExpiredError:
-                logger.debug("the watch of pods expired, listing them again")
+                logger.debug("the watch of %s expired, listing them again", self.resource.plural)
                 self._version = ""
             except Unauthorized as error:
                 await self._renew(generation, error)
@@ -76,9 +78,11 @@ class PodWatch:
                 if not isinstance(error, Unavailable | TooManyRequests):
                     self._version = ""
                 self.on_error()
-                logger.warning("watching pods failed: %s: %s", type(error).__name__, error)
+                logger.warning("watching %s failed: %s: %s", self.resource.plural, type(error).__name__, error)
             except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
-                logger.info("the watch of pods was interrupted: %s: %s", type(error).__name__, error)
+                logger.info(
+                    "the watch of %s was interrupted: %s: %s", self.resource.plural, type(error).__name__, error
+                )
             failures = 0 if loop.time() - started > CALM_SECONDS else failures
             await asyncio.sleep(max(pause, DELAYS[min(failures, len(DELAYS) - 1)]))
             failures += 1
@@ -87,7 +91,7 @@ class PodWatch:
         """Watch from the last seen version, or from a new LIST, until the server ends the watch."""
         if not self._version:
             _, self._version = await list_into(
-                self.cache, self.cluster, names.PODS, self.scope, names.SELECTORS[names.PODS]
+                self.cache, self.cluster, self.resource, self.scope, names.SELECTORS[self.resource]
             )
         taken = 0
         async with contextlib.aclosing(self._events(session)) as events:
@@ -101,12 +105,12 @@ class PodWatch:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": names.SELECTORS[names.PODS],
+            "labelSelector": names.SELECTORS[self.resource],
             "resourceVersion": self._version,
             "timeoutSeconds": str(SERVER_SECONDS),
         }
         async with session.get(
-            yarl.URL(f"{self.connection.server}/{names.PODS.path(self.scope)}").with_query(query),
+            yarl.URL(f"{self.connection.server}/{self.resource.path(self.scope)}").with_query(query),
             timeout=aiohttp.ClientTimeout(
                 total=SERVER_SECONDS + 10, sock_connect=CONNECT_SECONDS, sock_read=self.silent_seconds
             ),
@@ -128,7 +132,7 @@ class PodWatch:
             code = int(obj.get("code") or 500)
             raise _watch_error(ClusterError(str(obj.get("message") or f"HTTP {code}"), code=code))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            self.cache.take(names.PODS, event)
+            self.cache.take(self.resource, event)
         self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
 
     async def _renew(self, generation: int, error: Unauthorized) -> None:

@@ -1,7 +1,7 @@
 """List all objects at the start and once a minute, to find changes that the watches missed.
 
-When its watch of the jobs expires, kopf lists again, but reports no objects that were deleted in between. Services and
-claims are not watched. A change that a sweep finds updates the cache like a watch event.
+When its watch of the jobs expires, kopf lists again, but reports no objects that were deleted in between. Claims are
+not watched. A change that a sweep finds updates the cache like a watch event.
 """
 
 import asyncio
