@@ -128,6 +128,7 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
     else:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt" and run.operators == 1
+        is_alone = is_alone and not scenario.world.get("create_errors")  # they are faults, too
         simulation = Simulation(
             scenario.full_spec,
             at_writes(run.faults),
