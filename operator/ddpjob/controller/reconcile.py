@@ -203,8 +203,12 @@ class Reconciler:
         return self.cache.pods(uid)
 
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
-        """Return whether to delay a status that is not urgent and combine it with the next one."""
-        if plan.status is None or plan.urgent or plan.deletes or plan.changes or plan.creates:
+        """Return whether to delay a status that is not urgent and combine it with the next one.
+
+        Also while creates are held: two operators would otherwise overwrite each other's problems without a pause.
+        """
+        acts = (plan.deletes or plan.changes or plan.creates) and memory.hold_until <= self.clock()
+        if plan.status is None or plan.urgent or acts:
             return False
         wait = memory.patched_at + COSMETIC_SECONDS - self.clock()
         if wait > 0:

@@ -53,13 +53,19 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         return Plan()
     state = JobState(job, before, observed, now, settings)
     if state.finished:
-        return _plan_finished(state)
+        return _from_live_pods(_plan_finished(state), observed)
     if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
         return _refuse(body, before, faults, now)
     decision = decide(state)
     if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):
         return Plan(needs_live=True)
-    return _carry_out(state, decision)
+    return _from_live_pods(_carry_out(state, decision), observed)
+
+
+def _from_live_pods(made: Plan, observed: Observed) -> Plan:
+    """Return the plan unless it deletes pods that are only cached: a trainer may have ended, and its log is kept."""
+    deletes = any(delete.resource is names.PODS for delete in made.deletes)
+    return Plan(needs_live=True) if deletes and not observed.live else made
 
 
 def _fills_gaps(s: JobState, decision: Decision) -> bool:
