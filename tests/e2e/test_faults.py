@@ -393,7 +393,7 @@ def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:
     assert (failure["hint"], failure["next"]) == advice_of("StartError")
 
 
-def test_invalid_image_name_fails_the_job_at_once(outcome: Wait) -> None:
+def test_invalid_image_name_fails_the_job_after_ten_seconds(outcome: Wait) -> None:
     done: Outcome = outcome(image_name_invalid)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Failed", 1, (0, 0))
     failure = done.failure
