@@ -31,6 +31,12 @@ def reference(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), betas=(0.7, 0.9), weight_decay=config.weight_decay, fused=True)
 
 
+def test_the_learning_rate_rises_to_its_peak_and_falls_until_the_last_step() -> None:
+    rates = [optim.one_cycle(0.5, step, 100) for step in range(100)]
+    assert (rates[0], rates[20], rates[99]) == pytest.approx((0.5 / 25, 0.5, 0.5 / 10_000))
+    assert rates[:21] == sorted(rates[:21]) and rates[20:] == sorted(rates[20:], reverse=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_updates_equal_those_of_torch_optim_and_the_state_is_interchangeable(name: str, dtype: str) -> None:

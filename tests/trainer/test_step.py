@@ -194,7 +194,8 @@ def test_losses_read_later_are_the_same_and_a_stop_ends_all_ranks_together(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:
     command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-every", 0)
-    for name, flags in (("each", ()), ("some", ("--log-every", 4))):
+    # With 5, the last step is read only because it is the last.
+    for name, flags in (("each", ()), ("some", ("--log-every", 5))):
         ddptrain.run(*command, "--checkpoint-dir", tmp_path / name, *flags)
     assert_same_end(tmp_path / "each", tmp_path / "some")
     assert [step for step, _ in losses(tmp_path / "some")] == list(range(1, 19))
