@@ -106,7 +106,7 @@ def check_evaluations(ddptrain: ForkServer, tmp_path: Path, samples: int, worlds
 
 
 def test_every_test_sample_is_evaluated_once_at_1_2_and_3_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
-    check_evaluations(ddptrain, tmp_path, 2_000, (1, 2, 3))
+    check_evaluations(ddptrain, tmp_path, 1_900, (1, 2, 3))  # the last chunk is not full
 
 
 def test_training_prints_no_warning(ddptrain: ForkServer, idx: Path) -> None:
