@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "not finite": (failed(79, kind="NotFinite", message="m"), {}, "NotFinite", FAIL),
     "stopped": (failed(75, kind="Stopped", outcome="stopped", message="m"), {}, "Stopped", FREE),
     "superseded": (failed(80, kind="Superseded", message="m"), {}, "Superseded", FREE),
+    "exited early": (failed(1, kind="ExitedEarly", exception="ExitedEarly", message="m"), {}, "ExitedEarly", RESTART),
     "hang": (failed(76, kind="Hang", message="m"), {}, "Hang", RESTART),
     "no data": (failed(66, kind="DataMissing", message="m"), {}, "DataMissing", RESTART),
     "rendezvous": (failed(69, kind="RendezvousFailed", message="m"), {}, "RendezvousFailed", RESTART),

@@ -76,6 +76,7 @@ KINDS = {
     (errors.DeviceError, "DeviceFailed", 1),
     (errors.GPUOutOfMemory, "GPUOutOfMemory", 1),
     (errors.Superseded, "Superseded", 80),
+    (errors.ExitedEarly, "ExitedEarly", 1),
 }
 
 
@@ -209,6 +210,12 @@ def test_a_full_gpu_has_a_kind_and_advice() -> None:
     assert "another process" in report["hint"]
     for advice in ("--batch-size", "--accum", "--bf16 on", "PYTORCH_ALLOC_CONF=expandable_segments:True"):
         assert advice in report["next"]
+
+
+@pytest.mark.parametrize(("code", "kind"), [(None, "ExitedEarly"), (0, "ExitedEarly"), (3, "SystemExit")])
+def test_sys_exit_before_the_end_is_a_failure(code: int | None, kind: str) -> None:
+    report = termination.failure(raised(SystemExit(code)), rank=0, progress={})
+    assert (report["kind"], report["code"], report["cause"]) == (kind, 1, "own")
 
 
 def test_an_os_error_of_user_code_is_not_a_lost_peer() -> None:

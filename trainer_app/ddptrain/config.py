@@ -112,7 +112,7 @@ class Config:
     volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
     stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
-    chaos: str = setting("", "debugging aid: crash|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
+    chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")

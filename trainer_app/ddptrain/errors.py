@@ -100,6 +100,10 @@ class DeviceError(TrainerError, kind="DeviceFailed"):
     """This rank's GPU, its driver or a kernel on it failed."""
 
 
+class ExitedEarly(TrainerError):
+    """A rank ended with exit code 0 before its work was done."""
+
+
 class GPUOutOfMemory(TrainerError):
     """The memory of this rank's GPU is full."""
 
@@ -148,6 +152,8 @@ def classify(error: BaseException) -> BaseException:
     """
     if isinstance(error, TrainerError):
         return error
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return exited_early("the program called sys.exit(0) before its work was done")
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
     first_line = str(error).strip().partition("\n")[0][:500]
     if distributed and _CUDA.search(first_line):  # first: CUDA too says that something timed out
@@ -166,6 +172,15 @@ def classify(error: BaseException) -> BaseException:
             next_step="raise --collective-timeout if a step really takes that long",
         )
     return error
+
+
+def exited_early(message: str) -> ExitedEarly:
+    """Return the error of a rank that ended with exit code 0 before its work was done."""
+    return ExitedEarly(
+        message,
+        hint="the program or a library called exit; without a report, exit code 0 does not mean success",
+        next_step="look at the rank's last lines of output, and at calls of sys.exit and os._exit",
+    )
 
 
 def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:

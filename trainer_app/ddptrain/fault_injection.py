@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ddptrain.config import Config
 from ddptrain.errors import UsageError, volume_error
 
-ACTIONS = ("crash", "kill", "stop", "hang", "slow", "oom", "diskfull")
+ACTIONS = ("crash", "exit", "kill", "stop", "hang", "slow", "oom", "diskfull")
 SLOW = 0.5  # seconds that ``slow`` adds to every step
 
 
@@ -67,6 +67,8 @@ class Fault:
 def _act(action: str) -> None:
     if action == "crash":
         raise RuntimeError("crash injected by --chaos")
+    if action == "exit":  # as a library does that takes a mistake for the end of the program
+        os._exit(0)
     if action in ("kill", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
     if action == "hang":

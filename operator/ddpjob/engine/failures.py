@@ -275,6 +275,13 @@ TABLE: tuple[Judgement, ...] = (
         next="{logs}; correct the code, and create the job again",
     ),
     Judgement(
+        "ExitedEarly",
+        "the trainer reports a rank that ended with exit code 0 before the training was finished",
+        lambda e, _: e.report.kind == "ExitedEarly",
+        hint="the program or a library called exit",
+        next="{logs}",
+    ),
+    Judgement(
         "",
         "the trainer reports a hang (exit code 76)",
         _reports(exit_codes.HANG),

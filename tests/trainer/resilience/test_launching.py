@@ -75,6 +75,15 @@ def test_a_killed_rank_is_named_by_both_nodes(ddptrain: ForkServer, idx: Path, t
     assert root.items() <= innocent["root"].items()
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_that_exits_with_0_before_the_end_is_the_cause(ddptrain: ForkServer, idx: Path, world_size: int) -> None:
+    command = ("launch", "--nproc-per-node", world_size, *SMALL, "--data-dir", idx)
+    run = ddptrain.run(*command, "--chaos", f"exit:{world_size - 1}:5", code=1)
+    message = run.message()
+    assert (message["kind"], message["code"], message["cause"]) == ("ExitedEarly", 1, "own")
+    assert (message["outcome"], message["rank"], message["step"]) == ("failed", world_size - 1, 5)
+
+
 def test_a_killed_rank_is_named_although_a_stopped_one_delays_its_node(
     ddptrain: ForkServer, idx: Path, tmp_path: Path
 ) -> None:

@@ -242,7 +242,9 @@ class Supervisor:
                 worker.status, worker.ended = status, time.monotonic()
                 if worker.process is not None:
                     worker.process.returncode = os.waitstatus_to_exitcode(status)
-                if status != 0:
+                while self._read(worker, worker.reports, last=True):
+                    pass
+                if processes.report_of(worker)["code"] != 0:  # exit code 0 without a report is a failure too
                     self._report_early(worker)
                     self._end_within(_PEER_GRACE)
 
@@ -250,8 +252,6 @@ class Supervisor:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
         if self.reports is None or self._hang or worker.killed_by_us or self.ranks.nnodes == 1:
             return
-        while self._read(worker, worker.reports, last=True):
-            pass
         report = self._with_oom_kill(processes.report_of(worker))
         failed = report.get("cause") == "own" and report.get("outcome") == "failed"
         if failed and report["code"] != exit_codes.SUPERSEDED:
@@ -292,7 +292,8 @@ class Supervisor:
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
         report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
-        if several_nodes and cause == "own" and (report.get("signal") or self._hang):
+        unannounced = any(w.rank == report["rank"] and not processes.sent_report(w) for w in self._workers)
+        if several_nodes and cause == "own" and (unannounced or self._hang):
 
             def announce() -> None:  # in a child process, because it starts threads and imports torch
                 from ddptrain.distributed.rendezvous import announce_killed

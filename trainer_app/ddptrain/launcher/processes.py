@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 from ddptrain.config import Config
 from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Stopped, UsageError, cuda_error
+from ddptrain.errors import Stopped, UsageError, cuda_error, exited_early
 from ddptrain.files import Json, dumps_json
 from ddptrain.jobs import Job
 from ddptrain.reporting import termination
@@ -232,10 +232,18 @@ def report_of(worker: WorkerProcess) -> Report:
     """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
     assert worker.status is not None
     code = os.waitstatus_to_exitcode(worker.status)
-    with contextlib.suppress(ValueError, KeyError):
+    if report := sent_report(worker):
+        return report
+def sent_report(worker: WorkerProcess) -> Report | None:
+    """Return the report that an ended rank sent; None if it sent none, or its exit code is another."""
+    assert worker.status is not None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         report: Report = json.loads(worker.ending)["report"]
-        if report["code"] == code:
+        if report["code"] == os.waitstatus_to_exitcode(worker.status):
             return report
+    return None
+
+
     last = worker.diagnostics.last_heartbeat()
     place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0:
@@ -259,6 +267,8 @@ def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callabl
 
     A file system whose server is gone blocks every process that uses it inside the kernel, and the launcher may start
     no thread. So ``work`` runs in a forked child, and its changes to memory are lost. A child that exceeds the timeout
+    if code == 0:
+        return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     is killed and left behind if the volume delays even that.
     """
     import multiprocessing
