@@ -358,5 +358,6 @@ def test_progress_is_written_to_a_file_at_every_change_of_phase(tmp_path: Path) 
     progress.write_to(tmp_path / "progress.json")
     for phase in ("train", "evaluate", "done"):
         progress.update(phase=phase)
+        progress.wait_for_file()
         assert json.loads((tmp_path / "progress.json").read_text())["phase"] == phase
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]

@@ -1,11 +1,12 @@
-"""Atomic and durable writes, and JSON without NaN. Used by every module that writes files."""
+"""Atomic and durable writes, writes in the background, and JSON without NaN. Used by every module that writes files."""
 
 import contextlib
 import errno
 import json
 import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from ddptrain.errors import UsageError, volume_errors
 
 Json = dict[str, Any]
 
-# Errors of chmod on file systems without modes (CIFS, some FUSE and NFS), and of fsync on a directory.
+# Errors of chmod on file systems without modes (CIFS, some FUSE and NFS), and of fsync on a directory or a pipe.
 _NO_MODES = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
-_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
+_NO_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def unique(name: str) -> str:
@@ -68,6 +69,42 @@ def write_result(path: Path, content: bytes) -> None:
             write_atomically(path.resolve(), content)
 
 
+class BackgroundWrite:
+    """Calls ``write`` in a thread after each request, once for all requests that come while a call runs.
+
+    A volume that does not answer stops that thread only, and not the training.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write, self._requested, self._idle = write, threading.Event(), threading.Condition()
+        self._pending = 0  # requests, the current call included
+        self._thread: threading.Thread | None = None
+
+    def request(self) -> None:
+        """Ask for a write; returns at once."""
+        with self._idle:
+            self._pending += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="background-write", daemon=True)
+            self._thread.start()
+        self._requested.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is requested; return False if that takes longer than ``seconds``."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._pending, seconds)
+
+    def _run(self) -> None:
+        while self._requested.wait():
+            self._requested.clear()
+            with self._idle:
+                known = self._pending
+            self._write()
+            with self._idle:
+                self._pending -= known
+                self._idle.notify_all()
+
+
 def make_directory(flag: str, path: str) -> Path:
     """Make the directory that the user gave with ``flag``, if it is absent, and return its path.
 
@@ -93,10 +130,15 @@ def sync_directory(directory: Path) -> None:
     """Make renames in ``directory`` survive a power cut, if the file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with _ignoring(_NO_DIRECTORY_SYNC):
-            os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Make what was written survive a power cut, if the file system supports it for this kind of file."""
+    with _ignoring(_NO_SYNC):
+        os.fsync(descriptor)
 
 
 @contextlib.contextmanager

@@ -184,6 +184,8 @@ class Worker:
         accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
         self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
+        self._heartbeat.mark("save", limit=config.volume_timeout)
+        self._progress.wait_for_file()
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"
         saved = f"; checkpoint {checkpoint_file(Path(config.checkpoint_dir), **place)}" if place else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -140,11 +142,36 @@ def test_refused_metrics_are_a_checkpoint_problem_only_with_checkpoints(
     metrics.open(tmp_path, 1, with_checkpoints=with_checkpoints)
     replace_by_full_device(tmp_path / "metrics" / "run-000001.jsonl")
     metrics.log("train", 1, loss=1.0)
+    assert not metrics.flush(1, durable=False)
     [said] = capsys.readouterr().out.splitlines()
     assert "No space left" in said
     assert ("training continues without saving" in said) == with_checkpoints
     problem = progress.snapshot()["checkpointProblem"]
     assert problem.endswith("(1 in a row)") if with_checkpoints else problem is None
+
+
+def test_a_volume_that_stalls_while_rows_are_written_is_no_hang(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "metrics" / "run-000001.jsonl"
+    rows.parent.mkdir()
+    os.mkfifo(rows)
+    reader = os.open(rows, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # takes some 30 rows, of 60 steps
+    run = ddptrain.start(
+        "launch", "--nproc-per-node", 2, "--data", "idx", "--data-dir", idx, "--batch-size", 5, "--epochs", 1,
+        "--step-delay", 0.25, "--checkpoint-dir", tmp_path, "--checkpoint-every", 0, "--hang-timeout", 5,
+    )  # fmt: skip
+    run.at_step(60)
+
+    def answers() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(reader, 65536)
+        return run.ended
+
+    wait_until(answers, "the end, now that the volume answers again")
+    os.close(reader)
+    assert run.wait() == 0, run.output()
 
 
 def replace_by_full_device(path: Path) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddptrain.errors import VolumeError, volume_errors
-from ddptrain.files import Json, dumps_json, share, write_atomically
+from ddptrain.files import BackgroundWrite, Json, dumps_json, share, sync, write_atomically
 from ddptrain.reporting.console import Console
 from ddptrain.reporting.progress import Progress
 
@@ -32,7 +33,8 @@ _LARGEST = 10**12  # number of a run or of a step
 class MetricsLogger:
     """Logs one rank's completed work: to the progress report, the console, and the run's metrics once these are open.
 
-    Only rank 0 opens them. The rows are buffered and written about once a second and before each checkpoint.
+    Only rank 0 opens them. The rows are buffered and written about once a second, by a thread, and before each
+    checkpoint: that save is a phase with the volume's limit, while a step must not wait for the volume.
     A volume that refuses them does not stop the training: the rows stay buffered, the first refusal is printed, and
     next to checkpoints the progress report shows it as ``checkpointProblem``.
     """
@@ -43,8 +45,10 @@ class MetricsLogger:
         self._path: Path | None = None
         self._folder = Path()
         self._file, self._run, self._with_checkpoints = -1, 0, False
-        self._buffer = bytearray()
-        self._flushed, self._refusals = 0.0, 0
+        self._buffer, self._rows, self._writing = bytearray(), threading.Lock(), threading.Lock()
+        self._flushed, self._refusals = time.monotonic(), 0
+        self._background = BackgroundWrite(self._flush_in_background)
+        self._step = 0  # of the newest row, when a write was requested
         self._speed = 0.0  # samples per second, smoothed
         progress.update(phase="setup", totalEpochs=epochs, totalSteps=epochs * steps_per_epoch)
 
@@ -154,9 +158,12 @@ class MetricsLogger:
     def log(self, event: str, step: int, **values: Any) -> None:
         """Buffer one row, and write the buffer if the last write was more than a second ago."""
         self._append(event, values, step=step)
-        if time.monotonic() - self._flushed > _FLUSH_INTERVAL:
-            self._flushed = time.monotonic()
-            self.flush(step, durable=False)
+        if self._path is not None and time.monotonic() - self._flushed > _FLUSH_INTERVAL:
+            self._flushed, self._step = time.monotonic(), step
+            self._background.request()
+
+    def _flush_in_background(self) -> None:
+        self.flush(self._step, durable=False)
 
     def flush(self, step: int, *, durable: bool = True) -> bool:
         """Write all buffered rows. Returns False, after a report, if the volume refused.
@@ -175,17 +182,20 @@ class MetricsLogger:
         if self._path is not None:
             place = {} if step is None else {"step": step, "epoch": step // self._steps_per_epoch}
             row = {"event": event, "run": self._run, **place, **values, "time": round(time.time(), 3)}
-            self._buffer += dumps_json(row).encode() + b"\n"
+            with self._rows:
+                self._buffer += dumps_json(row).encode() + b"\n"
 
     def _write(self, *, durable: bool) -> None:
         """Write the buffer; what a full volume does not take stays in it."""
         if self._path is None:
             return
-        with volume_errors(self._path):
-            while self._buffer:
-                del self._buffer[: os.write(self._file, self._buffer)]
+        with volume_errors(self._path), self._writing:
+            while rows := bytes(self._buffer):
+                written = os.write(self._file, rows)
+                with self._rows:
+                    del self._buffer[:written]
             if durable:
-                os.fsync(self._file)
+                sync(self._file)
 
 
 def read_rows(path: Path | str) -> list[Json]:

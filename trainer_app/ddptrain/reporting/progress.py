@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ddptrain.files import dumps_json, finite, write_atomically
+from ddptrain.files import BackgroundWrite, dumps_json, finite, write_atomically
 
 SCHEMA = 1
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
@@ -27,6 +27,7 @@ class Progress:
         self._lock = threading.Lock()
         self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
         self._file: Path | None = None
+        self._copy = BackgroundWrite(self._write_file)
         self._values: dict[str, Any] = {
             "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
             "loss": None, "accuracy": None, "samplesPerSecond": None,
@@ -37,6 +38,10 @@ class Progress:
         """Keep ``path`` up to date from now on: about once a second, and at every change of phase."""
         self._file = path
 
+    def wait_for_file(self) -> None:
+        """Wait until the file has the newest report."""
+        self._copy.wait()
+
     def update(self, **values: Any) -> None:
         """Record completed work and increment ``seq``."""
         with self._lock:
@@ -45,8 +50,12 @@ class Progress:
             self._seq, self._changed = self._seq + 1, time.monotonic()
         if self._file is not None and (phase_changed or self._changed - self._written > _FILE_INTERVAL):
             self._written = self._changed
-            with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
-                write_atomically(self._file, dumps_json(self.snapshot()).encode(), durable=False)
+            self._copy.request()
+
+    def _write_file(self) -> None:
+        assert self._file is not None
+        with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
+            write_atomically(self._file, dumps_json(self.snapshot()).encode(), durable=False)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the report as a dict; ``ageSeconds`` is the time since the last completed work."""

@@ -224,6 +224,7 @@ class Trainer:
         """Return the error, after rank 0 has written the last batch's indices and set the weights' checkpoint aside."""
 
         def write() -> tuple[str | None, bool]:
+            self.group.heartbeat.mark("save", limit=self.config.volume_timeout)
             path = self.metrics.not_finite(
                 step + 1, loss=loss, learning_rate=self._learning_rate(step),
                 indices=self.batches.indices(step).tolist(), folder=self.checkpointer.run_folder,
