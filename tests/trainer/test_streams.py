@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ddptrain.reporting.console import _Output
+from tests.trainer.builders import SMALL
 from tests.trainer.runs import PATIENCE, ForkServer, Run
 
 Start = Callable[[list[str | None]], Run]
@@ -57,6 +63,86 @@ def test_training_without_working_output_finishes_and_saves(
 
     assert begin(start, tmp_path).wait() == 0
     assert json.loads((checkpoints / "progress.json").read_bytes())["phase"] == "done"
+
+
+LOUD = """
+import ddptrain.worker as worker
+load = worker.download.load
+def loud(*args, **more):
+    for number in range(20_000):
+        print("line", number, "x" * 100)
+    return load(*args, **more)
+worker.download.load = loud
+"""
+
+
+def test_a_launcher_whose_output_nobody_reads_obeys_sigterm(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # and never reads
+    argv = (*LAUNCH, *SMALL, "--data-dir", idx, "--step-delay", 0.3)
+    run = ddptrain.start(*argv, first=LOUD, streams=[str(pipe), os.devnull])
+    run.at_step(2)
+    run.stop()
+    assert run.wait() == 75
+    os.close(reader)
+    assert run.message()["outcome"] == "stopped"
+
+
+def test_lines_that_nobody_reads_in_time_are_dropped_and_counted() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    output = _Output(writer, 1000)
+    for number in range(1000):
+        output.write(b"line %d\n" % number)
+    received = b""
+    while output.drain():
+        received += os.read(reader, 65536)
+    output.write(b"last\n")
+    received += os.read(reader, 65536)
+    *lines, missing, last = received.decode().splitlines()
+    assert lines == [f"line {number}" for number in range(len(lines))]
+    count = re.fullmatch(r"\.\.\. (\d+) line\(s\) of output are missing here.*", missing)
+    assert count is not None, missing
+    assert len(lines) + int(count[1]) == 1000
+    assert last == "last"
+    os.close(reader)
+    assert output.write(b"no reader\n") == 10
+    output.release()
+    os.close(writer)
+
+
+def test_a_terminal_stopped_by_ctrl_s_does_not_delay_the_training(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    master, terminal = pty.openpty()
+    termios.tcflow(terminal, termios.TCOOFF)
+    run = ddptrain.start(*LAUNCH, *SMALL, "--data-dir", idx, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    assert run.wait() == 0
+    for descriptor in (master, terminal):
+        os.close(descriptor)
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_training(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    argv = (*LAUNCH, *SMALL, "--data-dir", idx, "--step-delay", 0.2)
+    run = ddptrain.start(*argv, streams=[str(tmp_path / "out"), os.ttyname(terminal)])
+    run.at_step(2)
+    for descriptor in (terminal, master):
+        os.close(descriptor)
+    assert run.wait() == 0, (tmp_path / "out").read_text()
+
+
+def test_a_terminal_without_block_characters_gets_a_bar_of_ascii(idx: Path, tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    limited = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TMPDIR": str(tmp_path)}
+    command = [*DDPTRAIN, *LAUNCH, "--data", "idx", "--data-dir", str(idx), "--epochs", "1"]
+    done = subprocess.run(command, stderr=terminal, stdout=subprocess.PIPE, timeout=PATIENCE, check=False, env=limited)
+    os.close(terminal)
+    shown = os.read(master, 65536)
+    os.close(master)
+    assert done.returncode == 0, shown + done.stdout
+    assert b"#" * 24 + b" 1/1" in shown
 
 
 def test_characters_that_the_encoding_lacks_are_escaped(idx: Path, tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.launcher import launcher
 from ddptrain.lessons.run import lesson_names, run_lesson
 from ddptrain.reporting import termination
-from ddptrain.reporting.console import Console, escape_unencodable, ignore_write_errors, log_as_json, terminal_or_none
+from ddptrain.reporting.console import (
+    Console,
+    escape_unencodable,
+    finish_output,
+    log_as_json,
+    never_fail_or_wait,
+    terminal_or_none,
+)
 from ddptrain.reporting.termination import Ending
 from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
 from ddptrain.signals import StopFlag
@@ -208,7 +215,7 @@ def _train(arguments: argparse.Namespace) -> int:
     environment = topology.without_operator_rank(os.environ)
     if not any(rank.values()) and topology.needs_launch(environment):
         return _launch(arguments)
-    ignore_write_errors()
+    never_fail_or_wait()
     stop, config = StopFlag.installed(), _training_config(arguments)
     ranks = topology.from_flags(environment, **rank)
     if config.log_format == "json":
@@ -217,12 +224,16 @@ def _train(arguments: argparse.Namespace) -> int:
     with uncollected_imports():
         from ddptrain.worker import Worker
 
-    return Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, Train()).run_here().code
+    ending = Worker(config, ranks, Console(ranks.rank, terminal_or_none()), stop, Train()).run_here()
+    finish_output(stopped=stop.requested)
+    return ending.code
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    ignore_write_errors()
-    return _run_launcher(arguments, Train()).code
+    never_fail_or_wait()
+    ending = _run_launcher(arguments, Train())
+    finish_output(stopped=ending.report.get("outcome") == "stopped")
+    return ending.code
 
 
 def _preflight(arguments: argparse.Namespace) -> int:

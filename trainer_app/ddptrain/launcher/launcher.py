@@ -25,6 +25,7 @@ from ddptrain.launcher.hang_detector import HangDetector, RankSnapshot, hang_rep
 from ddptrain.launcher.node_reports import NodeReports, with_root_cause
 from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
+from ddptrain.reporting.console import continue_output
 from ddptrain.reporting.termination import Ending, Report
 from ddptrain.resources import oom_kills, set_torch_defaults, uncollected_imports
 from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
@@ -37,6 +38,7 @@ _NOT_RESTARTED = (
 _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
+_OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -176,6 +178,8 @@ class Supervisor:
                 limit = detector.interval if detector else None
                 if self._deadline is not None:
                     limit = max(0.0, self._deadline - time.monotonic())
+                if continue_output():  # nobody reads it at the moment
+                    limit = min(_OUTPUT_INTERVAL, _OUTPUT_INTERVAL if limit is None else limit)
                 for key, _ in selector.select(limit):
                     if key.data is None:
                         os.read(self.signals.wakeup, 4096)

@@ -28,7 +28,14 @@ from ddptrain.errors import Stopped, UsageError, cuda_error, exited_early
 from ddptrain.files import Json, dumps_json
 from ddptrain.jobs import Job
 from ddptrain.reporting import termination
-from ddptrain.reporting.console import Console, ignore_write_errors, json_line, terminal_or_none
+from ddptrain.reporting.console import (
+    Console,
+    count_dropped_as_json,
+    json_line,
+    never_fail_or_wait,
+    release_output,
+    terminal_or_none,
+)
 from ddptrain.reporting.termination import Ending, Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
@@ -129,7 +136,7 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
 
 def run_spawned() -> NoReturn:
     """Run the rank that the interpreter's first argument describes."""
-    ignore_write_errors()
+    never_fail_or_wait()
     _run_worker(pickle.loads(bytes.fromhex(sys.argv[1])))  # noqa: S301 - from the launcher
 
 
@@ -143,8 +150,7 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
         os.setpgid(0, 0)
         die_with_parent(spec.parent)
         terminal = terminal_or_none()
-        if terminal is not None:
-            terminal = os.fdopen(os.dup(terminal.fileno()), "w")
+        release_output()  # the launcher always reads what its ranks write
         os.dup2(spec.output, 1)
         os.dup2(spec.output, 2)
         os.environ |= ranks.environment()
@@ -172,6 +178,8 @@ class LogPrinter:
 
     def __init__(self, log_format: str) -> None:
         self._json = log_format == "json"
+        if self._json:
+            count_dropped_as_json()
 
     def launcher_line(self, text: str) -> None:
         """Print a line of the launcher's own."""
@@ -228,12 +236,6 @@ def result_of(worker: WorkerProcess) -> Json | None:
     return None
 
 
-def report_of(worker: WorkerProcess) -> Report:
-    """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
-    assert worker.status is not None
-    code = os.waitstatus_to_exitcode(worker.status)
-    if report := sent_report(worker):
-        return report
 def sent_report(worker: WorkerProcess) -> Report | None:
     """Return the report that an ended rank sent; None if it sent none, or its exit code is another."""
     assert worker.status is not None
@@ -244,6 +246,12 @@ def sent_report(worker: WorkerProcess) -> Report | None:
     return None
 
 
+def report_of(worker: WorkerProcess) -> Report:
+    """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
+    assert worker.status is not None
+    code = os.waitstatus_to_exitcode(worker.status)
+    if report := sent_report(worker):
+        return report
     last = worker.diagnostics.last_heartbeat()
     place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0:
@@ -259,6 +267,8 @@ def sent_report(worker: WorkerProcess) -> Report | None:
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
         message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
+    if code == 0:
+        return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
 
 
@@ -267,8 +277,6 @@ def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callabl
 
     A file system whose server is gone blocks every process that uses it inside the kernel, and the launcher may start
     no thread. So ``work`` runs in a forked child, and its changes to memory are lost. A child that exceeds the timeout
-    if code == 0:
-        return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     is killed and left behind if the volume delays even that.
     """
     import multiprocessing

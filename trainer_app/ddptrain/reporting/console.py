@@ -1,16 +1,21 @@
-"""The output of rank 0: lines, on a terminal a progress bar, and standard streams whose errors end no training.
+"""The output of rank 0: lines, on a terminal a progress bar, and standard streams that end and delay no training.
 
-A pipe whose reader has exited (``| head``), a full disk, a closed stream, an encoding without a character: none of them
-is a reason to lose hours of work, which metrics and checkpoints record as well. ``cli`` calls ``ignore_write_errors``
-before it trains or launches. Verbs that only print still fail.
+A pipe whose reader has exited (``| head``) or does not read (``| less``), a terminal that is closed or stopped by
+Ctrl-S, a full disk, a closed stream, an encoding without a character: none of them is a reason to lose hours of work,
+which metrics and checkpoints record as well. ``cli`` calls ``never_fail_or_wait`` before it trains or launches, and
+``finish_output`` at the end. Verbs that only print still fail.
 """
 
 import contextlib
 import io
+import math
 import os
+import select
+import signal
+import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from ddptrain.files import dumps_json
@@ -18,6 +23,10 @@ from ddptrain.files import dumps_json
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal
 _BAR_INTERVAL = 0.1
+_KEPT = 2**20  # bytes of output that are kept for a reader that does not read
+_KEPT_BAR = 1024
+_PIPE_ATOMIC = 4096  # PIPE_BUF: a pipe that select calls writable takes as many bytes at once
+_FINISHING = 10.0  # seconds at the end for a reader to take what is kept, unless a person is there
 
 
 class Console:
@@ -29,6 +38,7 @@ class Console:
 
     def __init__(self, rank: int, terminal: TextIO | None) -> None:
         self._quiet, self._terminal = rank != 0, terminal
+        self._full, self._empty = "█░" if terminal is None or _encodes(terminal, "█░") else "#."
         self._shown = 0.0
         self._drawn = False
 
@@ -52,7 +62,7 @@ class Console:
             print(f"step {done}/{total} · {text}", flush=True)
             return
         full = _WIDTH * done // max(1, total)
-        self._terminal.write(f"\r\x1b[K{'█' * full}{'░' * (_WIDTH - full)} {done}/{total} · {text}")
+        self._terminal.write(f"\r\x1b[K{self._full * full}{self._empty * (_WIDTH - full)} {done}/{total} · {text}")
         self._terminal.flush()
         self._drawn = True
 
@@ -63,8 +73,10 @@ def json_line(rank: int | None, text: str) -> str:
 
 
 def terminal_or_none() -> TextIO | None:
-    """Return stderr if it is a terminal; never after ``log_as_json``."""
-    return sys.stderr if sys.stderr.isatty() else None
+    """Return a stream of its own to the terminal of stderr, if it is one; never after ``log_as_json``."""
+    if not sys.stderr.isatty():
+        return None
+    return _text_stream(_Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
 
 
 def escape_unencodable(*streams: TextIO | None) -> None:
@@ -74,8 +86,8 @@ def escape_unencodable(*streams: TextIO | None) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def ignore_write_errors() -> None:
-    """Replace stdout and stderr by streams whose writes never fail.
+def never_fail_or_wait() -> None:
+    """Replace stdout and stderr by streams whose writes never fail and never wait for a reader.
 
     Closed descriptors are opened on /dev/null: otherwise the next file, such as a checkpoint, would get their number,
     and printed lines would be written into it.
@@ -88,10 +100,66 @@ def ignore_write_errors() -> None:
         if old is not None:
             with contextlib.suppress(OSError):
                 old.flush()
-        file = io.BufferedWriter(_IgnoringErrors(number, "w", closefd=False))
-        encoding, by_line = (old and old.encoding) or "utf-8", number == 2 or os.isatty(number)
-        stream = io.TextIOWrapper(file, encoding=encoding, errors="backslashreplace", line_buffering=by_line)
-        setattr(sys, name, stream)
+        by_line = number == 2 or os.isatty(number)
+        setattr(sys, name, _text_stream(_Output(number, _KEPT), old.encoding if old else None, by_line=by_line))
+
+
+def continue_output() -> bool:
+    """Write what is kept for stdout and stderr, as far as they take it now. Returns whether something is left."""
+    left = [output.drain() for output in _outputs()]  # both, also if the first has something left
+    return any(left)
+
+
+def finish_output(*, stopped: bool) -> None:
+    """Wait for the readers of stdout and stderr to take what is kept: 10 s at most, at a terminal until a signal comes.
+
+    Args:
+        stopped: a signal has already come, so wait for a second only.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if not continue_output():
+        return
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda n, _frame: signals.append(n))
+    end = time.monotonic() + (1.0 if stopped else math.inf if os.isatty(2) else _FINISHING)
+    while continue_output() and not signals and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def release_output() -> None:
+    """In a fork whose standard streams are about to be replaced: forget what the parent keeps, and its descriptors."""
+    for output in _outputs():
+        output.release()
+
+
+def _outputs() -> "list[_Output]":
+    raws = [getattr(getattr(stream, "buffer", None), "raw", None) for stream in (sys.stdout, sys.stderr)]
+    return [raw for raw in raws if isinstance(raw, _Output)]
+
+
+def count_dropped_as_json() -> None:
+    """Make the line that counts dropped lines a JSON object, too."""
+    for output in _outputs():
+        output.dropped_line = lambda count: json_line(None, _dropped_line(count))
+
+
+def _dropped_line(count: int) -> str:
+    return f"... {count} line(s) of output are missing here: nobody read them in time"
+
+
+def _text_stream(output: "_Output", encoding: str | None, *, by_line: bool) -> TextIO:
+    buffered = io.BufferedWriter(output)
+    return io.TextIOWrapper(buffered, encoding or "utf-8", errors="backslashreplace", line_buffering=by_line)
+
+
+def _encodes(stream: TextIO, text: str) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -> None:
@@ -101,6 +169,7 @@ def log_as_json(rank: int | None, names: Sequence[str] = ("stdout", "stderr")) -
         rank: of this process; None for a launcher.
         names: the streams to change. A launcher's stdout already consists of objects.
     """
+    count_dropped_as_json()
     for name in names:
         setattr(sys, name, _JsonLines(getattr(sys, name), rank))
 
@@ -133,13 +202,105 @@ class _JsonLines(io.TextIOBase):
         return self._stream.buffer
 
 
-class _IgnoringErrors(io.FileIO):
-    """A file whose writes never fail."""
+class _Output(io.RawIOBase):
+    """A descriptor whose writes never fail, and never wait for the reader of a pipe or terminal.
+
+    What the reader does not take at once is kept. Lines beyond that limit are dropped, and a line counts them.
+
+    Args:
+        kept: bytes to keep, about.
+    """
+
+    def __init__(self, descriptor: int, kept: int) -> None:
+        self._descriptor, self._kept, self._owner = descriptor, kept, os.getpid()
+        self._waits, self._opened = _has_reader(descriptor), _open_without_waiting(descriptor)
+        self._pending = bytearray()
+        self._dropped, self._dropping, self._line_begins = 0, False, True
+        self.dropped_line: Callable[[int], str] = _dropped_line
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether the descriptor is a terminal."""
+        return os.isatty(self._descriptor)
 
     def write(self, content: Any, /) -> int:
-        """Write ``content`` and return the number of bytes written; all of them if the file refuses."""
-        size = memoryview(content).nbytes
+        """Write or keep ``content``, or drop it. Returns its length."""
+        data = bytes(content)
+        if not self._waits or os.getpid() != self._owner:
+            self._write_now(data)
+            return len(data)
+        for line in data.splitlines(keepends=True):
+            if self._line_begins:
+                self._dropping = self._dropped > 0 or len(self._pending) + len(line) > self._kept
+            ends = line.endswith(b"\n")
+            if self._dropping or len(self._pending) > 2 * self._kept:
+                self._dropped += ends
+            else:
+                self._pending += line
+            self._line_begins = ends
+        self.drain()
+        return len(data)
+
+    def drain(self) -> bool:
+        """Write what is kept as far as the reader takes it now. Returns whether something is left."""
+        while self._pending or self._dropped:
+            if not self._pending:
+                self._pending += self.dropped_line(self._dropped).encode(errors="replace") + b"\n"
+                self._dropped = 0
+            try:
+                written = self._write_without_waiting()
+            except OSError:  # there is no reader any more
+                self._pending.clear()
+                self._dropped = 0
+                return False
+            if not written:
+                return True
+            del self._pending[:written]
+        return False
+
+    def release(self) -> None:
+        """Forget what is kept, and close the descriptor of its own."""
+        self._pending.clear()
+        self._waits = False
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+
+    def _write_now(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            written = super().write(content)
-            return size if written is None else int(written)
-        return size
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+    def _write_without_waiting(self) -> int:
+        if self._opened is not None:
+            with contextlib.suppress(BlockingIOError):
+                return os.write(self._opened, self._pending)
+            return 0
+        _, ready, _ = select.select([], [self._descriptor], [], 0)
+        return os.write(self._descriptor, self._pending[:_PIPE_ATOMIC]) if ready else 0
+
+
+def _has_reader(descriptor: int) -> bool:
+    """Return whether writes to the descriptor wait for another process: it is a pipe, a socket or a terminal."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
+def _open_without_waiting(descriptor: int) -> int | None:
+    """Open the same pipe or terminal again, without waiting in writes; None if that is not possible.
+
+    O_NONBLOCK of the descriptor itself would hold for every process that has inherited it, such as the user's shell.
+    """
+    if not _has_reader(descriptor):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # a socket, or a terminal of another user
+        return None
