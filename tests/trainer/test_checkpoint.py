@@ -80,6 +80,54 @@ def test_invalid_checkpoints_are_set_aside_until_a_valid_one_is_found(tmp_path: 
     assert [step for step, _ in manifests(tmp_path, 1)] == [1]
 
 
+def test_a_checkpoint_that_the_disk_cannot_read_is_skipped_but_not_set_aside(tmp_path: Path) -> None:
+    writer = store(tmp_path, keep=9)
+    for step in (1, 2):
+        writer.save(step, b"content %d" % step, {})
+    unreadable = tmp_path / "run-000001" / "step-000000002.pt"
+    unreadable.unlink()
+    unreadable.symlink_to("/proc/self/mem")  # a read of its first bytes gives EIO
+    found = Checkpoints(tmp_path, keep=9).resume(print)
+    assert found is not None
+    assert found[1] == b"content 1"
+    assert unreadable.is_symlink(), "a disk may recover"
+    (tmp_path / "run-000001" / "step-000000001.json").unlink()
+    with pytest.raises(VolumeError, match=r"cannot read .*Input/output error"):  # not a new training from step 0
+        Checkpoints(tmp_path, keep=9).resume(print)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "[" * 100_000,
+        {"run": "x"},
+        {"step": None},
+        {"sha256": 1},
+        {"format": "1"},
+        {"config": []},
+        {"dataDigest": {}},
+        {"evaluation": "99 %"},
+        {"evaluation": {"accuracy": "99 %"}},
+        {"initFrom": "weights.pt"},
+    ],
+)
+def test_a_manifest_of_another_program_is_set_aside(tmp_path: Path, fields: dict[str, object] | str) -> None:
+    writer = store(tmp_path, keep=9)
+    for step in (1, 2):
+        writer.save(step, b"content %d" % step, {})
+    path = tmp_path / "run-000001" / "step-000000002.json"
+    if isinstance(fields, dict):
+        manifest = json.loads(path.read_text()) | fields
+        manifest["seal"] = seal(manifest)
+        path.write_text(json.dumps(manifest))
+    else:
+        path.write_text(fields)
+    found = Checkpoints(tmp_path, keep=9).resume(print)
+    assert found is not None
+    assert found[1] == b"content 1"
+    assert path.with_name(f"{path.name}.corrupt").exists()
+
+
 def test_a_checkpoint_without_a_manifest_is_ignored(tmp_path: Path) -> None:
     store(tmp_path).save(1, b"good", {})
     (tmp_path / "run-000001" / "step-000000002.pt").write_bytes(b"half")

@@ -19,12 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, volume_errors
+from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, VolumeError, volume_errors
 from ddptrain.files import Json, dumps_json, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
 _MANIFEST = re.compile(r"step-(\d{9,})\.json$")
+# The types of a manifest's fields beside the format; a program that is not this one may have written the file.
+_REQUIRED: dict[str, type] = {"run": int, "step": int, "sha256": str}
+_OPTIONAL: dict[str, type] = {
+    "config": dict, "dataDigest": str, "evaluation": dict, "initFrom": dict, "complete": bool, "cursor": dict,
+}  # fmt: skip
+# What a read of one damaged file returns. Any other error is one of the volume, which says nothing about the file.
+_FILE_DAMAGED = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+_READS, _READ_AGAIN = 3, 0.3  # times to read a file that gives such an error, and seconds between them
 
 
 @dataclass(frozen=True)
@@ -113,14 +121,18 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
         manifest = json.loads(manifest_path.read_bytes())
         if manifest["seal"] != seal(manifest):
             return "manifest does not match its own digest", {}, b""
-    except (ValueError, KeyError, TypeError, IsADirectoryError):
+    except (ValueError, KeyError, TypeError, IsADirectoryError, RecursionError):
         return "manifest is not readable", {}, b""
+    if type(manifest.get("format")) is not int:
+        return "manifest has no valid format", {}, b""
     if manifest["format"] != FORMAT:
         raise ConfigMismatch(
             f"{manifest_path} has format {manifest['format']}, but this version reads only format {FORMAT}",
             next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
         )
-    run, step = manifest.get("run", 0), manifest.get("step", 0)
+    if wrong := _wrong_fields(manifest):
+        return f"manifest has no valid {', '.join(wrong)}", {}, b""
+    run, step = manifest["run"], manifest["step"]
     if manifest_path != checkpoint_file(manifest_path.parent.parent, run, step).with_suffix(".json"):
         return f"manifest is that of run {run}, step {step}", {}, b""
     try:
@@ -134,30 +146,81 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
     return "", manifest, content
 
 
+def _wrong_fields(manifest: Json) -> list[str]:
+    """Return the names of the fields that are absent or of another type than this version writes."""
+    wrong = [name for name, kind in _REQUIRED.items() if type(manifest.get(name)) is not kind]
+    wrong += [n for n, kind in _OPTIONAL.items() if manifest.get(n) is not None and type(manifest[n]) is not kind]
+    evaluation = manifest.get("evaluation") or {}
+    numbers = [evaluation.get(name) for name in ("accuracy", "loss")] if "evaluation" not in wrong else []
+    if any(type(number) not in (int, float, type(None)) for number in numbers):
+        wrong.append("evaluation")
+    return wrong
+
+
 def newest_valid(
     root: Path,
     on_invalid: Callable[[Path, str], None],
     *,
     run: int | None = None,
     step: int | None = None,
+    refuse: Callable[[Json, bytes], str] = lambda _manifest, _content: "",
 ) -> tuple[Saved, bytes] | None:
     """Return the valid checkpoint of the highest run, then of the highest step, and its content.
+
+    A checkpoint that cannot be read, or that ``refuse`` refuses, is skipped and stays where it is: a disk may recover,
+    and a program that cannot load a checkpoint may be the wrong one.
 
     Args:
         on_invalid: called for each invalid one with (manifest path, reason); it may quarantine it.
         run, step: consider only these.
+        refuse: returns why a valid checkpoint cannot be used; empty if it can.
+    Raises:
+        OSError: no checkpoint was found, and one could not be read; or the volume fails.
+        ConfigMismatch: no checkpoint was found, and one was refused; or one is of an unknown format.
     """
+    unreadable: OSError | None = None
+    refused = ""
     for found_run, found_step, path in all_manifests(root):
         if (run is not None and found_run != run) or (step is not None and found_step != step):
             continue
         try:
-            reason, manifest, content = verify(path)
+            reason, manifest, content = _verify_patiently(path)
         except FileNotFoundError:
             continue  # its writer deleted it since the directory was listed
-        if not reason:
+        except OSError as error:
+            if error.errno not in _FILE_DAMAGED:
+                raise
+            unreadable = error
+            print(f"warning: {path} cannot be read, so an older checkpoint is used: {error.strerror}", file=sys.stderr)
+            continue
+        if reason:
+            on_invalid(path, reason)
+        elif why := refuse(manifest, content):
+            refused = f"{path.with_suffix('.pt')} cannot be loaded: {why}"
+            print(f"warning: {refused}; an older checkpoint is used", file=sys.stderr)
+        else:
             return Saved(found_run, found_step, path.with_suffix(".pt"), manifest), content
-        on_invalid(path, reason)
+    if unreadable is not None:
+        raise unreadable
+    if refused:
+        raise ConfigMismatch(
+            refused,
+            hint="it is intact, but another program or another version of the model wrote it; no older one fits either",
+            next_step="use the program that wrote it, or a new checkpoint directory",
+        )
     return None
+
+
+def _verify_patiently(path: Path) -> tuple[str, Json, bytes]:
+    """Return what ``verify`` returns; read a file that gives an error again, because the error may pass."""
+    for _ in range(_READS - 1):
+        try:
+            return verify(path)
+        except OSError as error:
+            if error.errno not in _FILE_DAMAGED:
+                raise
+        time.sleep(_READ_AGAIN)
+    return verify(path)
 
 
 def read_newest(root: Path, *, run: int | None = None, step: int | None = None) -> tuple[Saved, bytes]:
@@ -227,8 +290,16 @@ class Checkpoints:
             write_atomically(probe, b"")
             probe.unlink(missing_ok=True)
 
-    def resume(self, log: Callable[[str], None]) -> tuple[Saved, bytes] | None:
-        """Return the newest valid checkpoint; quarantine the invalid ones and report each."""
+    def resume(
+        self,
+        log: Callable[[str], None],
+        refuse: Callable[[Json, bytes], str] = lambda _manifest, _content: "",
+    ) -> tuple[Saved, bytes] | None:
+        """Return the newest valid checkpoint that ``refuse`` accepts; quarantine the invalid ones and report each.
+
+        Raises:
+            VolumeError: none can be read. ConfigMismatch: none is accepted.
+        """
 
         def quarantine(path: Path, reason: str) -> None:
             self.quarantined += 1
@@ -239,8 +310,14 @@ class Checkpoints:
                 done = f"cannot be renamed: {error.strerror}"
             log(f"checkpoint {path} is unusable: {reason}; {done}")
 
-        with volume_errors(self.root):
-            found = newest_valid(self.root, quarantine)
+        try:
+            found = newest_valid(self.root, quarantine, refuse=refuse)
+        except OSError as error:
+            raise VolumeError(
+                f"cannot read {error.filename or self.root}: {error.strerror or error}",
+                hint="the volume fails, or the files belong to another user; no older checkpoint can be read either",
+                next_step="check the volume and the files' owner; `ddptrain ckpt verify` reads every checkpoint",
+            ) from error
         self.last = found[0] if found else None
         return found
 

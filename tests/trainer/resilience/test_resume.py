@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint_files import manifests, run_numbers
+from ddptrain.checkpoint_files import manifests, run_numbers, seal
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import RESUMED, SAVING, STEPS, command
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
@@ -111,6 +112,26 @@ def test_damaged_checkpoint_is_quarantined_and_the_previous_one_resumed(
     assert f"step-{newest:09d}.json is unusable: content does not match its digest" in second.output()
     assert (cut / "run-000001" / f"step-{newest:09d}.pt.corrupt").exists()
     assert_same_end(whole(1, *SAVING).folder, cut)
+
+
+def test_an_intact_checkpoint_that_cannot_be_loaded_is_skipped(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    ddptrain.run(*command(1, idx, tmp_path, "--stop-after", 8), code=75)
+    paths = [path for _, path in manifests(tmp_path, 1)]
+    for path in paths:
+        manifest = json.loads(path.read_text()) | {"sha256": hashlib.sha256(b"no tensors").hexdigest()}
+        path.with_suffix(".pt").rename(path.with_suffix(".kept"))
+        path.with_suffix(".pt").write_bytes(b"no tensors")
+        path.write_text(json.dumps(manifest | {"seal": seal(manifest)}))
+    refused = ddptrain.run(*command(1, idx, tmp_path), code=78).message()
+    assert "step-000000004.pt cannot be loaded" in refused["message"], "it does not begin again at step 0"
+    older = paths[1]
+    older.with_suffix(".kept").rename(older.with_suffix(".pt"))
+    manifest = json.loads(older.read_text()) | {
+        "sha256": hashlib.sha256(older.with_suffix(".pt").read_bytes()).hexdigest()
+    }
+    older.write_text(json.dumps(manifest | {"seal": seal(manifest)}))
+    assert ddptrain.run(*command(1, idx, tmp_path)).message()["resumedFrom"] == {"run": 1, "step": 4}
+    assert paths[0].exists()
 
 
 def test_run_superseded_by_a_newer_one_exits_with_80(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:

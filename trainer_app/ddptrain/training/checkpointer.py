@@ -29,6 +29,8 @@ from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
+_EVALUATED = ("accuracy", "loss")
+
 
 @dataclass(frozen=True)
 class SaveResult:
@@ -85,9 +87,11 @@ class Checkpointer:
         """Folder of the claimed run; None without a checkpoint directory."""
         return run_folder(self._checkpoints.root, self._checkpoints.run) if self._checkpoints else None
 
-    def newest(self) -> tuple[Saved, bytes] | None:
+    def newest(self, load: Callable[[bytes], None]) -> tuple[Saved, bytes] | None:
         """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.
 
+        Args:
+            load: loads a checkpoint's content; one with which that fails is skipped.
         Raises:
             Mismatch: it belongs to another configuration or other data, or ``--sync bitwise`` would give other
                 bits here.
@@ -96,11 +100,25 @@ class Checkpointer:
         if self._checkpoints is None:
             self._log("no --checkpoint-dir: nothing will be saved, and a restart begins at step 0")
             return None
-        found = self._checkpoints.resume(self._log)
+        root = self._checkpoints.root
+
+        def refuse(manifest: Mapping[str, Any], content: bytes) -> str:
+            if "dataDigest" not in manifest:
+                return "its manifest has no dataDigest"
+            if manifest.get("complete") and None in [(manifest.get("evaluation") or {}).get(k) for k in _EVALUATED]:
+                return "it is complete, but its manifest has no evaluation"
+            check_compatible(manifest, self.facts, root)  # raises: the weights of another training never fit
+            try:
+                if not manifest.get("complete"):  # nothing is loaded of a complete training
+                    load(content)
+            except Exception as error:  # of torch.load, of the model or of the optimizer
+                return f"{type(error).__name__}: {str(error)[:300]}"
+            return ""
+
+        found = self._checkpoints.resume(self._log, refuse)
         if found is None:
             return None
         manifest = found[0].manifest
-        check_compatible(manifest, self.facts, self._checkpoints.root)
         self.facts["initFrom"] = self._check_init_from(manifest)
         if not manifest.get("complete"):  # a complete training has nothing left to compute
             changed = numerics_changes(manifest, self.facts)
@@ -264,9 +282,14 @@ def resume(
     content = b""
     facts = {"config": config.shared(group.device.type), "dataDigest": checkpointer.facts["dataDigest"]}
 
+    def load(content: bytes) -> None:
+        loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+
     def on_rank_zero() -> dict[str, Any]:
         nonlocal content
-        found = checkpointer.newest()
+        found = checkpointer.newest(load)
         saved, content = found if found else (None, b"")
         manifest = saved.manifest if saved else {}
         complete = bool(manifest.get("complete"))
@@ -295,9 +318,7 @@ def resume(
                 f"rank {group.rank} received damaged weights from rank 0", next_step="check the network, start again"
             )
     if state.checkpoint:
-        loaded = torch.load(io.BytesIO(content), map_location=group.device, weights_only=True)
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
+        load(content)
         log(f"resumed from run {state.checkpoint['run']}, step {state.step}")
     elif config.init_from:
         weights.load(model, weights.parse(content, group.device), config.init_from)
