@@ -87,6 +87,16 @@ def padding_counted_in_evaluation() -> None:
     evaluate.chunks_of = padded
 
 
+def accuracy_counts_one_sample_too_many() -> None:
+    """Report one more correct sample than there are, at any number of ranks."""
+    original = evaluate.Evaluation
+
+    def counted(correct: int, samples: int, loss_sum: float) -> evaluate.Evaluation:
+        return original(correct + 1, samples, loss_sum)
+
+    evaluate.Evaluation = counted  # type: ignore[assignment, misc]
+
+
 def rank_1_draws_other_weights() -> None:
     """Draw other weights on rank 1, as a node with another image might."""
     original = models.build
@@ -152,6 +162,7 @@ MUTANTS: dict[str, Callable[[], None]] = LESSONS | {
         same_order_every_epoch,
         padding_counted_in_training,
         padding_counted_in_evaluation,
+        accuracy_counts_one_sample_too_many,
         rank_1_draws_other_weights,
         bfloat16_on_rank_0_only,
         broadcast_garbled_on_rank_1,

@@ -44,6 +44,7 @@ def check_losses(ddptrain: ForkServer, idx: Path, steps: int, worlds: tuple[int,
     assert [proof["subject"] for proof in proofs] == subjects
     assert all(float(proof["measured"]) <= 1e-12 for proof in proofs)
     assert len(found["samples used, as recorded by the ranks"]) == len(subjects) + 3
+    assert len(found["last evaluation, computed again, float64"]) == len(subjects) + 3
 
 
 def test_losses_in_float64_equal_one_process(ddptrain: ForkServer, idx: Path) -> None:
@@ -69,6 +70,11 @@ def test_first_gradients_and_resumed_runs_are_equal_with_every_method(ddptrain: 
         ("weighting_dropped", ("--checks", "losses", "--ways", "ddp", "--steps", 27), "loss"),
         ("divided_twice", ("--checks", "gradients", "--ways", "manual"), "first gradient"),
         ("padding_counted_in_training", ("--checks", "losses", "--ways", "bucketed", "--steps", 18), "samples"),
+        (
+            "accuracy_counts_one_sample_too_many",
+            ("--checks", "losses", "--ways", "ddp", "--steps", 9),
+            "last evaluation",
+        ),
         ("same_order_every_epoch", ("--checks", "losses", "--ways", "ddp", "--steps", 18), "samples"),
     ],
 )
@@ -93,10 +99,16 @@ def test_compare_reads_settings_from_file_and_environment_and_defaults_to_digits
     env = {"DDPJOB_DATA_DIR": idx, "DDPTRAIN_MODEL": "mlp"}
     for folder, flags, data in (("file", ("--config", tmp_path / "compare.yaml"), "idx"), ("default", (), "digits")):
         kept = tmp_path / folder
-        ddptrain.run("compare", "--worlds", 1, "--checks", "gradients", "--keep", kept, *flags, env=env)
+        argv = ("compare", "--worlds", "1,2", "--ways", "manual", "--checks", "gradients", "--keep", kept)
+        ddptrain.run(*argv, *flags, env=env)
         found = newest_valid(kept / "gradients-1" / "checkpoints", lambda path, reason: None)
         assert found is not None
         assert (found[0].manifest["config"]["data"], found[0].manifest["config"]["model"]) == (data, "mlp")
+
+
+def test_one_number_of_ranks_compares_nothing_and_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--worlds", "1"]) == 2
+    assert "--worlds 1 compares nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "0", "2;3", "1,many", "1000", "²"])

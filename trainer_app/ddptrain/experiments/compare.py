@@ -22,11 +22,14 @@ from ddptrain import weights
 from ddptrain.checkpoint_files import newest_valid
 from ddptrain.config import Config
 from ddptrain.data import mnist
+from ddptrain.data.batches import normalise
 from ddptrain.data.sampling import Schedule, read_audit
 from ddptrain.errors import UsageError
 from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials, data_flags
 from ddptrain.files import dumps_json, make_directory
+from ddptrain.inference.trained_model import as_trained, model_of
+from ddptrain.reporting.metrics import effective_rows
 
 BATCH = 37  # not divisible by any number of ranks, and the last batch of an epoch is smaller
 CHECKS = ("losses", "gradients", "bits", "resume")
@@ -61,6 +64,7 @@ class CompareOptions:
 
 LOSS_LIMIT = 1e-12  # absolute, in double precision
 SAME_PLACES = 0.1  # share of equal positions in the orders of two epochs; random ones share about one position
+EVALUATION_LIMIT = 1e-9  # absolute, of accuracy and of loss, in double precision
 GRADIENT_LIMIT = 1e-6  # relative, in single precision
 
 
@@ -81,7 +85,7 @@ class Comparison:
     def __init__(self, options: CompareOptions, trials: Trials, *, quiet: bool = False) -> None:
         self._options, self._trials, self._quiet = options, trials, quiet
         dataset = mnist.load(options.config.data, options.config.data_dir)
-        self._test_samples = len(dataset.test_labels)
+        self._dataset, self._test_samples = dataset, len(dataset.test_labels)
         per_epoch = Schedule(len(dataset.train_labels), BATCH, 1, 0).steps_per_epoch
         self._schedule = Schedule(len(dataset.train_labels), BATCH, -(-options.steps // per_epoch), seed=0)
         self._several = [world for world in options.worlds if world > 1]
@@ -96,6 +100,7 @@ class Comparison:
         for recipe, flags in RECIPES.items():
             alone = self._train(f"losses-{recipe}-1", 1, "--dtype", "float64", *flags)
             yield self._samples(f"{recipe}, 1 process", alone)
+            yield self._evaluation(f"{recipe}, 1 process", alone)
             for world in self._several:
                 for way in self._options.ways:
                     name = f"losses-{recipe}-{way}-{world}"
@@ -103,6 +108,7 @@ class Comparison:
                     subject = f"{recipe}, {way}, {world} ranks"
                     yield functools.partial(equal_losses, subject, alone, trial)
                     yield self._samples(subject, trial)
+                    yield self._evaluation(subject, trial)
 
     def _gradients(self) -> Iterator[Callable[[], Proof]]:
         flags = ("--optimizer", "sgd", "--weight-decay", 0, "--bf16", "off")
@@ -140,6 +146,9 @@ class Comparison:
     def _samples(self, subject: str, trial: Trial) -> Callable[[], Proof]:
         return functools.partial(samples_used_once, subject, trial, self._schedule, self._test_samples)
 
+    def _evaluation(self, subject: str, trial: Trial) -> Callable[[], Proof]:
+        return functools.partial(evaluation_is_right, subject, trial, self._options.config, self._dataset)
+
     def _train(self, name: str, world: int, *flags: object, stop_after: int = 0) -> Trial:
         config = self._options.config
         common = [*data_flags(config), "--device", config.device, "--model", config.model]
@@ -160,7 +169,14 @@ def compare(
     Args:
         main: runs one command line of ddptrain.
         keep: an empty directory in which to leave the trials.
+    Raises:
+        UsageError: there is only one number of ranks, so nothing would be compared.
     """
+    if max(options.worlds) == 1:
+        raise UsageError(
+            "--worlds 1 compares nothing: one process is always the reference",
+            next_step="add another number of ranks, for example --worlds 1,2",
+        )
     with _folder(keep) as folder:
         proofs = Comparison(options, Trials(folder, main), quiet=as_json).proofs()
     failed = [proof for proof in proofs if not proof.holds]
@@ -246,6 +262,27 @@ def samples_used_once(subject: str, trial: Trial, schedule: Schedule, test_sampl
         "each once",
         "; ".join(faults) or f"each of {schedule.samples} + {test_samples} once in {schedule.epochs} epochs",
         not faults,
+    )
+
+
+def evaluation_is_right(subject: str, trial: Trial, config: Config, dataset: mnist.Dataset) -> Proof:
+    """Compare the last evaluation with one pass of the last checkpoint's model over the test set, computed here."""
+    found = newest_valid(trial.checkpoints, lambda path, reason: None)
+    assert found is not None, f"{trial.folder} holds no checkpoint"
+    model = model_of(as_trained(config, found[0].manifest), found[1], torch.device("cpu"), str(trial.checkpoints))
+    with torch.no_grad():
+        pixels = normalise(torch.from_numpy(dataset.test_images.copy()), next(model.parameters()).dtype)
+        logits, labels = model(pixels.unsqueeze(1)), torch.from_numpy(dataset.test_labels.astype(np.int64))
+        accuracy = float((logits.argmax(1) == labels).double().mean())
+        loss = float(torch.nn.functional.cross_entropy(logits.double(), labels))
+    last = effective_rows(trial.checkpoints, "eval")[-1]
+    off = max(abs(last["accuracy"] - accuracy), abs(last["loss"] - loss))
+    return Proof(
+        "last evaluation, computed again, float64",
+        subject,
+        f"≤ {EVALUATION_LIMIT:g}",
+        f"{off:.1e}",
+        bool(off <= EVALUATION_LIMIT),
     )
 
 
