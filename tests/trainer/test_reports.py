@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,12 +18,23 @@ from hypothesis import strategies as st
 from ddptrain import errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from ddptrain.diagnostics import Diagnostics
-from ddptrain.errors import DeviceError, GPUOutOfMemory, Hang, PeerLost, Stopped, TrainerError, UsageError, classify
+from ddptrain.errors import (
+    DeviceError,
+    GPUOutOfMemory,
+    Hang,
+    PeerLost,
+    RanksError,
+    Stopped,
+    TrainerError,
+    UsageError,
+    classify,
+)
 from ddptrain.launcher.processes import WorkerProcess, root_cause
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS
+from tests.trainer.runs import wait_until
 
 FAILURE = {
     "schema", "outcome", "code", "kind", "cause", "rank", "step", "phase", "signal", "exception", "message", "hint",
@@ -182,6 +196,13 @@ def test_an_unwritable_termination_file_is_only_a_warning(tmp_path: Path, capsys
     assert "cannot write the termination message" in capsys.readouterr().out
 
 
+NCCL_SYSTEM = (
+    "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+)
+DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -195,6 +216,13 @@ def test_an_unwritable_termination_file_is_only_a_warning(tmp_path: Path, capsys
         ("CUDA error: uncorrectable ECC error encountered", DeviceError),
         ("CUDA error: out of memory", GPUOutOfMemory),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", GPUOutOfMemory),
+        ("CUDA driver version is insufficient for CUDA runtime version", DeviceError),
+        ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", DeviceError),
+        (NCCL_SYSTEM + "Last error:\nsocketProgress: Connection closed by remote peer node-1<4>", PeerLost),
+        (NCCL_SYSTEM + "Last error:\nError while creating shared memory segment /dev/shm/nccl-x", DeviceError),
+        ("NCCL error in: a.cpp:1, remote process exited or there was a network error, NCCL version 2.27", PeerLost),
+        ("NCCL error in: a.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)", DeviceError),
+        ("NCCL error in: a.cpp:1, invalid usage\nncclInvalidUsage: bug.\nLast error:\n" + DUPLICATE, RanksError),
         ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", RuntimeError),
     ],
 )
@@ -249,6 +277,7 @@ def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
 NCCL = (
     b"[rank1]:[E1121 10:00:00 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog "
     b"thread terminated with exception: NCCL error: remote process exited or there was a network error",
+    b"[rank1]: ProcessGroupNCCL.cpp:2068 NCCL error: unhandled system error, ncclSystemError: socketProgress",
     b"[E1121 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",
 )
 
@@ -281,6 +310,15 @@ def test_a_rank_aborted_by_its_own_gpu_is_the_cause(reason: str) -> None:
     assert (cause["rank"], cause["code"], cause["cause"]) == (0, 134, "own")
     assert reason in cause["message"]
     assert "Xid" in cause["next"]
+
+
+def test_a_rank_aborted_because_its_dev_shm_is_full_is_the_cause() -> None:
+    aborted = ended(0, 0, 2.0, signal_number=6, reported=False)
+    aborted.tail.append(b"[PG ID 0 Rank 0] Process group watchdog thread terminated with exception: NCCL error")
+    aborted.tail.append(b"Last error: Error while creating shared memory segment /dev/shm/nccl-1 (size 9637888)")
+    cause = root_cause([aborted])
+    assert (cause["code"], cause["signal"], cause["cause"]) == (134, 6, "own")
+    assert "/dev/shm larger" in cause["next"]
 
 
 def test_a_rank_aborted_because_its_gpu_is_full_has_the_advice() -> None:
@@ -351,6 +389,19 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     assert get("/healthz") == {"ok": True}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get("/elsewhere")
+
+
+def test_slow_connections_to_the_progress_port_are_bounded() -> None:
+    progress = Progress(world_size=1, data="idx")
+    port, before = free_port(), threading.active_count()
+    progress.serve(port)
+    with contextlib.ExitStack() as opened:
+        for _ in range(200):
+            slow = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            slow.sendall(b"GET /prog")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+            assert json.load(answer) == {"ok": True}
+        wait_until(lambda: threading.active_count() < before + 30, "most of them to be ended", patience=4)
 
 
 def test_progress_is_written_to_a_file_at_every_change_of_phase(tmp_path: Path) -> None:

@@ -138,7 +138,26 @@ _PEER_GONE = re.compile(
     r"|failed to recv, got 0 bytes|failed to send|remote error|peer .*(closed|exited|terminated)",
     re.IGNORECASE,
 )
-_CUDA = re.compile(r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|CUDA out of memory", re.IGNORECASE)
+_CUDA = re.compile(
+    r"CUDA error:|cuDNN error:|CUBLAS_STATUS_|uncorrectable ECC|CUDA out of memory|unhandled cuda error", re.IGNORECASE
+)
+_NCCL = re.compile(
+    r"NCCL error|nccl(System|Remote|Internal|Unhandled|Invalid)\w*|unhandled system error", re.IGNORECASE
+)
+_NCCL_PEER = re.compile(r"ncclSystemError|ncclRemoteError|unhandled system error|remote process exited", re.IGNORECASE)
+# System errors that NCCL reports of this machine, and not of a connection.
+_NCCL_OWN = re.compile(
+    r"shared memory|/dev/shm|No space left|Cannot allocate memory|Too many open files|Permission denied"
+    r"|no (usable|socket) interface|Bootstrap : no",
+    re.IGNORECASE,
+)
+_DUPLICATE_GPU = re.compile(r"Duplicate GPU detected[^\n]*", re.IGNORECASE)
+_DRIVER = re.compile(
+    r"driver version is insufficient|NVIDIA driver on your system is too old|Found no NVIDIA driver"
+    r"|no CUDA-capable device|system not yet initialized|CUDA unknown error|forward compatibility was attempted"
+    r"|busy or unavailable",
+    re.IGNORECASE,
+)
 _GPU_FULL = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
@@ -155,8 +174,12 @@ def classify(error: BaseException) -> BaseException:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return exited_early("the program called sys.exit(0) before its work was done")
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
-    first_line = str(error).strip().partition("\n")[0][:500]
-    if distributed and _CUDA.search(first_line):  # first: CUDA too says that something timed out
+    text = str(error).strip()[:3000]
+    first_line = text.partition("\n")[0][:500]
+    if distributed and _NCCL.search(text) and (found := nccl_error(text)):
+        return found
+    # Before the other texts: CUDA too says that something timed out.
+    if distributed and (_CUDA.search(first_line) or _DRIVER.search(first_line)):
         return cuda_error(first_line)
     if distributed and _PEER_GONE.search(first_line):
         reason = first_line.partition(". This is typically")[0].rpartition("/third_party/gloo/")[2]
@@ -172,6 +195,37 @@ def classify(error: BaseException) -> BaseException:
             next_step="raise --collective-timeout if a step really takes that long",
         )
     return error
+
+
+def nccl_error(text: str) -> TrainerError | None:
+    """Return the error for what NCCL or PyTorch reported of it; None if that says nothing about the cause.
+
+    A closed connection is a system error for NCCL, like a full /dev/shm: the rest of the text tells them apart.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1][:300]  # what NCCL gives as its last error
+    if duplicate := _DUPLICATE_GPU.search(text):
+        return RanksError(
+            f"two ranks use one GPU: {duplicate[0][:200]}",
+            hint="NCCL allows one rank per GPU; LOCAL_RANK or CUDA_VISIBLE_DEVICES is the same for two ranks",
+            next_step="give every rank of a node its own LOCAL_RANK, or lower NPROC_PER_NODE to the number of GPUs",
+        )
+    if own := _NCCL_OWN.search(text):
+        return DeviceError(
+            f"NCCL failed on this node ({own[0]}): {last}",
+            hint="/dev/shm or a limit of the container is too small, or no network interface can be used",
+            next_step="make /dev/shm larger (sharedMemory.sizeLimit), look at `ulimit -a` and NCCL_SOCKET_IFNAME; "
+            "NCCL_DEBUG=INFO shows more",
+        )
+    if re.search("unhandled cuda error", text, re.IGNORECASE):
+        return cuda_error(last)
+    if _NCCL_PEER.search(text):
+        return PeerLost(
+            f"a peer was lost: {last}",
+            hint="another rank failed first, and its report has the cause; or the network between the nodes failed",
+            next_step="`ddptrain why DIR`, with the checkpoint or log directory, names that rank",
+        )
+    return None
 
 
 def exited_early(message: str) -> ExitedEarly:
@@ -191,6 +245,14 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
             hint="a step needs more memory than the GPU has, or another process uses the GPU (see `nvidia-smi`)",
             next_step="use a smaller --batch-size, a larger --accum or --bf16 on, each with a new --checkpoint-dir; "
             "PYTORCH_ALLOC_CONF=expandable_segments:True makes fragmented memory usable",
+        )
+    if _DRIVER.search(message):
+        return DeviceError(
+            message[:300],
+            hint="the driver of this node is absent, too old for this build of PyTorch, or another process has the GPU "
+            "for itself (exclusive mode)",
+            next_step="compare `nvidia-smi` on the node with `torch.version.cuda`; update the driver, or use an image "
+            "with an older CUDA",
         )
     return DeviceError(
         message[:300],

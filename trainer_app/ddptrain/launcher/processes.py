@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 from ddptrain.config import Config
 from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Stopped, UsageError, cuda_error, exited_early
+from ddptrain.errors import Stopped, UsageError, cuda_error, exited_early, nccl_error
 from ddptrain.files import Json, dumps_json
 from ddptrain.jobs import Job
 from ddptrain.reporting import termination
@@ -42,7 +42,8 @@ from ddptrain.signals import STOP_SIGNALS, die_with_parent
 _CANCEL_INTERVAL = 0.1  # seconds
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
-    r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*(watchdog|remote process exited|collective operation timeout)",
+    r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*"
+    r"(watchdog|remote process exited|collective operation timeout|unhandled system error|ncclSystemError)",
     re.IGNORECASE | re.DOTALL,
 )
 # A failure of the rank's own GPU or kernel, which the same thread prints.
@@ -262,7 +263,12 @@ def report_of(worker: WorkerProcess) -> Report:
             error = cuda_error(line)
             report |= {"message": f"{report['message']}: {error}", "hint": error.hint, "next": error.next_step}
         elif -code == signal.SIGABRT and _NCCL_LOST.search(tail):
-            report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
+            failed = nccl_error(tail)
+            if failed is None or failed.cause == "peer":
+                report |= {"cause": "peer", "message": f"{report['message']}: NCCL's watchdog, after a peer was lost"}
+            else:
+                message = f"{report['message']}: {failed}"
+                report |= {"message": message, "hint": failed.hint, "next": failed.next_step}
         return report
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):

@@ -4,6 +4,7 @@ It changes only after completed work, never by a timer, so that a trainer withou
 creates it and sets its phases, ``MetricsLogger`` updates it, and the operator polls it.
 """
 
+import collections
 import contextlib
 import math
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 from ddptrain.files import BackgroundWrite, dumps_json, finite, write_atomically
 
 SCHEMA = 1
+_CONNECTIONS = 16  # open at once; a new connection ends the oldest of them
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
 
 
@@ -75,9 +77,29 @@ class Progress:
 
 
 class _Server(ThreadingHTTPServer):
+    """Serves a limited number of connections: descriptors and threads are those of the training."""
+
     progress: Progress
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, *args: Any) -> None:
+        self._connections: collections.deque[Any] = collections.deque()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a new thread; end the oldest connection first if there are too many."""
+        while len(self._connections) >= _CONNECTIONS:
+            with contextlib.suppress(OSError, IndexError):  # its thread has just ended
+                self._connections.popleft().shutdown(socket.SHUT_RDWR)
+        self._connections.append(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection."""
+        with contextlib.suppress(ValueError):
+            self._connections.remove(request)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         """Bind for IPv4 and IPv6, without the base class's reverse lookup, which hangs if DNS does."""
