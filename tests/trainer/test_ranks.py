@@ -10,13 +10,14 @@ import torch
 from ddptrain.config import Config
 from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.device import (
+    check_card_has_bf16,
     driver_version,
     resolve_backend,
     resolve_device,
     set_numerics,
     too_few_gpus,
 )
-from ddptrain.distributed.process_group import interface_variables
+from ddptrain.distributed.process_group import interface_variables, join_group
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
 from ddptrain.distributed.topology import (
     Ranks,
@@ -30,9 +31,11 @@ from ddptrain.distributed.topology import (
 )
 from ddptrain.errors import RanksError, TrainerError
 from ddptrain.experiments import trials
+from ddptrain.heartbeat import Heartbeat, HeartbeatRecord
 from ddptrain.jobs import Train
 from ddptrain.reporting.console import Console
 from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
+from ddptrain.signals import StopFlag
 from ddptrain.worker import run_forked
 from tests.trainer.runs import ForkServer
 
@@ -59,6 +62,24 @@ def test_ranks_are_numbered_node_by_node() -> None:
 )
 def test_a_node_with_several_unstarted_ranks_needs_a_launch(env: dict[str, str], launch: bool) -> None:
     assert needs_launch(env) is launch
+
+
+def test_only_gpus_with_instructions_for_bfloat16_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")  # this build may be one for the CPU
+    check_card_has_bf16("A100", (8, 0))
+    with pytest.raises(RanksError, match=r"Tesla T4 has 7\.5"):
+        check_card_has_bf16("Tesla T4", (7, 5))
+
+
+def test_init_process_group_has_the_limit_of_a_collective() -> None:
+    seen: dict[str, HeartbeatRecord] = {}
+    heartbeat = Heartbeat(on_mark=lambda place, _: seen.update({place: heartbeat.last}))
+    group = join_group(
+        Ranks(local_rank=0), torch.device("cpu"), "gloo",
+        rendezvous_timeout=5, collective_timeout=77, stop=StopFlag(), heartbeat=heartbeat, also_alone=True,
+    )  # fmt: skip
+    group.close()
+    assert seen["init_process_group"].limit == 77
 
 
 IN_A_POD = {

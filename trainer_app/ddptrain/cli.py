@@ -16,7 +16,7 @@ from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
 from ddptrain.distributed import topology
 from ddptrain.errors import TrainerError, UsageError
-from ddptrain.fault_injection import Fault
+from ddptrain.fault_injection import Fault, check_rank
 from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
 from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.launcher import launcher
@@ -218,6 +218,7 @@ def _train(arguments: argparse.Namespace) -> int:
     never_fail_or_wait()
     stop, config = StopFlag.installed(), _training_config(arguments)
     ranks = topology.from_flags(environment, **rank)
+    check_rank(config, ranks.world_size)
     if config.log_format == "json":
         log_as_json(ranks.rank)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
@@ -256,6 +257,7 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
         log_as_json(None, ("stderr",))
     names = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
     ranks = topology.from_node_environment(os.environ, **{name: given.get(name) for name in names})
+    check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = launcher.LaunchOptions(
         job,

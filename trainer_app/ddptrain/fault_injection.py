@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddptrain.config import Config
@@ -64,6 +64,20 @@ class Fault:
             _act(self.action)
 
 
+def check_occurred(fault: Fault | None) -> None:
+    """Refuse a training that is finished without its fault: a test of recovery would prove nothing.
+
+    Raises:
+        UsageError: the fault did not occur.
+    """
+    if fault is not None and not fault.occurred:
+        raise UsageError(
+            f"--chaos did not occur: no phase {fault.phase} from step {fault.step} on was reached on rank {fault.rank}",
+            hint="the training has fewer steps, or the name of the phase is wrong",
+            next_step="name an earlier step, or a phase of docs/trainer.md",
+        )
+
+
 def _act(action: str) -> None:
     if action == "crash":
         raise RuntimeError("crash injected by --chaos")
@@ -84,8 +98,21 @@ def _act(action: str) -> None:
             blocks.append(b"\1" * 64 * 2**20)
 
 
-def planned(config: Config, rank: int, env: Mapping[str, str]) -> Callable[[str, int], None] | None:
-    """Return the function to call at every heartbeat of ``rank``, or None if no fault is planned for it."""
+def check_rank(config: Config, world_size: int) -> None:
+    """Refuse a fault of a rank that does not exist.
+
+    Raises:
+        UsageError: there is no such rank.
+    """
+    if config.chaos and (rank := Fault.parse(config.chaos).rank) >= world_size:
+        raise UsageError(
+            f"--chaos {config.chaos} names rank {rank}, but there are {world_size} rank(s)",
+            next_step=f"name a rank from 0 to {world_size - 1}",
+        )
+
+
+def planned(config: Config, rank: int, env: Mapping[str, str]) -> Fault | None:
+    """Return the fault to call at every heartbeat of ``rank``, or None if none is planned for it."""
     if not config.chaos:
         return None
     fault = Fault.parse(config.chaos)

@@ -62,7 +62,8 @@ class Worker:
     def __post_init__(self) -> None:
         self._progress = Progress(self.ranks.world_size, self.config.data)
         memory = self.diagnostics.memory() if self.diagnostics else None
-        self._heartbeat = Heartbeat(memory, fault_injection.planned(self.config, self.ranks.rank, os.environ))
+        self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
+        self._heartbeat = Heartbeat(memory, self._fault)
         self._group: Group | None = None
         self._timeout = DEFAULT_TIMEOUT
 
@@ -100,9 +101,9 @@ class Worker:
                 case Infer():
                     ending = self._infer(self.job)
         except BaseException as error:
+            ending = self._failure(error)
             if self._group:
                 self._group.announce_exit(str(error))
-            ending = self._failure(error)
         if not watchdog.claim_report():
             threading.Event().wait()  # the watchdog is reporting and ends the process
         deliver(ending)
@@ -186,6 +187,8 @@ class Worker:
         group.close()
         self._heartbeat.mark("save", limit=config.volume_timeout)
         self._progress.wait_for_file()
+        if not result.already_finished:
+            fault_injection.check_occurred(self._fault)
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"
         saved = f"; checkpoint {checkpoint_file(Path(config.checkpoint_dir), **place)}" if place else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")

@@ -13,7 +13,7 @@ import pytest
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
 from ddptrain.fault_injection import Fault, planned
-from tests.trainer.builders import SAVING, command
+from tests.trainer.builders import SAVING, SMALL, command
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
 
 pytestmark = pytest.mark.together
@@ -75,6 +75,19 @@ def test_an_invalid_plan_is_refused_with_an_example(text: str) -> None:
 
 def test_an_invalid_plan_is_refused_before_a_rank_starts(ddptrain: ForkServer) -> None:
     assert "[rank" not in ddptrain.run("launch", "--nproc-per-node", 2, "--chaos", "melt:1:7", code=2).output()
+
+
+@pytest.mark.parametrize(
+    ("chaos", "said"),
+    [
+        ("crash:1:900", "--chaos did not occur: no phase batch from step 900 on was reached on rank 1"),
+        ("crash:1:1:bach", "--chaos did not occur: no phase bach"),
+        ("crash:2:1", "--chaos crash:2:1 names rank 2, but there are 2 rank(s)"),
+    ],
+)
+def test_a_fault_that_cannot_occur_fails_the_run(ddptrain: ForkServer, idx: Path, chaos: str, said: str) -> None:
+    argv = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--epochs", 1, "--chaos", chaos)
+    assert said in ddptrain.run(*argv, code=2).message()["message"]
 
 
 @pytest.mark.parametrize(

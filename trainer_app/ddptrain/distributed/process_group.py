@@ -154,14 +154,15 @@ class Group:
             return
 
         def announce() -> None:
-            with contextlib.suppress(RuntimeError):  # a store that ended with rank 0: the others notice that themselves
+            with contextlib.suppress(Exception):  # a store that ended with rank 0: the others notice that themselves
                 store.set(EXIT_KEY, json.dumps({"rank": self.rank, "reason": reason[:500]}))
                 if self.rank == 0:
                     time.sleep(_STORE_LINGER)
 
-        thread = threading.Thread(target=announce, daemon=True)
-        thread.start()
-        thread.join(_ANNOUNCE_TIMEOUT)  # the store's host may be stopped and never answer
+        with contextlib.suppress(Exception):  # no memory or no thread is left, perhaps the reason of the exit
+            thread = threading.Thread(target=announce, daemon=True)
+            thread.start()
+            thread.join(_ANNOUNCE_TIMEOUT)  # the store's host may be stopped and never answer
 
     def close(self) -> None:
         """Destroy the process group on all ranks together: rank 0 hosts the store and must not exit before the others.
@@ -239,6 +240,8 @@ def join_group(
     if not ranks.init_file and (interface := route_interface(ranks.master_addr)):
         for name, value in interface_variables(interface, ranks.nnodes).items():
             os.environ.setdefault(name, value)
+    # NCCL connects all GPUs here, which takes minutes with thousands of them; its own limit ends the wait.
+    heartbeat.mark("rendezvous", limit=collective_timeout)
     with heartbeat.waiting_in("init_process_group"):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
