@@ -59,6 +59,20 @@ def test_a_node_that_loses_its_peer_exits_with_77(ddptrain: ForkServer, idx: Pat
     assert (message["code"], message["cause"], message["exception"]) == (77, "peer", "PeerLost")
 
 
+def test_a_node_whose_launcher_was_killed_is_named(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--step-delay", 0.3, "--checkpoint-dir", tmp_path)
+    nodes = [ddptrain.start(*command, env=node(rank, port, nnodes=3, nproc=1)) for rank in (0, 1, 2)]
+    nodes[0].at_step(2)
+    os.killpg(nodes[1].pid, signal.SIGKILL)
+    for run in (nodes[0], nodes[2]):
+        assert run.wait() == 77, run.output()
+        assert "no report of node 1: its launcher was killed" in run.message()["message"]
+        assert "root cause: " not in run.output(), "a node that lost a peer is not the cause"
+    why = ddptrain.run("why", tmp_path).output()
+    assert why.count("no report of node 1") == 1
+
+
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_killed_rank_is_named_by_both_nodes(ddptrain: ForkServer, idx: Path, tmp_path: Path, victim: int) -> None:
     port = free_port()
@@ -73,6 +87,8 @@ def test_a_killed_rank_is_named_by_both_nodes(ddptrain: ForkServer, idx: Path, t
     assert f"the cause: rank {victim} failed with code 137" in innocent["message"]
     root = {"node": victim // 2, "code": 137, "kind": "Killed", "rank": victim, "step": 5, "signal": 9}
     assert root.items() <= innocent["root"].items()
+    [last] = [line for line in nodes[1 - victim // 2].output().splitlines() if line.startswith("root cause: ")]
+    assert last.startswith(f"root cause: rank {victim}, exit code 137: rank {victim} was killed by SIGKILL (on node ")
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -82,6 +98,23 @@ def test_a_rank_that_exits_with_0_before_the_end_is_the_cause(ddptrain: ForkServ
     message = run.message()
     assert (message["kind"], message["code"], message["cause"]) == ("ExitedEarly", 1, "own")
     assert (message["outcome"], message["rank"], message["step"]) == ("failed", world_size - 1, 5)
+
+
+NO_THREAD = """
+import threading
+start = threading.Thread.start
+def refuse(self):
+    if self._target.__name__ == "announce":
+        raise MemoryError
+    start(self)
+threading.Thread.start = refuse
+"""
+
+
+def test_a_rank_that_cannot_announce_its_exit_reports_its_error(ddptrain: ForkServer, idx: Path) -> None:
+    command = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--chaos", "crash:1:5")
+    message = ddptrain.run(*command, first=NO_THREAD, code=1).message()
+    assert (message["rank"], message["message"]) == (1, "crash injected by --chaos")
 
 
 def test_a_killed_rank_is_named_although_a_stopped_one_delays_its_node(
@@ -116,6 +149,23 @@ def test_a_missing_master_is_named(ddptrain: ForkServer, idx: Path) -> None:
     env = node(1, free_port(), nproc=1, PET_RDZV_CONF="timeout=1", MASTER_ADDR="rank-0.invalid")
     run = ddptrain.run("train", *SMALL, "--data-dir", idx, env=env, code=69)
     assert "rank 0 (node 0) is missing: rank-0.invalid" in run.message()["message"]
+
+
+def test_a_node_that_cannot_resolve_the_master_is_the_cause_and_both_nodes_say_what_they_wait_for(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = ("train", *SMALL, "--data-dir", idx, "--checkpoint-dir", tmp_path)
+    one, zero = (
+        ddptrain.start(*command, env=node(rank, port, nproc=1, PET_RDZV_CONF="timeout=13", MASTER_ADDR=host))
+        for rank, host in ((1, "rank-0.invalid"), (0, "localhost"))
+    )
+    assert [run.wait() for run in (zero, one)] == [69, 69]
+    assert "waiting for rank 1 (node 1) of 2 ranks (1" in zero.output()
+    assert "waiting for rank 0 (node 0) at rank-0.invalid" in one.output()
+    assert (zero.message()["cause"], one.message()["cause"]) == ("peer", "own")
+    assert "rank-0.invalid" in one.message()["message"]
+    assert zero.message()["root"]["node"] == 1
 
 
 def test_two_nodes_that_claim_one_rank_are_refused(ddptrain: ForkServer, idx: Path) -> None:

@@ -28,6 +28,7 @@ EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this
 _REPLY_TIMEOUT = 2.0  # seconds for a store to answer a new connection
 _VERDICT_READ = 5.0  # seconds that rank 0 keeps the store up for the others to read why it fails
 _POLL = 0.02  # seconds
+_FIRST_LINE, _NEXT_LINE = 10.0, 60.0  # seconds of waiting until it is printed, and until it is printed again
 
 
 def parse_rendezvous_timeout(rdzv_conf: str) -> float:
@@ -57,6 +58,10 @@ class Rendezvous:
     deadline: float
     stop: StopFlag
     heartbeat: Heartbeat
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._next_line = self._began + _FIRST_LINE
 
     def connect(self) -> Store:
         """Return the store. Rank 0 hosts it, under torchrun its agent does; the other ranks connect.
@@ -139,7 +144,9 @@ class Rendezvous:
         if verdict:
             store.add("readers", 1)
             if verdict["missing"]:
-                raise RendezvousError(verdict["message"], hint="rank 0 stopped waiting")
+                missing = RendezvousError(verdict["message"], hint="rank 0 stopped waiting")
+                missing.cause = "peer"
+                raise missing
             raise PeerLost(f"rank 0 left before all ranks were present: {verdict['message']}")
 
     def _check_presence(self, store: Store, backend: str) -> None:
@@ -163,21 +170,21 @@ class Rendezvous:
             if not waiting:
                 return
             if time.monotonic() > self.deadline:
-                names = [f"rank {rank} (node {ranks.node_of(rank)})" for rank in sorted(waiting)]
-                more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-                raise RendezvousError(
-                    f"missing {', '.join(names[:8])}{more} of {ranks.world_size} ranks",
+                missing = RendezvousError(
+                    f"missing {self._names(waiting)} of {ranks.world_size} ranks",
                     hint="their pods have not started, cannot reach rank 0, or failed before the rendezvous",
                     next_step="look at the log of the first missing node",
                 )
-            self._poll()
+                missing.cause = "peer"  # a missing rank knows why it did not arrive
+                raise missing
+            self._poll(f"{self._names(waiting)} of {ranks.world_size} ranks")
             time.sleep(_POLL)
 
     def _wait_for_port(self) -> None:
         """Wait until the store accepts connections. Its name may not resolve yet: a pod's appears with its address."""
-        ranks, pause = self.ranks, 0.05
+        ranks, pause, failed = self.ranks, 0.05, "no answer yet"
         while True:
-            self._poll()
+            self._poll(f"rank 0 (node 0) at {ranks.master_addr}:{ranks.master_port}: {failed}")
             try:
                 with socket.create_connection((ranks.master_addr, ranks.master_port), timeout=3) as connection:
                     # Both ends are one socket if the kernel picked the wanted port as the source port.
@@ -185,6 +192,7 @@ class Rendezvous:
                         raise ConnectionRefusedError("no process listens on this port")
                     return
             except OSError as error:
+                failed = str(error)
                 if time.monotonic() > self.deadline:
                     raise RendezvousError(
                         f"rank 0 (node 0) is missing: {ranks.master_addr}:{ranks.master_port} does not answer: {error}",
@@ -194,9 +202,23 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(0.5, pause * 1.5)
 
-    def _poll(self) -> None:
+    def _names(self, waiting: set[int]) -> str:
+        names = [f"rank {rank} (node {self.ranks.node_of(rank)})" for rank in sorted(waiting)]
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    def _poll(self, what: str = "") -> None:
+        """Check for a stop signal, and print after some time what the node waits for.
+
+        Args:
+            what: who is missing, and why if that is known; one rank of each node prints it.
+        """
         self.stop.raise_if_requested("rendezvous")
         self.heartbeat.touch()
+        now = time.monotonic()
+        if what and now >= self._next_line and self.ranks.local_rank in (0, None):
+            self._next_line = now + _NEXT_LINE
+            seconds, limit = now - self._began, self.deadline - self._began
+            print(f"waiting for {what} ({seconds:.0f} of {limit:.0f} s)", flush=True)
 
 
 def wait_for_key(

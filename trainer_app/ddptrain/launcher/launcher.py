@@ -22,7 +22,7 @@ from ddptrain.files import make_directory
 from ddptrain.jobs import Preflight, Train
 from ddptrain.launcher import processes
 from ddptrain.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
-from ddptrain.launcher.node_reports import NodeReports, with_root_cause
+from ddptrain.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddptrain.launcher.processes import LogPrinter, WorkerProcess
 from ddptrain.reporting import termination
 from ddptrain.reporting.console import continue_output
@@ -309,8 +309,12 @@ class Supervisor:
             lost_peer = several_nodes and cause == "peer"
             # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
             told_to_stop = lambda: bool(self.stop_signal or STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
-            if lost_peer and (other := self.reports.cause_on_another_node(told_to_stop)):
-                report = with_root_cause(report, other)
+            if lost_peer:
+                self.reports.write(report, self._states, [])  # before the wait: other nodes see which one is silent
+                if other := self.reports.cause_on_another_node(told_to_stop):
+                    report = with_root_cause(report, other)
+                elif silent := self.reports.silent_nodes():
+                    report = report | {"message": f"{report['message']}; {without_report(silent)}"}
             self.reports.write(report, self._states, [])
         return report
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,11 @@ class NodeReports:
         for dump in (path for attempt in attempts[_KEPT_DUMPS:_KEPT_ATTEMPTS] for path in dumps(attempt)):
             dump.unlink(missing_ok=True)
 
+    def silent_nodes(self) -> list[int]:
+        """Return the nodes that have left no report in the folder."""
+        found = run_with_timeout(_VOLUME, lambda: [content["node"] for content in read(self.folder)])
+        return silent_nodes(self.ranks.nnodes, found or range(self.ranks.nnodes))
+
     def cause_on_another_node(self, cancelled: Callable[[], bool]) -> dict[str, Any] | None:
         """Wait briefly for a node that failed by itself, and return the content of its ``node-*.json``.
 
@@ -143,6 +148,17 @@ def read(folder: Path) -> list[dict[str, Any]]:
     # Files of a run with another number of nodes and the same name may remain; the newest file decides.
     nnodes = max(found, key=lambda content: content["time"])["nnodes"] if found else 0
     return sorted((content for content in found if content["nnodes"] == nnodes), key=lambda content: content["node"])
+
+
+def silent_nodes(nnodes: int, reported: Iterable[int]) -> list[int]:
+    """Return the nodes that left no report: their launcher was killed, or their machine is lost."""
+    return sorted(set(range(nnodes)) - set(reported))
+
+
+def without_report(nodes: Sequence[int]) -> str:
+    """Return which nodes left no report, and what that means."""
+    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+    return f"no report of node {names}: its launcher was killed, its machine is lost, or it uses another volume"
 
 
 def dumps(folder: Path) -> list[Path]:
@@ -209,6 +225,9 @@ def explain(root: Path, *, as_json: bool) -> int:
         print(dumps_json({"attempt": folder.name, "report": report, "ranks": [asdict(s) for s in states]}))
         return 0
     print(f"{folder.name}: {len(nodes)} of {nodes[0]['nnodes']} node(s) left a report in {folder}")
+    silent = silent_nodes(nodes[0]["nnodes"], [node["node"] for node in nodes])
+    if silent and report.get("cause") == "peer" and "no report of node" not in str(report.get("message")):
+        report = report | {"message": f"{report.get('message')}; {without_report(silent)}"}
     print("\n".join(root_cause_lines(report)))
     for s in states:
         condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"

@@ -108,10 +108,16 @@ def killed(signal_number: int, *, rank: int, progress: Mapping[str, Any] | None 
 
 
 def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a report of a failure or a stop as a terminal shows it: its cause, place, hint and next step."""
+    """Return a report of a failure or a stop as a terminal shows it: its cause, place, hint and next step.
+
+    Of a node that lost a peer, it is the cause on the other node, if that is known.
+    """
+    if root := report.get("root"):
+        report = {**root, "message": f"{root.get('message')} (on node {root.get('node')}; this node lost that peer)"}
     name = f", {report['exception']}" if report.get("traceback") else ""
     rank = "" if report.get("rank") is None else f"rank {report['rank']}, "
-    title = "stopped" if report.get("outcome") == "stopped" else "root cause"
+    lost = report.get("cause") == "peer" and report.get("code") == exit_codes.PEER_LOST
+    title = "stopped" if report.get("outcome") == "stopped" else "lost a peer" if lost else "root cause"
     lines = [f"{title}: {rank}exit code {report.get('code')}{name}: {report.get('message')}"]
     place = [f"{key} {report[key]}" for key in ("step", "phase", "where", "signal") if report.get(key) is not None]
     lines.append("at:    " + (", ".join(place) if place else "not known"))
