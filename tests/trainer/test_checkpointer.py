@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddptrain.checkpoint_files import newest_valid
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
@@ -60,6 +61,16 @@ def test_save_without_a_checkpoint_directory_returns_the_reason(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the metrics
     checkpointer, _, _ = claimed("", idx)
     assert checkpointer.save(4, state, None) == SaveResult(None, "no --checkpoint-dir")
+
+
+def test_last_save_makes_a_directory_that_has_vanished(tmp_path: Path, idx: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    checkpointer, _, _ = claimed(root, idx)
+    checkpointer.save(4, state, None)
+    shutil.rmtree(root)
+    assert checkpointer.save(LAST, state, None).checkpoint == {"run": 1, "step": LAST}
+    assert newest_valid(root, lambda path, reason: None) is not None
 
 
 def test_refused_save_returns_the_reason_and_raises_only_at_the_last_step(tmp_path: Path, idx: Path) -> None:

@@ -181,6 +181,18 @@ def test_why_prints_hint_and_next_step_or_json(tmp_path: Path, capsys: pytest.Ca
     assert (found["attempt"], found["report"]["hint"], found["ranks"]) == ("local-0", "the volume is empty", [])
 
 
+def test_why_prints_control_characters_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = tmp_path / "reports" / "local-0" / "node-0.json"
+    node.parent.mkdir(parents=True)
+    states = [vars(rank_state(0)) | {"phase": "\x1b[2J", "collective": ""}]
+    content = {**node_report(0, 1.0, states, code=1, rank=0, message="\x1b]0;owned\x07", hint="\x9b1m"), "nnodes": 1}
+    node.write_text(json.dumps(content))
+    assert main(["why", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert r"\x1b]0;owned\x07" in printed
+    assert all(c.isprintable() or c == "\n" for c in printed)
+
+
 def test_why_explains_a_hang(
     ddptrain: ForkServer, idx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from ddptrain.distributed.process_group import interface_variables, join_group
 from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
 from ddptrain.distributed.topology import (
     Ranks,
+    bind_free_port,
     free_port,
     from_flags,
     from_node_environment,
@@ -236,6 +238,11 @@ def test_a_free_port_is_below_the_ephemeral_range_where_there_is_room(
     ports = {free_port(tmp_path / "range") for _ in range(20)}
     assert len(ports) > 1
     assert all(first <= port <= last for port in ports)
+
+
+def test_a_bound_port_cannot_be_taken_before_rank_0_listens_on_it() -> None:
+    with bind_free_port() as bound, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", bound.getsockname()[1]))
 
 
 @pytest.mark.parametrize("content", [None, "", "unlimited"])

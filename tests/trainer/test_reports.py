@@ -29,7 +29,7 @@ from ddptrain.errors import (
     UsageError,
     classify,
 )
-from ddptrain.launcher.processes import WorkerProcess, root_cause
+from ddptrain.launcher.processes import WorkerProcess, root_cause, split_lines
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
 from tests.processes import free_port
@@ -342,6 +342,32 @@ def test_the_root_cause_is_the_earlier_of_two_own_failures() -> None:
 def test_a_node_whose_ranks_lost_a_peer_reports_cause_peer() -> None:
     cause = root_cause([ended(2, 77, 1.0, cause="peer"), ended(3, 77, 1.1, cause="peer")])
     assert (cause["rank"], cause["code"], cause["cause"]) == (2, 77, "peer")
+
+
+def test_a_progress_bar_costs_what_it_shows_and_not_what_it_has_drawn() -> None:
+    lines, begun = [b""][:0], b""
+    for number in range(50_000):
+        whole, begun = split_lines(begun, b"\r%5d of 50000 drawn with a long text to make it slow" % number)
+        lines += whole
+        assert len(begun) < 100
+    whole, begun = split_lines(begun, b"\nnext")
+    assert [*lines, *whole] == [b"49999 of 50000 drawn with a long text to make it slow"]
+    assert begun == b"next"
+
+
+def test_an_endless_line_is_divided_and_nothing_is_lost() -> None:
+    lines, begun = [b""][:0], b""
+    for _ in range(100):
+        whole, begun = split_lines(begun, b"x" * 10_000)
+        lines += whole
+        assert len(begun) <= 65536
+    assert sum(map(len, lines)) + len(begun) == 1_000_000
+    assert split_lines(b"a", b"b\r\nc\r") == ([b"ab\r"], b"c\r")
+
+
+def test_a_stop_is_printed_without_error_and_a_lost_peer_in_one_line() -> None:
+    assert Stopped("stopped by a signal after step 5, and saved", saved=True).lines().startswith("stopped by")
+    assert PeerLost("gone", hint="h", next_step="n").lines() == "error: gone"
 
 
 def test_a_rank_killed_by_the_launcher_is_not_the_root_cause() -> None:

@@ -354,6 +354,8 @@ class Checkpoints:
             VolumeError: it cannot be written. Earlier checkpoints are untouched, and no temporary file is left.
         """
         with volume_errors(self.root):
+            if last and not self.root.is_dir():  # deleted; the final weights must not be lost with it
+                run_folder(self.root, self.run).mkdir(parents=True)
             self._check_superseded()
             try:
                 return self._save(step, content, facts)

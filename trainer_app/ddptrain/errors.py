@@ -87,6 +87,10 @@ class Stopped(TrainerError, code=exit_codes.STOPPED):
         super().__init__(message)
         self.saved = saved
 
+    def lines(self) -> str:
+        """Return the message alone: a stop is no error."""
+        return str(self)
+
 
 class Hang(TrainerError, code=exit_codes.HANG):
     """A collective did not complete within the group's timeout, or a rank made no progress."""
@@ -94,6 +98,10 @@ class Hang(TrainerError, code=exit_codes.HANG):
 
 class PeerLost(TrainerError, code=exit_codes.PEER_LOST, cause="peer"):
     """Another rank ended; its own report has the reason."""
+
+    def lines(self) -> str:
+        """Return one line: the cause follows, and every rank that lost this peer prints it."""
+        return f"error: {self}"
 
 
 class DeviceError(TrainerError, kind="DeviceFailed"):

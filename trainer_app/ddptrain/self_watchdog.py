@@ -51,6 +51,9 @@ class SelfWatchdog:
         pipe = wakeup_pipe()
         if self.diagnostics:
             register_stack_dump(self.diagnostics)
+        else:
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+                faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         threading.Thread(target=self._watch, args=(pipe,), name="self-watchdog", daemon=True).start()
 
     def claim_report(self) -> bool:

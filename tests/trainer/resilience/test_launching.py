@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from ddptrain.checkpoint_files import newest_valid
 from ddptrain.data.sampling import Schedule, epoch_order
+from ddptrain.launcher.hang_detector import process_state
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, losses, wait_until
@@ -349,6 +351,41 @@ def test_an_unwritable_checkpoint_directory_exits_with_73(ddptrain: ForkServer, 
     out = tmp_path / "file" / "checkpoints"
     run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--checkpoint-dir", out, code=73)
     assert (run.message()["code"], run.message()["rank"]) == (73, 0)
+
+
+def test_a_launcher_without_descriptors_reports_the_limit(ddptrain: ForkServer, idx: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))"
+    run = ddptrain.run("launch", "--nproc-per-node", 8, *SMALL, "--data-dir", idx, first=limit, code=71)
+    message = run.message()
+    assert (message["kind"], message["cause"]) == ("RanksImpossible", "own")
+    assert "cannot be started: Too many open files" in message["message"]
+    assert "ulimit -n" in message["hint"]
+
+
+WITH_CHILD = """
+import subprocess, ddptrain.worker as worker
+load = worker.download.load
+def loading(*args, **more):
+    print("child", subprocess.Popen(["sleep", "600"]).pid, "of its rank", flush=True)
+    return load(*args, **more)
+worker.download.load = loading
+"""
+
+
+def test_programs_that_a_rank_has_started_end_with_it(ddptrain: ForkServer, idx: Path) -> None:
+    argv = ("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, "--chaos", "kill:0:3")
+    output = ddptrain.run(*argv, first=WITH_CHILD, code=137).output()
+    children = [int(pid) for pid in re.findall(r"child (\d+) of its rank", output)]
+    assert len(children) == 2
+    wait_until(lambda: all(process_state(pid) in ("", "Z") for pid in children), "the children to end")
+
+
+@pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])
+def test_sigusr1_to_a_run_ends_nothing(ddptrain: ForkServer, idx: Path, verb: tuple[object, ...]) -> None:
+    run = ddptrain.start(*verb, *SMALL, "--data-dir", idx, "--step-delay", 0.1)
+    run.at_step(2)
+    os.kill(run.pid, signal.SIGUSR1)
+    assert run.wait() == 0, run.output()
 
 
 def test_a_full_log_directory_does_not_end_the_run(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_sigterm_saves_and_exits_with_75_and_the_resumed_run_loses_no_step(
     message = stopped.message()
     assert (message["outcome"], message["code"], message["saved"]) == ("stopped", 75, True)
     assert message["checkpoint"] == {"run": 1, "step": message["step"]}
+    assert "error:" not in stopped.output()
 
     second = ddptrain.run(*command(world_size, idx, cut, "--checkpoint-every", 0))
     assert second.message()["resumedFrom"] == message["checkpoint"]

@@ -97,6 +97,7 @@ class Rendezvous:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=seconds),
+                master_listen_fd=ranks.listener,
             )
         except RuntimeError as error:
             raise RendezvousError(

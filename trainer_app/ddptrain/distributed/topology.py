@@ -43,6 +43,7 @@ class Ranks:
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_PORT
     init_file: str = ""  # the file of --init file:///PATH
+    listener: int | None = None  # descriptor of a socket that holds master_port until rank 0 listens on it
 
     @property
     def is_zero(self) -> bool:
@@ -235,7 +236,13 @@ def route_interface(host: str) -> str | None:
 
 
 def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
-    """Return a TCP port that is free at this moment, for a node that trains alone.
+    """Return a TCP port that is free at this moment; see ``bind_free_port``."""
+    with bind_free_port(ephemeral_range) as bound:
+        return int(bound.getsockname()[1])
+
+
+def bind_free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> socket.socket:
+    """Return a socket bound to a free TCP port, for a node that trains alone. Nobody else can take the port.
 
     It is below the ephemeral range: an outgoing connection could take an ephemeral port before rank 0 listens on it,
     and a rank that tries to connect to one before that can connect to itself. A machine whose ephemeral range begins
@@ -251,7 +258,16 @@ def free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_port_ran
     first, end = (max(1024, low - 12_000), low) if low > 2048 else (1024, 65536)
     for _ in range(_PORT_TRIES):
         port = first + secrets.randbelow(end - first)  # not ``random``: forked processes share its state
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
+        with contextlib.suppress(OSError):
+            return _bound(port)
     raise OSError(errno.EADDRINUSE, f"no TCP port from {first} to {end - 1} is free")
+
+
+def _bound(port: int) -> socket.socket:
+    bound = socket.socket()
+    try:
+        bound.bind(("", port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

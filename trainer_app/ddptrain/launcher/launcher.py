@@ -16,8 +16,9 @@ from pathlib import Path
 from ddptrain import exit_codes
 from ddptrain.checkpoint_files import newest_place
 from ddptrain.config import Config
-from ddptrain.distributed.topology import Ranks, free_port
-from ddptrain.errors import Stopped, UsageError
+from ddptrain.diagnostics import DUMP_SIGNAL
+from ddptrain.distributed.topology import Ranks, bind_free_port, free_port
+from ddptrain.errors import RanksError, Stopped, UsageError
 from ddptrain.files import make_directory
 from ddptrain.jobs import Preflight, Train
 from ddptrain.launcher import processes
@@ -91,7 +92,7 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
             reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
-        supervisor = Supervisor(config, _with_port(ranks, options), options, signals, reports)
+        supervisor = Supervisor(config, _holding_port(ranks, options), options, signals, reports)
         ending = supervisor.run()
         if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
@@ -104,8 +105,13 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
     return ending
 
 
-def _with_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
-    return ranks if ranks.nnodes > 1 or options.fixed_port else replace(ranks, master_port=free_port())
+def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
+    """Return the ranks; of a node that trains alone with a free port, which a socket holds until rank 0 listens."""
+    if ranks.nnodes > 1 or options.fixed_port or ranks.world_size == 1:
+        return ranks
+    bound = bind_free_port()
+    port = bound.getsockname()[1]
+    return replace(ranks, master_port=port, listener=bound.detach())
 
 
 def preload(*, ddp: bool) -> None:
@@ -128,6 +134,7 @@ class SignalQueue:
         self.pending: list[int] = []
         for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, lambda n, _frame: self.pending.append(n))
+        signal.signal(DUMP_SIGNAL, lambda *_: None)  # of the ranks; its default action would end the launcher
         self.wakeup = wakeup_pipe()
 
 
@@ -154,17 +161,37 @@ class Supervisor:
 
     def run(self) -> Ending:
         """Run the ranks once and return how the node ended."""
-        options = self.options
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
-            worker = processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
-            self._workers.append(worker)
+            self._workers.append(self._start(ranks))
+        if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
+            os.close(self.ranks.listener)
         self._supervise()
         result = next(filter(None, map(processes.result_of, self._workers)), None)
         ending = Ending(self._final_report(), result)
         for worker in self._workers:
             worker.close()
         return ending
+
+    def _start(self, ranks: Ranks) -> WorkerProcess:
+        """Start one rank.
+
+        Raises:
+            RanksError: this process has no descriptor, memory or process left for it; no rank stays.
+        """
+        options = self.options
+        try:
+            return processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
+        except OSError as error:
+            self._kill()
+            for worker in self._workers:
+                os.waitpid(worker.pid, 0)
+                worker.close()  # their descriptors are needed to write the report
+            raise RanksError(
+                f"rank {ranks.rank} cannot be started: {error.strerror}",
+                hint="a limit of this container is too low: open files (`ulimit -n`), processes, or memory",
+                next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
+            ) from error
 
     def _supervise(self) -> None:
         """Return when all ranks have ended and their output is printed."""
@@ -211,7 +238,7 @@ class Supervisor:
         if descriptor == worker.reports:
             worker.ending += data
             return bool(data)
-        *lines, worker.unfinished = (worker.unfinished + data).split(b"\n")
+        lines, worker.unfinished = processes.split_lines(worker.unfinished, data)
         if not data and worker.unfinished:
             lines, worker.unfinished = [*lines, worker.unfinished], b""
         for line in lines:
@@ -237,11 +264,14 @@ class Supervisor:
         by_pid = {worker.pid: worker for worker in self._workers}
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            if ended.si_pid in by_pid:  # not reaped yet: the number is still that of the rank's process group
+                processes.kill_group(ended.si_pid)
+            pid, status = os.waitpid(ended.si_pid, 0)
             if worker := by_pid.get(pid):
                 worker.status, worker.ended = status, time.monotonic()
                 if worker.process is not None:
@@ -285,7 +315,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.status is None and not worker.killed_by_us:
                 worker.killed_by_us = True
-                os.kill(worker.pid, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
         self._deadline = None
 
     def _final_report(self) -> Report:
@@ -344,7 +374,8 @@ def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:
             hint="only our own launcher has these flags",
             next_step="leave them out, or use --how spawn",
         )
-    ranks = _with_port(ranks, options)
+    if ranks.nnodes == 1 and not options.fixed_port:
+        ranks = replace(ranks, master_port=free_port())
     return [
         sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks.nnodes}", f"--node-rank={ranks.node_rank}",
         f"--nproc-per-node={ranks.nproc_per_node}", f"--master-addr={ranks.master_addr}",

@@ -21,7 +21,7 @@ from ddptrain.errors import DataMissing, Hang
 from ddptrain.files import dumps_json, share, write_atomically
 from ddptrain.launcher.hang_detector import RankSnapshot, hang_report
 from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
-from ddptrain.reporting.termination import Report, root_cause_lines
+from ddptrain.reporting.termination import Report, printable, root_cause_lines
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
@@ -231,7 +231,7 @@ def explain(root: Path, *, as_json: bool) -> int:
     print("\n".join(root_cause_lines(report)))
     for s in states:
         condition = "stopped" if s.stopped else "silent" if not s.answered else "waits" if s.collective else "works"
-        print(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}")
+        print(printable(f"  rank {s.rank} (node {s.node}) {condition} {s.place}; collectives begun: {s.collectives}"))
     if dump_files := dumps(folder):
-        print("dumps: " + ", ".join(path.name for path in dump_files))
+        print(printable("dumps: " + ", ".join(path.name for path in dump_files)))
     return 0

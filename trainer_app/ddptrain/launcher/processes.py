@@ -40,6 +40,7 @@ from ddptrain.reporting.termination import Ending, Report
 from ddptrain.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
+LONGEST_LINE = 65536  # bytes
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*"
@@ -107,9 +108,17 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
             raise UsageError(
                 f"--log-dir: {error.filename} cannot be written: {error.strerror}", next_step="name another directory"
             ) from error
-    output, output_write = os.pipe()
-    reports, reports_write = os.pipe()
-    diagnostics = Diagnostics.create(ranks.rank)
+    pipes = [*os.pipe()]
+    try:
+        pipes += os.pipe()
+        diagnostics = Diagnostics.create(ranks.rank)
+    except OSError:  # no descriptor is left
+        for descriptor in pipes:
+            os.close(descriptor)
+        if log:
+            log.close()
+        raise
+    output, output_write, reports, reports_write = pipes
     spec = WorkerSpec(config, ranks, job, output_write, reports_write, diagnostics, os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,7 +128,8 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
         process = None
         if how == "spawn":
             program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
-            descriptors = (output_write, reports_write, *astuple(diagnostics))
+            listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
+            descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
             command = [sys.executable, "-c", program, pickle.dumps(spec).hex()]
             process = subprocess.Popen(command, stdout=output_write, stderr=output_write, pass_fds=descriptors)
         pid = process.pid if process else os.fork()
@@ -138,11 +148,15 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
 def run_spawned() -> NoReturn:
     """Run the rank that the interpreter's first argument describes."""
     never_fail_or_wait()
-    _run_worker(pickle.loads(bytes.fromhex(sys.argv[1])))  # noqa: S301 - from the launcher
+    _run_worker(pickle.loads(bytes.fromhex(sys.argv[1])), spawned=True)  # noqa: S301 - from the launcher
 
 
-def _run_worker(spec: WorkerSpec) -> NoReturn:
-    """In the child: undo what the launcher set up, run the rank, and exit without the parent's exit handlers."""
+def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
+    """In the child: undo what the launcher set up, run the rank, and exit without the parent's exit handlers.
+
+    Args:
+        spawned: this is a new interpreter, which has only the descriptors that are its own.
+    """
     code, ranks = 1, spec.ranks
     try:
         signal.set_wakeup_fd(-1)
@@ -152,6 +166,8 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
         die_with_parent(spec.parent)
         terminal = terminal_or_none()
         release_output()  # the launcher always reads what its ranks write
+        if ranks.listener is not None and not ranks.is_zero and not spawned:
+            os.close(ranks.listener)
         os.dup2(spec.output, 1)
         os.dup2(spec.output, 2)
         os.environ |= ranks.environment()
@@ -168,6 +184,23 @@ def _run_worker(spec: WorkerSpec) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:
+    """Return (whole lines, the begun line) of ``unfinished`` and the ``data`` that follows it.
+
+    A carriage return begins the line anew, so a progress bar costs as much as what it shows, and not as much as all
+    that it has drawn. A line that is longer than LONGEST_LINE is divided.
+    """
+    first, *others = data.split(b"\n")
+    lines = [unfinished + first, *others]
+    begun = lines.pop()
+    if b"\r" in begun:
+        begun = begun.rstrip(b"\r").rpartition(b"\r")[2] + b"\r" * begun.endswith(b"\r")
+    while len(begun) > LONGEST_LINE:
+        lines.append(begun[:LONGEST_LINE])
+        begun = begun[LONGEST_LINE:]
+    return lines, begun
 
 
 class LogPrinter:
@@ -276,6 +309,12 @@ def report_of(worker: WorkerProcess) -> Report:
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of a rank's process group, such as data loaders and programs that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callable[[], bool] = lambda: False) -> Any:

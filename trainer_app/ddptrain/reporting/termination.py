@@ -125,7 +125,12 @@ def root_cause_lines(report: Mapping[str, Any]) -> list[str]:
     if report.get("traceback") and not next_step:
         next_step = f"the traceback of rank {report.get('rank')} is in the output above"
     advice = (("hint:  ", report.get("hint")), ("next:  ", next_step))
-    return lines + [label + str(text) for label, text in advice if text]
+    return [printable(line) for line in lines + [label + str(text) for label, text in advice if text]]
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters as escapes: a report may come from any program that wrote the volume."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def encode(report: Mapping[str, Any]) -> bytes:
