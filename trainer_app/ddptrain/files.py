@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,10 @@ class BackgroundWrite:
             self._requested.clear()
             with self._idle:
                 known = self._pending
-            self._write()
+            try:
+                self._write()
+            except Exception:  # an error of ours; later requests are carried out all the same
+                traceback.print_exc()
             with self._idle:
                 self._pending -= known
                 self._idle.notify_all()

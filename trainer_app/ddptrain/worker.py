@@ -24,10 +24,11 @@ from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
 from ddptrain.diagnostics import Diagnostics
 from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
+from ddptrain.distributed.peer_monitor import PeerMonitor
 from ddptrain.distributed.process_group import Group, join_group
-from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
+from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
 from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
-from ddptrain.errors import Hang, Stopped, TrainerError, classify
+from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, classify
 from ddptrain.files import dumps_json
 from ddptrain.heartbeat import Heartbeat
 from ddptrain.jobs import Infer, Job, Preflight, Train
@@ -66,6 +67,7 @@ class Worker:
         self._heartbeat = Heartbeat(memory, self._fault)
         self._group: Group | None = None
         self._timeout = DEFAULT_TIMEOUT
+        self._lost_peer: Callable[[PeerLost], None] = lambda error: None
 
     def run_here(self) -> Ending:
         """Run the job without a launcher, and write the report. Never raises."""
@@ -80,7 +82,7 @@ class Worker:
             deliver: takes the ending, once; the watchdog may call it from its thread just before it ends the process.
         """
 
-        def terminate(error: Stopped | Hang) -> None:
+        def terminate(error: Stopped | Hang | PeerLost) -> None:
             try:
                 deliver(self._failure(error))
             finally:
@@ -91,6 +93,7 @@ class Worker:
             hang_timeout=0.0 if self.diagnostics else self.config.hang_timeout,  # else the launcher watches it
         )  # fmt: skip
         watchdog.start()
+        self._lost_peer = lambda error: terminate(error) if watchdog.claim_report() else None
         gc.freeze()  # collections skip what is imported by now: releasing DDP took 180 ms of CPU, and takes 20 ms
         try:
             match self.job:
@@ -147,6 +150,9 @@ class Worker:
             rendezvous_timeout=self._timeout, collective_timeout=config.collective_timeout, stop=self.stop,
             heartbeat=self._heartbeat, also_alone=config.backend != "auto",
         )  # fmt: skip
+        if backend == "nccl" and ranks.nnodes > 1 and ranks.local_rank == 0 and not ranks.init_file:
+            self._group.monitor = PeerMonitor(ranks, lambda: monitor_store(ranks), self._lost_peer)
+            self._group.monitor.start()
         self._begin(next_phase)
         return self._group
 
@@ -185,7 +191,7 @@ class Worker:
         accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
         self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
-        self._heartbeat.mark("save", limit=config.volume_timeout)
+        self._heartbeat.mark("save", limit=config.volume_timeout)  # of the last progress report
         self._progress.wait_for_file()
         if not result.already_finished:
             fault_injection.check_occurred(self._fault)

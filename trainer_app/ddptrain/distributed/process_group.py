@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from ddptrain.distributed.peer_monitor import PeerMonitor
 from ddptrain.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
 from ddptrain.distributed.topology import Ranks, route_interface
 from ddptrain.errors import Hang, PeerLost, RendezvousError
@@ -39,6 +40,7 @@ class Group:
 
     Attributes:
         has_process_group: also True for one rank whose backend was given by name.
+        monitor: watches the other nodes until the group is closed.
     """
 
     ranks: Ranks
@@ -46,6 +48,7 @@ class Group:
     store: Store | None
     stop: StopFlag
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    monitor: PeerMonitor | None = None
 
     def __post_init__(self) -> None:
         self.rank, self.world_size = self.ranks.rank, self.ranks.world_size
@@ -170,6 +173,8 @@ class Group:
         Each part has its own heartbeat: none of them is training, and all are slow on a busy machine.
         """
         self.heartbeat.mark("close")
+        if self.monitor:
+            self.monitor.stop()
         if self.store is not None:
             with self.heartbeat.waiting_in("barrier"):
                 dist.barrier()

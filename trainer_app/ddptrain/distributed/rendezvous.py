@@ -27,6 +27,7 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this key
 _REPLY_TIMEOUT = 2.0  # seconds for a store to answer a new connection
 _VERDICT_READ = 5.0  # seconds that rank 0 keeps the store up for the others to read why it fails
+_MONITOR_TIMEOUT = 30.0  # seconds
 _POLL = 0.02  # seconds
 _FIRST_LINE, _NEXT_LINE = 10.0, 60.0  # seconds of waiting until it is printed, and until it is printed again
 
@@ -83,7 +84,7 @@ class Rendezvous:
         if not ranks.is_zero or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             self._wait_for_port()
             try:
-                return _client(ranks, seconds, self._poll)
+                return store_client(ranks, seconds, self._poll)
             except RuntimeError as error:
                 raise RendezvousError(
                     f"cannot join the store at {ranks.master_addr}:{ranks.master_port}: {_first_line(error)}",
@@ -252,7 +253,7 @@ def wait_for_key(
     return value
 
 
-def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: None) -> Store:
+def store_client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: None) -> Store:
     """Return a client of the store, whose port accepts connections.
 
     PyTorch waits for the store's first answer without a limit, so the wait is in another thread.
@@ -284,6 +285,15 @@ def _client(ranks: Ranks, seconds: float, on_poll: Callable[[], None] = lambda: 
         return reply
 
 
+def monitor_store(ranks: Ranks, env: Mapping[str, str] = os.environ) -> Store:
+    """Return a further client of the store, whose waits end after some seconds; for ``peer_monitor``.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    return PrefixStore(key_prefix(env), store_client(ranks, _MONITOR_TIMEOUT))
+
+
 def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0][:300]
 
@@ -296,5 +306,5 @@ def announce_killed(ranks: Ranks, rank: int, reason: str, env: Mapping[str, str]
     with contextlib.suppress(OSError, RuntimeError):
         # Without this check the store would retry for its whole timeout if rank 0 is gone, and delay the restart.
         socket.create_connection((ranks.master_addr, ranks.master_port), timeout=_REPLY_TIMEOUT).close()
-        store = PrefixStore(key_prefix(env), _client(ranks, _REPLY_TIMEOUT))
+        store = PrefixStore(key_prefix(env), store_client(ranks, _REPLY_TIMEOUT))
         store.set(EXIT_KEY, json.dumps({"rank": rank, "reason": reason[:500]}))

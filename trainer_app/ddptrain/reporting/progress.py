@@ -19,6 +19,7 @@ from ddptrain.files import BackgroundWrite, dumps_json, finite, write_atomically
 
 SCHEMA = 1
 _CONNECTIONS = 16  # open at once; a new connection ends the oldest of them
+_FILE_PATIENCE = 30.0  # seconds at the end for a volume to take the file
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
 
 
@@ -41,8 +42,8 @@ class Progress:
         self._file = path
 
     def wait_for_file(self) -> None:
-        """Wait until the file has the newest report."""
-        self._copy.wait()
+        """Wait until the file has the newest report; not for ever, because it is only a copy."""
+        self._copy.wait(_FILE_PATIENCE)
 
     def update(self, **values: Any) -> None:
         """Record completed work and increment ``seq``."""

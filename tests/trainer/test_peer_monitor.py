@@ -1,0 +1,96 @@
+"""A node that is gone is noticed by the others through the store, without a connection that breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from ddptrain.distributed.peer_monitor import PeerMonitor
+from ddptrain.distributed.rendezvous import EXIT_KEY
+from ddptrain.distributed.topology import Ranks
+from ddptrain.errors import PeerLost
+
+Lost = queue.Queue[tuple[int, PeerLost]]
+Started = tuple[list[PeerMonitor], Lost]
+
+SERVER = """
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
+
+
+def client(port: int) -> Callable[[], Store]:
+    return lambda: TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def start(port: int, nodes: int, *, silence: float) -> Started:
+    """Start the monitors of some nodes of two ranks each; the queue gets (node, why it counts a peer as lost)."""
+    lost: Lost = queue.Queue()
+
+    def put(node: int) -> Callable[[PeerLost], None]:
+        return lambda error: lost.put((node, error))
+
+    monitors = [
+        PeerMonitor(Ranks(nodes, node, 2), client(port), put(node), interval=0.1, silence=silence)
+        for node in range(nodes)
+    ]
+    for monitor in monitors:
+        monitor.start()
+    return monitors, lost
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that hosts a store, and prints its port."""
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process
+        process.kill()
+
+
+def port_of(server: subprocess.Popen[str]) -> int:
+    assert server.stdout is not None
+    return int(server.stdout.readline())
+
+
+def test_a_silent_node_is_lost_for_all_others(server: subprocess.Popen[str]) -> None:
+    port = port_of(server)
+    monitors, lost = start(port, 3, silence=2)
+    client(port)().wait(["alive/0", "alive/1", "alive/2"], timedelta(seconds=60))
+    monitors[1].stop()  # as if its machine had failed
+    found = dict(lost.get(timeout=60) for _ in range(2))
+    assert set(found) == {0, 2}
+    assert all("node 1 has given no sign of life for 2 s" in str(error) for error in found.values())
+    for monitor in monitors:
+        monitor.stop()
+
+
+def test_an_announced_exit_reaches_every_node(server: subprocess.Popen[str]) -> None:
+    port = port_of(server)
+    monitors, lost = start(port, 2, silence=60)
+    client(port)().set(EXIT_KEY, json.dumps({"rank": 3, "reason": "boom"}))
+    found = dict(lost.get(timeout=60) for _ in range(2))
+    assert {str(error) for error in found.values()} == {"a peer was lost: rank 3 left: boom"}
+    for monitor in monitors:
+        monitor.stop()
+
+
+def test_a_store_that_no_longer_answers_is_noticed(server: subprocess.Popen[str]) -> None:
+    monitors, lost = start(port_of(server), 2, silence=2)
+    os.kill(server.pid, signal.SIGSTOP)
+    _, error = lost.get(timeout=60)
+    assert "the store of rank 0 has not answered for 2 s" in str(error)
+    for monitor in monitors:
+        monitor.stop()
+    os.kill(server.pid, signal.SIGCONT)
