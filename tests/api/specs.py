@@ -248,6 +248,12 @@ BEYOND_CEL: tuple[Bad, ...] = (
             says="nested deeper than 100 levels")
         for levels in (98, 300, 900)
     ),
+    Bad("template of more than 256 KiB", "spec", OK | {"template": {"spec": {"x": ["x" * 1000] * 270}}},
+        says=" bytes of JSON, at most 262,144 are allowed: move scripts, configuration and data into"),
+    Bad("template of 1.3 MB of empty objects", "spec", OK | {"template": {"spec": {"x": [{}] * 430_000}}},
+        says=": move scripts, configuration and data into the image, a ConfigMap or a volume"),
+    Bad("template of 60,000 empty objects", "spec", OK | {"template": {"spec": {"x": [{}] * 60_000}}},
+        says="has more than 20,000 values: move scripts"),
 )  # fmt: skip
 
 

@@ -65,23 +65,30 @@ class MemoryHttp:
         path.write_text(json.dumps(config))
         return path
 
+    def encode(self, value: Any) -> bytes:
+        """Return the JSON of a response or an event."""
+        return json.dumps(value).encode()
+
+    def _response(self, value: Any, status: int = 200) -> web.Response:
+        return web.Response(body=self.encode(value), status=status, content_type="application/json")
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
         version = "/".join(parts[1:2] if parts[0] == "api" else parts[1:3])
         rest = parts[2 if parts[0] == "api" else 3 :]
         if not rest:
-            return web.json_response(_discovery(parts[0], version))
+            return self._response(_discovery(parts[0], version))
         namespace = rest[1] if rest[0] == "namespaces" and len(rest) > 2 else None
         plural, *name = rest[2:] if namespace else rest
         resource = self._by_path.get((version, plural))
         if resource is None:
-            return web.json_response(_status(404, "NotFound", f"no {plural} in {version}"), status=404)
+            return self._response(_status(404, "NotFound", f"no {plural} in {version}"), status=404)
         try:
             return await self._serve(request, resource, namespace, name)
         except ClusterError as error:
             code = error.code or 500
             reason = "AlreadyExists" if isinstance(error, AlreadyExists) else type(error).__name__
-            return web.json_response(_status(code, reason, str(error), error.details), status=code)
+            return self._response(_status(code, reason, str(error), error.details), status=code)
 
     async def _serve(
         self, request: web.BaseRequest, resource: Resource, namespace: str | None, name: list[str]
@@ -90,22 +97,22 @@ class MemoryHttp:
         if namespace is None or not (name or request.method == "POST"):
             if query.get("watch") == "true":
                 return await self._watch(request, resource, namespace)
-            return web.json_response(self._page(resource, namespace, query.get("labelSelector"), query))
+            return self._response(self._page(resource, namespace, query.get("labelSelector"), query))
         body = json.loads(await request.read() or b"{}")
         match request.method:
             case "POST" if resource is names.EVENTS:
-                return web.json_response(body, status=201)
+                return self._response(body, status=201)
             case "POST":
-                return web.json_response(server.create(resource, namespace, body), status=201)
+                return self._response(server.create(resource, namespace, body), status=201)
             case "PATCH" if name[1:] == ["status"]:
-                return web.json_response(server.patch_status(resource, namespace, name[0], body))
+                return self._response(server.patch_status(resource, namespace, name[0], body))
             case "PATCH":
-                return web.json_response(server.patch(resource, namespace, name[0], body))
+                return self._response(server.patch(resource, namespace, name[0], body))
             case "DELETE":
                 uid, grace = (body.get("preconditions") or {}).get("uid"), body.get("gracePeriodSeconds")
-                return web.json_response(server.delete(resource, namespace, name[0], uid=uid, grace_seconds=grace))
+                return self._response(server.delete(resource, namespace, name[0], uid=uid, grace_seconds=grace))
             case _:
-                return web.json_response(server.get(resource, namespace, name[0]))
+                return self._response(server.get(resource, namespace, name[0]))
 
     def _page(self, resource: Resource, namespace: str | None, selector: str | None, query: Any) -> Json:
         token, limit = query.get("continue"), int(query.get("limit") or 0)
@@ -133,7 +140,7 @@ class MemoryHttp:
             with contextlib.suppress(ConnectionError):
                 events = [self._bookmark()]  # aiohttp sends the headers with the first bytes of the body
                 while True:
-                    await response.write(b"".join([json.dumps(event).encode() + b"\n" for event in events]))
+                    await response.write(b"".join([self.encode(event) + b"\n" for event in events]))
                     events = await self._next(watch)
         finally:
             watch.close()

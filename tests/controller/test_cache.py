@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.cluster.base import Page
-from ddpjob.controller.cache import Cache, Entry, Key, Listing
+from ddpjob.controller.cache import Cache, Entry, Listing
 from tests.builders import ended, running
 
 JOB = "11111111-job"

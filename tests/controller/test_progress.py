@@ -3,15 +3,19 @@
 import asyncio
 import gc
 import json
+import socket
+import sys
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
 
+from ddpjob.api.names import Key
 from ddpjob.api.report import TrainingReport
-from ddpjob.controller.cache import Key
-from ddpjob.controller.progress import MAX_BYTES, ProgressPoller, UnusableAnswerError, parse
+from ddpjob.controller.progress import ProgressPoller
+from ddpjob.controller.progress_reader import MAX_BYTES, UnusableAnswerError, complete_body, parse
 from ddpjob.engine.observed import NOT_POLLED
 from tests.processes import eventually_async
 
@@ -225,6 +229,106 @@ async def test_endless_response_is_aborted(trainer: Trainer, polling: Polling) -
     await polling.until(lambda: polling.results)
     assert polling.results[0] == "unusable"
     assert sent < 100 * MAX_BYTES
+
+
+FLOOD = """
+import socketserver, sys
+
+class Flood(socketserver.BaseRequestHandler):
+    def handle(self):
+        try:
+            while True:
+                self.request.sendall(b"HTTP/1.1 100 Continue\\r\\n\\r\\n" * 2000)
+        except OSError:
+            pass
+
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+with Server(("127.0.0.1", 0), Flood) as server:
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+"""
+
+
+async def test_flood_of_informational_responses_is_aborted_and_does_not_block_the_loop(polling: Polling) -> None:
+    """120 servers of a tenant that send status 100 without end."""
+    keys = [Key("default", f"job-{number}") for number in range(120)]
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    port = int(await server.stdout.readline())
+    try:
+        used = time.thread_time()
+        for key in keys:
+            polling.poller.follow(key, ("pod-0", "127.0.0.1", port))
+        await polling.until(lambda: len(polling.results) >= 2 * len(keys))
+        assert set(polling.results) == {"unusable"}
+        assert time.thread_time() - used < 1.0, "seconds of CPU time of the loop's thread"
+    finally:
+        await polling.poller.close()
+        server.kill()
+        await server.wait()
+
+
+async def test_server_that_sends_single_bytes_is_read_a_few_times(polling: Polling) -> None:
+    """A read for each byte would use a core for each job of a hostile tenant."""
+    reads = 0
+    body = b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for byte in body:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        writer.close()
+
+    receive = asyncio.SelectorEventLoop.sock_recv
+
+    async def counted(loop: asyncio.SelectorEventLoop, connection: socket.socket, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return await receive(loop, connection, size)
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.SelectorEventLoop, "sock_recv", counted)
+        polling.poller.follow(KEY, ("pod-0", "127.0.0.1", server.sockets[0].getsockname()[1]))
+        await polling.until(lambda: polling.results)
+        await polling.poller.close()
+    server.close()
+    assert 1 < reads <= 42
+
+
+@pytest.mark.parametrize(
+    ("received", "is_end", "expected"),
+    [
+        (b"HTTP/1.1 20", False, None),
+        (b"HTTP/1.1 200 OK\r\nServer: x\r\n", False, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n{}", False, None),
+        (b"HTTP/1.1 200 OK\r\ncontent-length:2\r\n\r\n{}", False, b"{}"),
+        (b"HTTP/1.0 200 \r\n\r\n{}", False, None),
+        (b"HTTP/1.0 200 \r\n\r\n{}", True, b"{}"),
+        (b"HTTP/1.0 200 \r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}", True, b"{}"),
+    ],
+)
+def test_body_is_complete_by_its_length_or_at_the_end(received: bytes, is_end: bool, expected: bytes | None) -> None:
+    assert complete_body(received, is_end=is_end) == expected
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nServer: x",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 404 Not Found\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+)
+def test_response_other_than_a_plain_one_of_status_200_is_refused(received: bytes) -> None:
+    with pytest.raises(UnusableAnswerError):
+        complete_body(received, is_end=True)
 
 
 async def test_missing_response_times_out(trainer: Trainer, polling: Polling) -> None:

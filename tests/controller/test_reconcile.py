@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.cluster.base import Cluster
 from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.main import main
 from ddpjob.controller.metrics import Metrics

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Invalid
-from ddpjob.controller.cache import Key
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from tests.builders import a_job, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster

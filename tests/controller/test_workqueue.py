@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.controller.cache import Key
+from ddpjob.api.names import Key
 from ddpjob.controller.workqueue import MAX_DELAY, WorkQueue
 from tests.controller.faketime import run
 

@@ -14,10 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.report import TrainingReport
 from ddpjob.cluster.base import AlreadyExists, Forbidden, NotFound, Unavailable
-from ddpjob.controller.cache import Key
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.engine.observed import NOT_POLLED, Polled

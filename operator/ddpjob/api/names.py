@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 GROUP: Final = "ddpjob.dev"
 VERSION: Final = "v1alpha1"
@@ -22,6 +22,13 @@ class Resource:
         root = "apis" if "/" in self.api_version else "api"
         place = f"namespaces/{namespace}/" if namespace else ""
         return f"{root}/{self.api_version}/{place}{self.plural}"
+
+
+class Key(NamedTuple):
+    """Namespace and name of a job: the element of the work queue and the argument of a reconcile."""
+
+    namespace: str
+    name: str
 
 
 DDPJOBS: Final = Resource(API_VERSION, "DDPJob", "ddpjobs")

@@ -1,6 +1,6 @@
 """API objects as JSON: elements of their lists by key, and their conditions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Json = dict[str, Any]
@@ -28,12 +28,10 @@ def owner_uid(obj: Mapping[str, Any]) -> str | None:
     return next((str(owner.get("uid")) for owner in owners if owner.get("controller")), None)
 
 
-def depth_exceeds(value: object, limit: int) -> bool:
-    """Return whether a JSON value has more than ``limit`` levels of objects and lists; it does not recurse."""
+def levels(value: object) -> Iterator[list[object]]:
+    """Yield the values of each level of a JSON value, from the value itself to the deepest; it does not recurse."""
     level = [value]
-    for _ in range(limit + 1):
-        if not level:
-            return False
+    while level:
+        yield level
         nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
         level = [child for children in nested for child in children]
-    return bool(level)

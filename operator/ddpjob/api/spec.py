@@ -1,8 +1,8 @@
 """The spec of a DDPJob: source of the CRD's schema, of its CEL rules and of the checks in Python.
 
 Every rule exists in CEL for the API server and in Python; tests/api/test_verdicts.py compares their verdicts.
-Two rules are beyond CEL and exist only here, so a job that breaks one is created and gets the state Invalid: the depth
-of the template's undeclared fields, and the number of devices that ``nprocPerNode: auto`` counts.
+Some rules are beyond CEL and exist only here, so a job that breaks one is created and gets the state Invalid: size and
+depth of the spec, and the number of devices that ``nprocPerNode: auto`` counts.
 The docstring below each field is its description in ``kubectl explain ddpjob.spec``.
 """
 
@@ -15,13 +15,13 @@ from operator import getitem
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from ddpjob.api import limits, names
 from ddpjob.api.devices import count_devices
 from ddpjob.api.limits import MAX_REASON
 from ddpjob.api.model import ApiModel, Rule
-from ddpjob.api.objects import depth_exceeds
+from ddpjob.api.objects import levels
 from ddpjob.api.pods import (
     EnvFromSource,
     EnvVar,
@@ -43,6 +43,10 @@ HOUR = 3_600
 DAY = 86_400
 YEAR = 365 * DAY
 MAX_DEPTH = 100  # a pod has about 15 levels; Python's and pydantic's recursion end at a few hundred
+MAX_BYTES = 256 * 1024
+MAX_VALUES = 20_000
+"""Numbers, texts, lists and objects. They take the memory and the time of a plan: one pod with 20 containers of 50
+variables each has 5,000, and 256 KiB of ``{},`` would have 87,000."""
 
 _NPROC_MESSAGE = f"must be auto or a number from 1 to {limits.MAX_NPROC_PER_NODE}"
 
@@ -272,6 +276,13 @@ _IMMUTABLE_RULES = {
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
 
 
+_LARGE_ADVICE = "move scripts, configuration and data into the image, a ConfigMap or a volume"
+
+
+def _too_large(size: int) -> str:
+    return f"has {size:,} bytes of JSON, at most {MAX_BYTES:,} are allowed: {_LARGE_ADVICE}"
+
+
 class DDPJobSpec(ApiModel):
     """A data-parallel training on numNodes nodes."""
 
@@ -397,9 +408,16 @@ class DDPJobSpec(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _not_too_deep(cls, value: object) -> object:
-        if isinstance(value, dict) and depth_exceeds(value, MAX_DEPTH):
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    def _not_too_large(cls, value: object) -> object:
+        count = 0
+        for depth, level in enumerate(levels(value) if isinstance(value, dict) else ()):
+            count += len(level)
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+            if count > MAX_VALUES:
+                raise ValueError(f"has more than {MAX_VALUES:,} values: {_LARGE_ADVICE}")
+        if count and (size := len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())) > MAX_BYTES:
+            raise ValueError(_too_large(size))
         return value
 
     @model_validator(mode="after")
@@ -452,7 +470,7 @@ def parse_spec(job: dict[str, Any], *, ignore_unknown: bool = False) -> DDPJobSp
     """Return the typed spec of a job as the API server stores it.
 
     Args:
-        job: the DDPJob.
+        job: the DDPJob. A spec above ``MAX_BYTES`` is not kept: its size is in its place (``cluster.job_json``).
         ignore_unknown: leave out fields that this release does not know, at any depth. The CustomResourceDefinition of
             another release may declare them, and its defaults put them into every stored job.
 
@@ -460,6 +478,9 @@ def parse_spec(job: dict[str, Any], *, ignore_unknown: bool = False) -> DDPJobSp
         pydantic.ValidationError: the spec breaks a rule; ``explain`` converts the error to text.
     """
     spec = job.get("spec") or {}
+    if isinstance(spec, int):
+        fault = InitErrorDetails(type=PydanticCustomError("too_large", _too_large(spec)), input=spec)
+        raise ValidationError.from_exception_data("DDPJobSpec", [fault])
     try:
         return DDPJobSpec.model_validate(spec, by_alias=True, by_name=False)
     except ValidationError as error:

@@ -17,8 +17,10 @@ import orjson
 import yarl
 from kubernetes.aio.config import ConfigException
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.cluster import job_json
 from ddpjob.cluster.base import (
     AlreadyExists,
     ClusterError,
@@ -40,6 +42,10 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 METHODS: Final = {"create": "POST", "get": "GET", "list": "GET", "delete": "DELETE", "patch": "PATCH"}
 STRICT: Final = {"fieldValidation": "Strict"}
 PAGE_SIZE: Final = 500
+JOBS_PAGE_SIZE: Final = 16
+"""A tenant's job may take 1.5 MB."""
+MAX_PAGE_BYTES: Final = 32 * 2**20
+"""A larger page is requested again with fewer objects."""
 CONNECT_SECONDS: Final = 5.0
 
 # Retries of one request end after this time. The work queue's backoff follows.
@@ -90,11 +96,16 @@ class KubernetesCluster:
         self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
     ) -> AsyncIterator[Page]:
         selected = {"labelSelector": label_selector} if label_selector else {}
-        params, version = selected | {"limit": str(PAGE_SIZE)}, ""
+        limit = JOBS_PAGE_SIZE if resource is names.DDPJOBS else PAGE_SIZE
+        params, version = selected | {"limit": str(limit)}, ""
         is_first = True
         while True:
             try:
                 page = await self._request("list", resource, namespace, params=params)
+            except _PageTooLargeError:
+                limit = max(1, limit // 8)
+                params |= {"limit": str(limit)}
+                continue
             except ClusterError as error:
                 if error.code != 410 or "limit" not in params:
                     raise
@@ -158,7 +169,7 @@ class KubernetesCluster:
         while True:
             session_generation = self._generation
             try:
-                return await self._once(verb, resource.kind, url, data)
+                return await self._once(verb, resource, url, data)
             except Unauthorized:
                 if renewed:
                     raise
@@ -174,7 +185,8 @@ class KubernetesCluster:
                     raise
             await asyncio.sleep(delay)
 
-    async def _once(self, verb: str, kind: str, url: yarl.URL, data: bytes | None) -> Json:
+    async def _once(self, verb: str, resource: Resource, url: yarl.URL, data: bytes | None) -> Json:
+        kind = resource.kind
         headers = {"Content-Type": MERGE_PATCH if verb == "patch" else JSON} if data else None
         clock = asyncio.get_running_loop().time
         started, sent = clock(), self.clock.monotonic()
@@ -191,8 +203,8 @@ class KubernetesCluster:
             ) as response:
                 if response.ok:  # an error may come from a proxy in front of the server
                     self.clock.observe(response.headers.get("Date"), sent, self.clock.monotonic())
-                body = await response.read()
                 code = str(response.status)
+                body = await (_read_page(response) if url.query.get("limit", "1") != "1" else response.read())
         except TimeoutError as error:
             raise Unavailable(f"{verb} {kind}: no answer within {self._timeout.total:g} s") from error
         except (aiohttp.ClientError, ssl.SSLError, OSError, ConfigException) as error:
@@ -202,7 +214,7 @@ class KubernetesCluster:
                 self._observer(verb, kind, code, clock() - started)
         if response.status >= 300:
             raise error_of(response.status, response.headers, body)
-        return decode(body)
+        return decode(body) if resource is not names.DDPJOBS else _decode_jobs(verb, body)
 
     async def _renew(self, seen_generation: int) -> None:
         """Read credentials and CA again after a 401, and replace the session."""
@@ -217,6 +229,27 @@ class KubernetesCluster:
             asyncio.get_running_loop().call_later(
                 (self._timeout.total or 0) + 1, lambda: asyncio.ensure_future(old.close())
             )
+
+
+class _PageTooLargeError(Exception):
+    """A page of a LIST has more than ``MAX_PAGE_BYTES``."""
+
+
+async def _read_page(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a response. Raises ``_PageTooLargeError`` before more of it than that is in memory."""
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_PAGE_BYTES:
+            raise _PageTooLargeError
+    return b"".join(chunks)
+
+
+def _decode_jobs(verb: str, body: bytes) -> Json:
+    """Return a job or a list of jobs; large specs are not decoded (``job_json``)."""
+    slim = job_json.read_list(body) if verb == "list" else job_json.read_job(body)
+    return decode(body) if slim is None else slim
 
 
 def _pause(error: ClusterError, delay: float | None) -> float | None:

@@ -1,11 +1,12 @@
 """The cached jobs, pods, services and claims.
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
-wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views.
+wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views, of jobs their
+encoded form (``stored_jobs``).
 
-A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_pod_update``
-instead, because a thousand pods take such steps within seconds and no decision waits for them; a change that the view
-does not show calls nothing.
+A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
+because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job, because
+a tenant may edit a job many times a second. A change that view or encoded form do not show calls nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -14,23 +15,17 @@ from sys import intern
 from typing import Any, NamedTuple, TypeVar
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
+from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.cluster.base import Page
+from ddpjob.controller.stored_jobs import restored, stored
 
 T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 WATCHED = (names.DDPJOBS, names.PODS)
 """Kinds whose changes come as watch events; the others are listed by the sweep."""
-
-
-class Key(NamedTuple):
-    """Namespace and name of a job: the element of the work queue and the argument of a reconcile."""
-
-    namespace: str
-    name: str
 
 
 Place = tuple[str, str]
@@ -42,7 +37,7 @@ class Entry(NamedTuple):
 
     job: the key of its job, by its label, or by its owner if a user removed the label.
     is_labelled: the operator's own label selector of this kind finds it.
-    value: of a pod its view, of any other object its JSON.
+    value: of a pod its view, of a job its ``StoredJob``, of any other object its JSON.
     """
 
     namespace: str
@@ -60,10 +55,10 @@ class Cache:
     def __init__(
         self,
         on_change: Callable[[Key], None] = lambda key: None,
-        on_pod_update: Callable[[Key], None] | None = None,
+        on_update: Callable[[Key], None] | None = None,
     ) -> None:
         self._on_change = on_change
-        self._on_pod_update = on_pod_update or on_change
+        self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
@@ -73,9 +68,14 @@ class Cache:
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
 
     def job(self, key: Key) -> Json | None:
-        """Return the cached job, or None."""
-        job: Json | None = self.get(names.DDPJOBS, *key)
-        return job
+        """Return the cached job, or None. Each call decodes it."""
+        found = self.get(names.DDPJOBS, *key)
+        return None if found is None else restored(found)
+
+    def job_uid(self, key: Key) -> str | None:
+        """Return the uid of the cached job, or None."""
+        entry = self._objects[names.DDPJOBS].get(key)
+        return entry.uid if entry is not None else None
 
     def pods(self, uid: str) -> list[PodView]:
         """Return the pods that have the label of the job with this uid."""
@@ -87,7 +87,7 @@ class Cache:
         return [pod for pod in named if pod.job_uid != uid and pod.owner_uid not in (None, uid)]
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
-        """Return what is cached of an object: JSON, or the view of a pod; or None."""
+        """Return the value of an entry, or None."""
         entry = self._objects[resource].get((namespace, name))
         return entry.value if entry is not None else None
 
@@ -98,7 +98,7 @@ class Cache:
     def count_states(self) -> Mapping[str, float]:
         """Return the number of jobs by ``status.state``, for the metrics."""
         jobs = self.entries(names.DDPJOBS)  # a copy: another thread reads the metrics
-        return Counter(str((job.value.get("status") or {}).get("state") or "New") for job in jobs)
+        return Counter(job.value.state for job in jobs)
 
     def take(self, resource: Resource, event: Mapping[str, Any]) -> None:
         """Apply a watch event with ``type`` and ``object``, as the API server sends it."""
@@ -130,9 +130,18 @@ class Cache:
         entry = self._objects[resource][place] = _entry(resource, obj)
         if resource is names.PODS:
             self._put_pod(place, entry, known)
+        elif resource is names.DDPJOBS:
+            if wake:
+                self._wake_for_job(entry, known)
         elif wake:
             self._wake(entry)
         return True
+
+    def _wake_for_job(self, entry: Entry, known: Entry | None) -> None:
+        if known is None:
+            self._wake(entry)
+        elif entry.job is not None and not entry.value.has_content_of(known.value):
+            self._on_update(entry.job)
 
     def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:
         pod = entry.value
@@ -144,7 +153,7 @@ class Cache:
         if known is None or _end(pod) != _end(known.value):
             self._wake(entry)
         elif pod != known.value and entry.job is not None:
-            self._on_pod_update(entry.job)
+            self._on_update(entry.job)
 
     def _leave_job(self, place: Place, entry: Entry) -> None:
         """Remove a pod from those of its job."""
@@ -236,8 +245,14 @@ def _entry(resource: Resource, obj: Json) -> Entry:
         version_number(meta.get("resourceVersion", "")),
         Key(namespace, intern(job)) if job else None,
         names.SELECTORS.get(resource) in labels,
-        pod_view(obj) if resource is names.PODS else obj,
+        _value(resource, obj),
     )
+
+
+def _value(resource: Resource, obj: Json) -> Any:
+    if resource is names.PODS:
+        return pod_view(obj)
+    return stored(obj) if resource is names.DDPJOBS else obj
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:

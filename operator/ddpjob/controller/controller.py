@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from ddpjob.api.names import Key
 from ddpjob.cluster.base import Cluster
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.controller.apply import Executor
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
@@ -49,7 +50,7 @@ class Controller:
     ) -> None:
         self.now = now or SteadyClock().now
         self.queue = WorkQueue(workers)
-        self.cache = Cache(on_change=self.queue.add, on_pod_update=self.queue.add_soon)
+        self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
         self.events = EventSender(cluster)
         self.schema = SchemaMonitor()

@@ -1,31 +1,18 @@
-"""Poll ``GET /progress`` of rank 0 of every running job, outside of reconciles.
-
-The server is a program of the user, so a request has a short timeout, a size limit and no redirects.
-"""
+"""Poll ``GET /progress`` of rank 0 of every running job, outside of reconciles."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import aiohttp
-
-from ddpjob.api.objects import Json
-from ddpjob.api.report import TrainingReport, training_report
-from ddpjob.controller.cache import Key
+from ddpjob.api.names import Key
+from ddpjob.api.report import TrainingReport
+from ddpjob.controller.progress_reader import ProgressReader, Target, UnusableAnswerError
 from ddpjob.engine.observed import NOT_POLLED, Polled, ProgressProblem
 from ddpjob.engine.obstacles import UNKNOWN_SECONDS
 
 logger = logging.getLogger(__name__)
-
-TIMEOUT_SECONDS = 2.0
-MAX_BYTES = 64 * 1024
-MAX_CONNECTIONS = 512  # a pod that does not respond holds a connection for two seconds
-
-Target = tuple[str, str, int]
-"""Pod name, IP address, port."""
 
 
 @dataclass
@@ -41,10 +28,6 @@ class _Poll:
     since: float = 0.0
     silent_since: float | None = None
     task: asyncio.Task[None] = field(init=False)
-
-
-class UnusableAnswerError(Exception):
-    """The response is not a progress report."""
 
 
 class ProgressPoller:
@@ -66,13 +49,7 @@ class ProgressPoller:
         self._on_poll = on_poll
         self._clock = clock
         self._polls: dict[Key, _Poll] = {}
-        # No proxies and no cookies: the addresses are pods of this cluster.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        self._reader = ProgressReader()
 
     def polled(self, key: Key) -> Polled:
         """Return what the requests to the job's rank 0 have shown; the last response may be of an earlier attempt."""
@@ -102,19 +79,21 @@ class ProgressPoller:
 
     async def close(self) -> None:
         """Stop polling and close all connections."""
+        tasks = [poll.task for poll in self._polls.values()]
         for key in list(self._polls):
             self.follow(key, None)
-        await self._session.close()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._reader.close()
 
     async def _run(self, key: Key, poll: _Poll) -> None:
         while True:
             try:
-                # No local variable for the response: the task would keep it until the next one.
-                self._take(key, poll, training_report(await self._ask(poll.target)))
+                self._take(key, poll, await self._reader.ask(poll.target))
             except UnusableAnswerError as error:
                 self._miss(key, poll, "unusable")
                 logger.debug("%s: unusable progress response: %s", poll.target[0], error)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except OSError as error:  # among them TimeoutError
                 self._miss(key, poll, "unreachable")
                 logger.debug("%s: progress is unreachable: %s", poll.target[0], type(error).__name__)
             await asyncio.sleep(self._interval)
@@ -139,30 +118,6 @@ class ProgressPoller:
         poll.shown = Polled(poll.target[0], report, now - poll.since)
         if is_back or _content(before.report) != _content(report):
             self._on_news(key)
-
-    async def _ask(self, target: Target) -> Json:
-        _, address, port = target
-        host = f"[{address}]" if ":" in address else address
-        async with self._session.get(f"http://{host}:{port}/progress", allow_redirects=False) as response:
-            if response.status != 200:
-                raise UnusableAnswerError(f"HTTP {response.status}")
-            body = b""
-            async for chunk in response.content.iter_chunked(MAX_BYTES):
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise UnusableAnswerError(f"longer than {MAX_BYTES} bytes")
-        return parse(body)
-
-
-def parse(body: bytes) -> Json:
-    """Return the JSON object; NaN and infinities, which are not JSON, become None. Raises ``UnusableAnswerError``."""
-    try:
-        value = json.loads(body, parse_constant=lambda name: None)
-    except (ValueError, RecursionError) as error:
-        raise UnusableAnswerError(f"not JSON: {type(error).__name__}") from error
-    if not isinstance(value, dict):
-        raise UnusableAnswerError("not a JSON object")
-    return value
 
 
 def _step(report: TrainingReport | None) -> tuple[object, ...] | None:

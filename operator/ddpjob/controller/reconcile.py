@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.cluster.base import Cluster, ClusterError, Conflict, Invalid, NotFound, TooManyRequests
 from ddpjob.controller import logs
 from ddpjob.controller.apply import Executor, Outcome
-from ddpjob.controller.cache import Cache, Key, Listing
+from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.workqueue import WorkQueue
@@ -84,6 +86,7 @@ class Reconciler:
     clock: Callable[[], float]
     now: Callable[[], datetime]
     _memories: dict[Key, Memory] = field(default_factory=dict, init=False)
+    _parsed: ParsedJobs = field(default_factory=ParsedJobs, init=False)
     _has_recorded: bool = field(default=False, init=False)
 
     async def process(self, key: Key) -> None:
@@ -142,8 +145,7 @@ class Reconciler:
         acting = asyncio.create_task(self._act(key, job, plan, memory))
         try:
             await asyncio.wait({acting}, timeout=RECORD_SECONDS)
-            known = self.cache.job(key)
-            is_deleted = known is None or known["metadata"]["uid"] != job["metadata"]["uid"]
+            is_deleted = self.cache.job_uid(key) != job["metadata"]["uid"]
             recorded = None if is_deleted else await self._record(key, job, plan, memory)
         finally:
             await asyncio.wait({acting})
@@ -168,8 +170,8 @@ class Reconciler:
         try:
             self.cache.put(names.DDPJOBS, await self.cluster.get(names.DDPJOBS, *key))
         except NotFound:
-            if known := self.cache.job(key):
-                self.cache.remove(names.DDPJOBS, *key, known["metadata"]["uid"])
+            if uid := self.cache.job_uid(key):
+                self.cache.remove(names.DDPJOBS, *key, uid)
 
     def _plan(self, key: Key, job: Json, memory: Memory, live: Sequence[PodView] | None = None) -> Plan:
         meta = job["metadata"]
@@ -190,7 +192,7 @@ class Reconciler:
             progress=self.poller.polled(key),
             live=live is not None,
         )
-        return make_plan(job, observed, self.now(), self.settings)
+        return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)
 
     async def _live_pods(self, job: Json) -> Sequence[PodView]:
         """Return the job's pods from a LIST, which also updates the cache."""
@@ -246,7 +248,9 @@ class Reconciler:
             self.queue.retry(key)
             return None
         # A decision is followed by another plan. What only shows the state follows from what was planned already.
-        self.cache.put(names.DDPJOBS, recorded, wake=plan.urgent)
+        self.cache.put(names.DDPJOBS, recorded, wake=False)
+        if plan.urgent:
+            self.queue.add(key)
         logs.set_attempt(recorded["status"].get("attempt", 0))
         return recorded
 
@@ -312,17 +316,19 @@ class Reconciler:
             self.queue.add(key)
 
     def _memory(self, key: Key) -> Memory:
-        job = self.cache.job(key)
-        uid = job["metadata"]["uid"] if job else ""
+        uid = self.cache.job_uid(key) or ""
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
+            if memory is not None:
+                self._parsed.forget(memory.uid)
             memory = self._memories[key] = Memory(uid)
             self.poller.forget(key)
         return memory
 
     def _forget(self, key: Key) -> None:
         """Drop the state of a deleted job; the API server deletes the objects that it owned."""
-        self._memories.pop(key, None)
+        if memory := self._memories.pop(key, None):
+            self._parsed.forget(memory.uid)
         self.schema.clear(key)
         self.poller.forget(key)
         self.queue.forget(key)

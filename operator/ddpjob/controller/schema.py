@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ddpjob import __version__
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.cluster.base import Invalid
-from ddpjob.controller.cache import Key
 from ddpjob.controller.health import Verdict
 from ddpjob.engine.actions import Note
 

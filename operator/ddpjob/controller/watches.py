@@ -20,8 +20,9 @@ import kopf
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
+from ddpjob.cluster import job_json
 from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import PAGE_SIZE
+from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE
 from ddpjob.controller.cache import WATCHED, Cache
 from ddpjob.controller.health import Verdict
 
@@ -115,7 +116,7 @@ def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kop
             except ConfigurationError as error:
                 raise kopf.LoginError(str(error)) from error
         generation = connection.generation
-        session = connection.session(0, middlewares=(monitor.middleware,))
+        session = connection.session(0, middlewares=(monitor.middleware, job_json.middleware))
         return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
 
     async def take(event: Any, **_: Any) -> None:
@@ -149,7 +150,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     s.watching.inactivity_timeout = 70
     s.networking.request_timeout = 10
     s.networking.error_backoffs = (0.5, 1, 2, 4)
-    s.watching.chunk_size = PAGE_SIZE
+    s.watching.chunk_size = JOBS_PAGE_SIZE
     s.queueing.worker_limit = None
     # A waiting worker of kopf keeps the whole object of its last event, which Python's garbage collector also visits
     # while it blocks the event loop.

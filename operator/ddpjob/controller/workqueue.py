@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
 from ddpjob.api.backoff import doubling
-from ddpjob.controller.cache import Key
+from ddpjob.api.names import Key
 
 logger = logging.getLogger(__name__)
 

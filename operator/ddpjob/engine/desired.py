@@ -62,6 +62,11 @@ class Job:
         """The spec as JSON. Pods share parts of it, so it must not be changed."""
         return self.spec.wire()
 
+    @cached_property
+    def spec_hash(self) -> str:
+        """``spec_hash`` of the stored spec."""
+        return spec_hash(self.stored_spec)
+
     @property
     def template_spec(self) -> Json:
         """The pod spec of the user's template; empty without one."""

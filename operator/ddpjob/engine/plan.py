@@ -3,7 +3,7 @@
 The controller writes the status first, so after a crash at any later point the decision is recorded.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -32,7 +32,13 @@ MIN_REQUEUE_SECONDS = 1.0
 """No job is planned again earlier without an event, so that no spec can keep the operator busy."""
 
 
-def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings) -> Plan:
+def plan(
+    body: Json,
+    observed: Observed,
+    now: datetime,
+    settings: EngineSettings,
+    parse: Callable[[Json], Job] = Job.of,
+) -> Plan:
     """Return what to do about one job.
 
     Args:
@@ -40,13 +46,14 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
         observed: the other objects of the job (``observe``).
         now: the current time, in UTC.
         settings: of the operator.
+        parse: returns what ``Job.of`` returns, perhaps without parsing the same spec again.
     """
     if body["metadata"].get("deletionTimestamp"):
         return Plan()  # the API server deletes the objects that the job owns
     # The CRD accepts any status, so that releases can be mixed. A part that a user or a program spoiled is dropped.
     before = recorded_status(body.get("status") or {})
     try:
-        job = Job.of(body)
+        job = parse(body)
     except ValidationError as error:
         return _refuse(body, before, explain(error), now)
     if job.spec.managed_by not in (None, names.CONTROLLER):
@@ -54,7 +61,7 @@ def plan(body: Json, observed: Observed, now: datetime, settings: EngineSettings
     state = JobState(job, before, observed, now, settings)
     if state.finished:
         return _from_live_pods(_plan_finished(state), observed)
-    if job.spec.template is not None and (faults := template_faults(job.spec.wire()["template"])):
+    if job.spec.template is not None and (faults := template_faults(job.wire["template"])):
         return _refuse(body, before, faults, now)
     decision = decide(state)
     if not observed.live and (decision.is_final_or_destructive or _fills_gaps(state, decision)):

@@ -13,7 +13,7 @@ from ddpjob.api.status import CurrentAttempt, DDPJobStatus, Failure, RefusedStar
 from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_to_stop
-from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable, spec_hash
+from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused
 from ddpjob.engine.observed import Observed
 
@@ -197,10 +197,10 @@ class JobState:
         """Whether the spec changed since the last status."""
         return self.before.observed_generation != self.job.generation
 
-    @cached_property
+    @property
     def spec_hash(self) -> str:
         """Digest of the parts of the current spec that CEL rules cannot compare."""
-        return spec_hash(self.job.stored_spec)
+        return self.job.spec_hash
 
     @property
     def spec_changed(self) -> bool:

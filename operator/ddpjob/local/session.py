@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from ddpjob.api import names
+from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import timestamp
 from ddpjob.cluster.clock import SteadyClock
-from ddpjob.controller.cache import Key
 from ddpjob.engine.actions import Note, Plan
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
