@@ -291,6 +291,9 @@ ILLEGAL_EDITS: tuple[Edit, ...] = (
     *_three("managedBy", "ddpjob.dev/operator", "kueue.x-k8s.io/multikueue"),
     Edit("command while suspended", "template", {"suspend": True, "template": _trainer(command=["a"])},
          {"suspend": True, "template": _trainer(command=["b"])}),
+    Edit("command while suspending", "template", {"template": _trainer(command=["a"])},
+         {"suspend": True, "template": _trainer(command=["b"])}),
+    Edit("image while suspended", "image", {"suspend": True, "image": "a"}, {"suspend": True, "image": "b"}),
     Edit("node selector while resuming", "template", {}, {"template": {"spec": {"nodeSelector": {"a": "b"}}}}),
     *_three("numNodes", 2, 3),
     *_three("nprocPerNode", 2, 4),
@@ -306,6 +309,14 @@ ILLEGAL_EDITS: tuple[Edit, ...] = (
 
 LEGAL_EDITS: tuple[Edit, ...] = (
     Edit("suspend", "suspend", {}, {"suspend": True}),
+    Edit(
+        "stop of a queue, which restores the template and the size",
+        "template",
+        {"numNodes": 2, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {"zone": "a"}}}},
+        {"numNodes": 4, "template": {"spec": {"nodeSelector": {}}}, "suspend": True},
+    ),
+    Edit("numNodes while suspended", "numNodes", {"suspend": True}, {"suspend": True, "numNodes": 4}),
+    Edit("nprocPerNode while resuming", "nprocPerNode", {"suspend": True}, {"suspend": False, "nprocPerNode": 4}),
     Edit(
         "node selector while suspended",
         "template",

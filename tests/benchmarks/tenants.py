@@ -75,6 +75,8 @@ class Bench:
 
     def __init__(self, kind: str, jobs: int) -> None:
         self.cluster = MemoryCluster()
+        for namespace in ("large", "other"):
+            self.cluster.create_namespace(namespace)
         self.kind = kind
         self.jobs = jobs
         self.http = LargeParts(self.cluster, PARTS[kind])

@@ -1,5 +1,7 @@
 """A job from start to end: success, suspension, deadlines, TTL and edits."""
 
+from typing import Any
+
 import pytest
 
 from ddpjob.api import names
@@ -34,6 +36,45 @@ def test_resume_after_suspend_starts_an_attempt_without_a_restart() -> None:
     world.run_all()
     world.settle()
     assert world.status["state"] == "Running"
+
+
+def test_job_of_another_size_after_suspend_starts_with_that_size() -> None:
+    world = a_running_world(a_job(numNodes=4))
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    world.job["spec"] |= {"numNodes": 2, "nprocPerNode": 3, "suspend": False}
+    world.settle()
+    assert len(world.pods) == 2 and world.status["world"]["worldSize"] == 6
+    assert world.status["restarts"] == 0
+
+
+@pytest.mark.parametrize("size", [{"numNodes": 2}, {"numNodes": 4}, {"nprocPerNode": 2}])
+@pytest.mark.parametrize("suspend", [False, True])
+def test_size_changed_before_the_suspension_was_seen_ends_the_attempt(size: dict[str, Any], suspend: bool) -> None:
+    """Two of three nodes have succeeded: with numNodes 2 the attempt would look complete."""
+    world = a_running_world(a_job(numNodes=3, nprocPerNode=1))
+    for rank in (0, 1):
+        world.set_pod(rank, ended(0))
+    world.settle()
+    world.job["spec"] |= size | {"suspend": suspend}
+    world.settle()
+    if suspend:
+        assert world.status["state"] == "Suspended" and world.status["attempt"] == 1
+        return
+    assert world.status["attempt"] == 2 and world.status["restarts"] == 0
+    assert world.status["world"]["numNodes"] == world.job["spec"]["numNodes"]
+    new = [pod for pod in world.pods.values() if pod["metadata"]["labels"][names.LABEL_ATTEMPT] == "2"]
+    assert len(new) == world.job["spec"]["numNodes"]
+
+
+@pytest.mark.parametrize(("retention", "kept"), [("None", 0), ("LastAttempt", 1), ("All", 1)])
+def test_ended_pods_of_a_suspended_job_are_kept_as_its_pod_retention_says(retention: str, kept: int) -> None:
+    world = a_running_world(a_job(podRetention=retention))
+    world.set_pod(1, ended(0))
+    world.settle()
+    world.job["spec"]["suspend"] = True
+    world.settle()
+    assert world.status["state"] == "Suspended" and len(world.pods) == kept
 
 
 def test_job_created_suspended_has_no_pods_until_it_is_resumed() -> None:

@@ -10,7 +10,7 @@ from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, is_comparable, spec_hash
 from ddpjob.local.environment import expand
 from tests.api.specs import CLAIM
-from tests.builders import SETTINGS, UID, a_job, a_running_world, is_idle
+from tests.builders import SETTINGS, UID, World, a_job, a_running_world, is_idle
 
 
 def job_of(**spec: Any) -> Job:
@@ -415,3 +415,23 @@ def test_service_of_another_owner_is_not_changed() -> None:
     world = a_running_world(a_job())
     world.service = {"metadata": {"name": "mnist-0a1b2", "uid": "u"}, "spec": {"selector": {"app": "web"}}}
     assert is_idle(world.reconcile())
+
+
+def test_values_of_the_template_that_the_operator_replaces_are_named_in_an_event() -> None:
+    env = [{"name": "MASTER_ADDR", "value": "me"}, {"name": "MINE", "value": "x"}]
+    template = {"hostname": "h", "subdomain": "s", "restartPolicy": "OnFailure"}
+    world = World(a_job(template={"spec": template | {"containers": [{"name": "trainer", "env": env}]}}))
+    world.settle()
+    (note,) = [note for plan in world.plans for note in plan.events if note.reason == "TemplateOverridden"]
+    place = "spec.template.spec"
+    for field in ("hostname", "subdomain", "restartPolicy", "containers[name=trainer].env[name=MASTER_ADDR]"):
+        assert f"{place}.{field}" in note.message
+    assert "MINE" not in note.message
+    pod = world.pod(0)["spec"]
+    assert pod["restartPolicy"] == "Never" and "h" not in (pod["hostname"], pod["subdomain"])
+
+
+def test_template_without_such_values_causes_no_event() -> None:
+    world = World(a_job(template={"spec": {"restartPolicy": "Never", "containers": [{"name": "side", "env": []}]}}))
+    world.settle()
+    assert not [note for plan in world.plans for note in plan.events if note.reason == "TemplateOverridden"]

@@ -230,8 +230,10 @@ IMMUTABLE = (
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
 OPEN_PARTS = (("template",), ("checkpoint", "claimTemplate"), ("resources", "claims"))
-# What decides where pods may run. It may change while the job is suspended, as in a Job of Kubernetes, so that a queue
-# can place the job: https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+# May change while the job is suspended, and in the edit that suspends it: a queue places a job when it resumes it, and
+# restores what it changed when it stops it. So may what decides where pods run, as in a Job of Kubernetes:
+# https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
+SIZE = ("numNodes", "nprocPerNode")
 SCHEDULING_PARTS = (
     ("template", "metadata", "labels"),
     ("template", "metadata", "annotations"),
@@ -251,26 +253,44 @@ def _same(path: str) -> str:
     return f"{new} == {old} && (!{new} || self.{path} == oldSelf.{path})"
 
 
+_SUSPENDED = "(oldSelf.suspend || self.suspend)"
+
+
+def _immutable(name: str) -> str:
+    return f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)"
+
+
+def _size_rule(name: str) -> Rule:
+    return Rule(
+        f"({_same(name)}) || {_SUSPENDED}",
+        f"{_immutable(name)}, or change it while the job is suspended",
+    )
+
+
 def _template_rule() -> Rule:
     """The template is immutable; while the job is suspended, only its declared fields that do not affect scheduling."""
     scheduling = {path[-1] for path in SCHEDULING_PARTS}
     fields = [f"template.spec.{field.alias}" for field in PodTemplateSpec.model_fields.values()]
     fixed = " && ".join(_same(field) for field in fields if field.rpartition(".")[2] not in scheduling)
     return Rule(
-        f"({_same('template')}) || (oldSelf.suspend && {fixed})",
+        f"({_same('template')}) || ({_SUSPENDED} && {fixed})",
         "template is immutable: delete the job and apply it again to change it (its checkpoints stay); only labels, "
         "annotations, nodeSelector, tolerations, affinity and schedulingGates may change while the job is suspended",
     )
 
 
 # Rules of the spec, with has(): a rule of the field itself does not see that the field is added or removed.
-_IMMUTABLE_RULES = {
-    name: Rule(
-        _same(name),
-        f"{name} is immutable: delete the job and apply it again to change it (its checkpoints stay)",
-    )
-    for name in IMMUTABLE
-} | {"template": _template_rule()}
+_IMMUTABLE_RULES = (
+    {
+        name: Rule(
+            _same(name),
+            _immutable(name),
+        )
+        for name in IMMUTABLE
+    }
+    | {name: _size_rule(name) for name in SIZE}
+    | {"template": _template_rule()}
+)
 
 
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
@@ -447,9 +467,11 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
     The transition rules of ``DDPJobSpec`` in Python. A field that is added or removed counts as changed.
     """
-    if old.get("suspend"):
+    rules = _IMMUTABLE_RULES
+    if old.get("suspend") or new.get("suspend"):
         old, new = (without_scheduling(spec) for spec in (old, new))
-    return [rule.message for name, rule in _IMMUTABLE_RULES.items() if not _is_equal(old.get(name), new.get(name))]
+        rules = {name: rule for name, rule in rules.items() if name not in SIZE}
+    return [rule.message for name, rule in rules.items() if not _is_equal(old.get(name), new.get(name))]
 
 
 def without_scheduling(spec: dict[str, Any]) -> dict[str, Any]:

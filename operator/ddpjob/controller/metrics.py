@@ -7,7 +7,16 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob import __version__
+from ddpjob.api.objects import Json
+from ddpjob.api.status import CREATING
+from ddpjob.api.times import parse_time, seconds_between
+from ddpjob.engine.failures import TABLE
 
+_SLOW = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_REASONS = {row.reason for row in TABLE if row.reason} | {
+    f"{kind}DeadlineExceeded" for kind in ("Startup", "Progress", "Completion")
+}
+"""Of failures. Any other reason is the name of a trainer's exception, or of the kubelet."""
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -56,6 +65,25 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self.attempts = Counter("ddpjob_attempts", "Attempts that started.", registry=self.registry)
+        self.failures = Counter(
+            "ddpjob_failures",
+            "Failures of attempts, by reason. A reason that the trainer made up is counted as Other.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "ddpjob_restarts",
+            "Restarts after a failure, by whether they count towards maxRestarts.",
+            ["counted"],
+            registry=self.registry,
+        )
+        self.recovery_seconds = Histogram(
+            "ddpjob_recovery_seconds",
+            "Seconds from a failure to the next reported step.",
+            buckets=_SLOW,
+            registry=self.registry,
+        )
         Gauge(
             "ddpjob_build_info",
             "Version of the operator, as a label; the value is 1.",
@@ -66,6 +94,23 @@ class Metrics:
     def observe_request(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """Record a request; the API client calls this after each one."""
         self.api_seconds.labels(verb, kind, code).observe(seconds)
+
+    def observe_status(self, before: Json, after: Json) -> None:
+        """Count what a recorded status adds to the one before it."""
+        old, new = (status.get("currentAttempt") or {} for status in (before, after))
+        if new.get("phase") == CREATING and new.get("number") != old.get("number"):
+            self.attempts.inc()
+        failure, known = (([{}] + (status.get("failures") or []))[-1] for status in (after, before))
+        if failure and (failure["attempt"], failure["time"]) != (known.get("attempt"), known.get("time")):
+            self.failures.labels(failure["reason"] if failure["reason"] in _REASONS else "Other").inc()
+            if failure["action"] == "Restart":
+                self.restarts.labels(str(failure["counted"]).lower()).inc()
+        step_time = new.get("firstStepTime")
+        if failure and step_time and step_time != old.get("firstStepTime"):
+            seconds = seconds_between(failure["time"], parse_time(step_time))
+            # Another number there is of an earlier attempt, which has recovered from this failure.
+            if int(seconds) == (after.get("timings") or {}).get("lastRecoverySeconds"):
+                self.recovery_seconds.observe(seconds)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge; ``read`` returns its value at each scrape."""

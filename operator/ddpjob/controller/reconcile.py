@@ -247,6 +247,7 @@ class Reconciler:
             self.cache.put(names.DDPJOBS, recorded, wake=False, same_version=True)
             self.queue.retry(key)
             return None
+        self.metrics.observe_status(job.get("status") or {}, recorded["status"])
         # A decision is followed by another plan. What only shows the state follows from what was planned already.
         self.cache.put(names.DDPJOBS, recorded, wake=False)
         if plan.urgent:

@@ -90,6 +90,8 @@ class Decision:
 
 
 CONTINUE = Decision("continue")
+RESIZED = "Resized"
+"""Verdict of an attempt that a new size of the world ended."""
 RESTART_REQUESTED = "RestartRequested"
 """Verdict of an attempt that a new spec.restartedAt ended."""
 
@@ -117,6 +119,19 @@ def _suspension(s: JobState) -> Decision | None:
     if s.suspended:
         return CONTINUE
     return Decision("suspend", SUSPENDED, "spec.suspend is true", drain_until=_drain_until(s))
+
+
+def _resize(s: JobState) -> Decision | None:
+    """End an attempt of another size than the spec's, before its pods are compared with the new ranks.
+
+    The size may change while the job is suspended. A suspension can begin and end before the operator sees it.
+    """
+    if s.attempt.is_closed or not s.is_resized:
+        return None
+    if s.job.spec.suspend:
+        return _suspension(s)
+    text = f"numNodes or nprocPerNode changed: attempt {s.attempt.number} saves a checkpoint and ends"
+    return Decision("close", RESIZED, text, drain_until=_drain_until(s))
 
 
 def _job_deadline(s: JobState) -> Decision | None:
@@ -368,6 +383,7 @@ def number_of_next(s: JobState) -> int:
 
 
 _RULES = (
+    _resize,
     _success,
     _suspension,
     _job_deadline,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeGuard, overload
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, owner_uid
+from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Change, Create, EngineSettings
 from ddpjob.engine.merge import merge
@@ -300,6 +300,17 @@ def trainer_environment(job: Job, attempt: int, settings: EngineSettings) -> lis
         values[names.ENV_DATA_DIR] = spec.data.mount_path
     values[names.ENV_PROGRESS_PORT] = spec.rendezvous.progress_port
     return [{"name": name, "value": str(value)} for name, value in values.items()]
+
+
+def overridden_fields(job: Job) -> list[str]:
+    """Return the paths of the fields of the user's template whose values the operator replaces."""
+    spec, root = job.template_spec, "spec.template.spec"
+    fields = [f"{root}.{field}" for field in ("hostname", "subdomain") if field in spec]
+    if spec.get("restartPolicy", "Never") != "Never":
+        fields.append(f"{root}.restartPolicy")
+    env = element(spec.get("containers"), "name", names.TRAINER_CONTAINER).get("env") or ()
+    own = [variable["name"] for variable in env if variable["name"] in names.OWNED_ENV]
+    return [*fields, *(f"{root}.containers[name={names.TRAINER_CONTAINER}].env[name={name}]" for name in own)]
 
 
 def process_environment(job: Job) -> dict[str, str]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from ddpjob.api.status import DDPJobStatus
 from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
-from ddpjob.engine.decision import Decision
+from ddpjob.engine.decision import RESIZED, Decision
+from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.launcher import launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, obstacles
 from ddpjob.engine.state import JobState
@@ -22,13 +23,16 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             yield Note("Normal", decision.reason, decision.message)
             if warning := launch_warning(s.job):
                 yield Note("Warning", "NoLauncher", warning)
+            if fields := overridden_fields(s.job):
+                text = f"the operator sets these fields itself, and ignores the values in {', '.join(fields)}"
+                yield Note("Warning", "TemplateOverridden", shorten(text, _MAX_NOTE))
         case "restart" | "close" if decision.failure is not None:
             yield Note("Warning", "Restarting", shorten(decision.message, MAX_NOTE))
         case "fail":
             yield Note("Warning", "Failed", shorten(f"{decision.reason}: {decision.message}", MAX_NOTE))
         case "succeed":
             yield Note("Normal", "Succeeded", decision.message)
-        case "close" if decision.restarted_at is not None:
+        case "close" if decision.restarted_at is not None or decision.reason == RESIZED:
             yield Note("Normal", decision.reason, decision.message)
         case "close" if not s.attempt.refusals and decision.reason != "NameConflict":
             yield Note("Warning", decision.reason, shorten(decision.message, MAX_NOTE))

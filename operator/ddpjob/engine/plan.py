@@ -110,7 +110,7 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
     number = next_number(s, decision)
     retention = s.job.spec.pod_retention
     nothing_runs = decision.ends_attempt or (s.attempt.is_closed and not decision.begins_attempt)
-    finishes = decision.kind in ("succeed", "fail")
+    rests = decision.kind in ("succeed", "fail", "suspend") or (s.suspended and nothing_runs)
     # The pods of an ended attempt stay until the next attempt starts, so that users can read their logs.
     failure = (decision.failure if decision.begins_attempt else None) or s.last_failure
     kept = {number, failure.attempt} if failure and retention == "LastAttempt" else {number}
@@ -118,7 +118,7 @@ def _ends(s: JobState, decision: Decision) -> Iterable[Delete | Change]:
         if pod.attempt > number:
             continue  # of no attempt, or the cached job is stale and another operator started this one
         must_not_run = nothing_runs or pod.attempt != number
-        is_dropped = (pod.attempt not in kept and retention != "All") or (retention == "None" and finishes)
+        is_dropped = (pod.attempt not in kept and retention != "All") or (retention == "None" and rests)
         if (end := _end(pod, must_not_run=must_not_run, keeps=not is_dropped)) is not None:
             yield end
 

@@ -1,0 +1,70 @@
+"""Counters of what happened to the jobs, from the statuses that the operator wrote."""
+
+import re
+
+from ddpjob.controller.metrics import Metrics
+from tests.builders import World, a_job, a_running_world, ended, failed
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Return the counters and sums that are not 0."""
+    counted = re.compile(r"(ddpjob_(?:attempts|failures|restarts|recovery_seconds)_(?:total|sum|count)\S*) (\S+)")
+    found = map(counted.fullmatch, metrics.render().decode().splitlines())
+    return {match[1]: float(match[2]) for match in found if match and float(match[2])}
+
+
+def settle(world: World, metrics: Metrics) -> None:
+    """Reconcile until nothing changes, as the operator does, with the metrics."""
+    for _ in range(20):
+        before = world.status
+        world.reconcile()
+        if world.status == before:
+            return
+        metrics.observe_status(before, world.status)
+
+
+def test_a_recovery_counts_attempts_failure_restart_and_time_once() -> None:
+    metrics, world = Metrics(), World(a_job())
+    settle(world, metrics)
+    world.run_all()
+    settle(world, metrics)
+    assert samples(metrics) == {"ddpjob_attempts_total": 1}
+    world.set_pod(1, ended(137, reason="OOMKilled"))
+    settle(world, metrics)
+    world.forward(30)
+    world.run_all()
+    settle(world, metrics)
+    world.progress = {"step": 7}, world.pod(0)["metadata"]["name"]
+    settle(world, metrics)
+    world.forward(30)
+    world.progress = {"step": 9}, world.pod(0)["metadata"]["name"]
+    settle(world, metrics)
+    assert samples(metrics) == {
+        "ddpjob_attempts_total": 2,
+        'ddpjob_failures_total{reason="OOMKilled"}': 1,
+        'ddpjob_restarts_total{counted="true"}': 1,
+        "ddpjob_recovery_seconds_count": 1,
+        "ddpjob_recovery_seconds_sum": 30,
+    }
+
+
+def test_a_later_attempt_does_not_count_the_same_recovery_again() -> None:
+    metrics, world = Metrics(), a_running_world(a_job())
+    world.set_pod(1, ended(137, reason="OOMKilled"))
+    for suspend in (False, True, False):
+        world.job["spec"]["suspend"] = suspend
+        settle(world, metrics)
+        if not suspend:
+            world.run_all()
+            world.progress = {"step": 7}, world.pod(0)["metadata"]["name"]
+        world.forward(100)
+        settle(world, metrics)
+    assert samples(metrics)["ddpjob_recovery_seconds_count"] == 1
+
+
+def test_a_reason_that_a_tenant_makes_up_adds_no_label() -> None:
+    metrics, world = Metrics(), a_running_world(a_job(restartPolicy={"maxRestarts": 0}))
+    world.set_pod(1, failed(exception="MyOwnError", message="x"))
+    settle(world, metrics)
+    assert world.status["failures"][-1]["reason"] == "MyOwnError"
+    assert samples(metrics) == {'ddpjob_failures_total{reason="Other"}': 1}
