@@ -85,10 +85,14 @@ class FaultyCluster(MemoryCluster):
         return await self._call(act, "list", resource, namespace, "")
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[Page]:
         """Yield pages; each is a call of its own, as it is a request on a real server."""
-        async for page in super().pages(resource, namespace, label_selector):
+        async for page in super().pages(resource, namespace, label_selector, field_selector):
             yield await self._call(partial(_answer, page), "list", resource, namespace, "")
 
     async def delete(

@@ -17,6 +17,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.schema import SchemaMonitor
+from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
 from tests.builders import NOW, a_job
@@ -34,6 +35,7 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         queue=queue,
         executor=Executor(unreachable, cache, 1),
         poller=poller,
+        claims=UnboundClaims(unreachable, queue.add),
         events=EventSender(unreachable),
         metrics=metrics,
         schema=SchemaMonitor(),

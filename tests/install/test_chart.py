@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpjob.api import names
 from tests.install.chart import CHART, NAMESPACE, helm, of_kind, refusal, template
 
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Namespace"}
@@ -71,6 +72,8 @@ def test_chart_has_at_most_25_values_and_each_has_a_comment() -> None:
         ({"crds.keep": None}, "keep"),
         ({"userRoles": "no"}, "userRoles"),
         ({"replicas": 2}, "replicas"),
+        ({"networkPolicy.enabled": "yes"}, "enabled"),
+        ({"networkPolicy.apiServerPorts": []}, "apiServerPorts"),
         ({"operator.progressIntervalSeconds": 0}, "progressIntervalSeconds"),
         ({"operator.progressIntervalSeconds": "10"}, "progressIntervalSeconds"),
         ({"operator.sweepIntervalSeconds": -1}, "sweepIntervalSeconds"),
@@ -197,3 +200,20 @@ def test_object_names_have_release_and_chart_once(release: str, name: str) -> No
 def test_longest_release_name_gives_valid_object_names() -> None:
     for item in template(release="r" * 53):
         assert len(item["metadata"]["name"]) <= 63
+
+
+def test_network_policy_is_created_on_request() -> None:
+    assert not of_kind(template({}), "NetworkPolicy")
+    values = {"networkPolicy.enabled": True, "networkPolicy.apiServerPorts": [8443]}
+    [policy] = of_kind(template(values), "NetworkPolicy")
+    [deployment] = of_kind(template({}), "Deployment")
+    spec = policy["spec"]
+    assert spec["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    [port] = deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert spec["ingress"] == [{"ports": [{"port": port["containerPort"]}]}]
+    api_server, pods = spec["egress"]
+    assert api_server == {"ports": [{"port": 8443}]}
+    [selected] = pods["to"]
+    assert selected["podSelector"]["matchExpressions"] == [{"key": names.LABEL_JOB_UID, "operator": "Exists"}]
+    assert selected["namespaceSelector"] == {}, "without it, only the operator's own namespace"

@@ -14,7 +14,7 @@ OPERATOR = {
     *(("", "pods", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
     *(("", "services", verb) for verb in ("create", "get", "list", "patch", "watch")),
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
-    *(("", "events", verb) for verb in ("create", "patch")),
+    *(("", "events", verb) for verb in ("create", "list", "patch")),
 }
 READ = {
     *(("ddpjob.dev", "ddpjobs", verb) for verb in ("get", "list", "watch")),

@@ -28,7 +28,14 @@ _NUMBER = re.compile(r"[+-]?\d+")
 
 # Fields that can be selected, by kind, in addition to metadata.name and metadata.namespace.
 _FIELDS: Mapping[Resource, tuple[str, ...]] = {
-    names.PODS: ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase")
+    names.PODS: (
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "status.phase",
+    ),
+    names.EVENTS: ("involvedObject.uid", "reason", "type"),
 }
 
 

@@ -94,10 +94,10 @@ class ApiServer:
         return Page(items, str(self.store.version))
 
     def batches(
-        self, resource: Resource, namespace: str | None, label_selector: str | None, size: int
+        self, resource: Resource, namespace: str | None, selectors: tuple[str | None, str | None], size: int
     ) -> Iterator[tuple[Json, ...]]:
         """Yield the objects of a LIST in groups of ``size``, at least one; all are of the time of the call."""
-        matches = self.matcher(resource, label_selector, None)
+        matches = self.matcher(resource, *selectors)
         found = [obj for obj in self.store.all(resource, namespace) if matches(obj)]  # a write replaces an object
         starts = range(0, max(len(found), 1), size)
         return (tuple(clone(obj) for obj in found[start : start + size]) for start in starts)
@@ -277,12 +277,16 @@ class MemoryCluster:
         return self.server.list(resource, namespace, label_selector, field_selector)
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[Page]:
         """Yield the objects as they are now; requests between two pages do not change the LIST."""
         await asyncio.sleep(0)
         version, is_first = str(self.store.version), True
-        for batch in self.server.batches(resource, namespace, label_selector, PAGE_SIZE):
+        for batch in self.server.batches(resource, namespace, (label_selector, field_selector), PAGE_SIZE):
             yield Page(batch, version, is_first)
             is_first = False
             await asyncio.sleep(0)

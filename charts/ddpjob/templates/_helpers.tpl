@@ -85,5 +85,5 @@ capabilities:
   verbs: [create, get, list]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create, list, patch]
 {{- end }}

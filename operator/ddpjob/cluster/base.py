@@ -88,7 +88,11 @@ class Cluster(Protocol):
         """Return one object."""
 
     def pages(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[Page]:
         """Yield the objects of a namespace, or of all if None. The server's cache, which may be stale, is not used."""
 

@@ -93,9 +93,14 @@ class KubernetesCluster:
         return await self._request("get", resource, namespace, name)
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, label_selector: str | None = None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
     ) -> AsyncIterator[Page]:
-        selected = {"labelSelector": label_selector} if label_selector else {}
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        selected = {name: value for name, value in selectors.items() if value}
         limit = JOBS_PAGE_SIZE if resource is names.DDPJOBS else PAGE_SIZE
         params, version = selected | {"limit": str(limit)}, ""
         is_first = True

@@ -17,6 +17,7 @@ from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.schema import SchemaMonitor
 from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import EngineSettings
 
@@ -52,6 +53,7 @@ class Controller:
         self.queue = WorkQueue(workers)
         self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
+        self.claims = UnboundClaims(cluster, self.queue.add)
         self.events = EventSender(cluster)
         self.schema = SchemaMonitor()
         self.sweeper = Sweeper(
@@ -67,6 +69,7 @@ class Controller:
             queue=self.queue,
             executor=Executor(cluster, self.cache, concurrent_requests, self.events.send),
             poller=self.poller,
+            claims=self.claims,
             events=self.events,
             metrics=metrics,
             schema=self.schema,
@@ -98,6 +101,7 @@ class Controller:
             await asyncio.wait({working})
             for task in background:
                 task.cancel()
+            self.claims.close()
             await self.poller.close()
 
     async def flush(self) -> None:

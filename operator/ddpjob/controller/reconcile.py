@@ -24,6 +24,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
+from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, status_patch
 from ddpjob.engine.attempt import retry_seconds
@@ -79,6 +80,7 @@ class Reconciler:
     queue: WorkQueue
     executor: Executor
     poller: ProgressPoller
+    claims: UnboundClaims
     events: EventSender
     metrics: Metrics
     schema: SchemaMonitor
@@ -119,6 +121,7 @@ class Reconciler:
         if plan.needs_live:
             plan = self._plan(key, job, memory, live=await self._live_pods(job))
         self.poller.follow(key, plan.poll)
+        self.claims.follow(key, plan.claims)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
@@ -190,6 +193,7 @@ class Reconciler:
             round="complete" if memory.complete == attempt else "begun" if memory.begun == attempt else "unknown",
             created=memory.created if memory.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
+            unbound=self.claims.text(key),
             live=live is not None,
         )
         return make_plan(job, observed, self.now(), self.settings, self._parsed.parse)
@@ -324,6 +328,7 @@ class Reconciler:
                 self._parsed.forget(memory.uid)
             memory = self._memories[key] = Memory(uid)
             self.poller.forget(key)
+            self.claims.forget(key)
         return memory
 
     def _forget(self, key: Key) -> None:
@@ -332,6 +337,7 @@ class Reconciler:
             self._parsed.forget(memory.uid)
         self.schema.clear(key)
         self.poller.forget(key)
+        self.claims.forget(key)
         self.queue.forget(key)
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:

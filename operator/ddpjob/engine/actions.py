@@ -97,6 +97,7 @@ class Plan:
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
     changes: a Service that a user edited, and pods to keep whose sidecars run on after the trainer.
+    claims: the claims of the job if no node fits one of its pods; the next plan shows why they are not bound.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
     requeue_after: seconds after which the plan can change without an event, or None.
@@ -116,6 +117,7 @@ class Plan:
     creates_attempt: int | None = None
     requeue_after: float | None = None
     poll: tuple[str, str, int] | None = None
+    claims: tuple[str, ...] = ()
     is_first: bool = False
     cautious: bool = False
 

@@ -25,7 +25,7 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
                 yield Note("Warning", "NoLauncher", warning)
             if fields := overridden_fields(s.job):
                 text = f"the operator sets these fields itself, and ignores the values in {', '.join(fields)}"
-                yield Note("Warning", "TemplateOverridden", shorten(text, _MAX_NOTE))
+                yield Note("Warning", "TemplateOverridden", shorten(text, MAX_NOTE))
         case "restart" | "close" if decision.failure is not None:
             yield Note("Warning", "Restarting", shorten(decision.message, MAX_NOTE))
         case "fail":

@@ -43,6 +43,7 @@ class Observed:
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
     created: names of the pods of this attempt that this process knows to exist, or to have existed.
+    unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
 
@@ -54,6 +55,7 @@ class Observed:
     round: Literal["unknown", "begun", "complete"] = "unknown"
     created: Collection[str] = frozenset()
     progress: Polled = NOT_POLLED
+    unbound: str = ""
     live: bool = False
 
 

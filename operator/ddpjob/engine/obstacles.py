@@ -32,7 +32,7 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
         yield FORMER_PODS, f"{text}: the first attempt starts when they have ended, to read their last checkpoint"
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
     yield from ((pod.waiting[0], f"{pod.where}: {pod.waiting[1]}") for pod in pods if pod.waiting)
-    yield from _unschedulable(pods)
+    yield from _unschedulable(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
             what = "its volumes or its network are" if pod.prepared is False else "its containers are"
@@ -47,7 +47,7 @@ def scheduling_obstacle(s: JobState) -> Obstacle | None:
     if not without:
         return None
     text = f"{len(without)} of {len(s.job.node_ranks)} pods have no Kubernetes node yet"
-    refused = _unschedulable(s.current[r] for r in without if r in s.current)
+    refused = _unschedulable(s, (s.current[r] for r in without if r in s.current))
     return next(refused, ("WaitingForScheduler", text))
 
 
@@ -71,8 +71,11 @@ def waits(s: JobState) -> list[float]:
     return [wait for wait in (*left, _seconds_to_silence(s)) if wait is not None and wait > 0]
 
 
-def _unschedulable(pods: Iterable[PodView]) -> Iterator[Obstacle]:
-    return (("Unschedulable", f"{pod.where}: {pod.unschedulable}") for pod in pods if pod.unschedulable is not None)
+def _unschedulable(s: JobState, pods: Iterable[PodView]) -> Iterator[Obstacle]:
+    why = f"; {s.observed.unbound}" if s.observed.unbound else ""
+    return (
+        ("Unschedulable", f"{pod.where}: {pod.unschedulable}{why}") for pod in pods if pod.unschedulable is not None
+    )
 
 
 def _seconds_to_prepare(s: JobState, pod: PodView) -> float | None:

@@ -1,0 +1,104 @@
+"""Why the claims of a job that no node fits are not bound: their own events, for the job's status.
+
+The scheduler only says that a pod has unbound claims. The claim's newest event says why, for example that its storage
+class does not exist, that nothing provisions it, or that it waits for its first pod.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddpjob.api import names
+from ddpjob.api.names import Key
+from ddpjob.api.objects import Json
+from ddpjob.api.text import shorten
+from ddpjob.cluster.base import Cluster, ClusterError, NotFound
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 15.0
+_MAX_TEXT = 500
+
+
+@dataclass
+class _Followed:
+    claims: tuple[str, ...]
+    task: asyncio.Task[None] = field(init=False)
+    text: str = ""
+
+
+class UnboundClaims:
+    """Reads the claims of each followed job in a task of its own, until all are bound.
+
+    on_news: called with the job's key when its text changes.
+    """
+
+    def __init__(self, cluster: Cluster, on_news: Callable[[Key], None]) -> None:
+        self._cluster = cluster
+        self._on_news = on_news
+        self._followed: dict[Key, _Followed] = {}
+
+    def text(self, key: Key) -> str:
+        """Return why claims of a followed job are not bound; empty if they are, or it is not known yet."""
+        followed = self._followed.get(key)
+        return followed.text if followed is not None else ""
+
+    def follow(self, key: Key, claims: tuple[str, ...]) -> None:
+        """Read these claims from now on; without any, stop."""
+        known = self._followed.get(key)
+        if known is not None and known.claims == claims:
+            return
+        if known is not None:
+            known.task.cancel()
+            del self._followed[key]
+        if claims:
+            followed = self._followed[key] = _Followed(claims)
+            followed.task = asyncio.create_task(self._run(key, followed), name=f"claims of {key}")
+
+    def forget(self, key: Key) -> None:
+        """Stop reading the claims of a job."""
+        self.follow(key, ())
+
+    def close(self) -> None:
+        """Stop reading."""
+        for key in list(self._followed):
+            self.forget(key)
+
+    async def _run(self, key: Key, followed: _Followed) -> None:
+        while True:
+            try:
+                texts = [await self._why(key.namespace, claim) for claim in followed.claims]
+            except ClusterError as error:
+                logger.debug("cannot read the claims: %s", error)
+            else:
+                text = "; ".join(filter(None, texts))
+                if text != followed.text:
+                    followed.text = text
+                    self._on_news(key)
+                if not text:
+                    return  # a bound claim stays bound
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def _why(self, namespace: str, name: str) -> str:
+        """Return why a claim is not bound; empty if it is."""
+        try:
+            claim = await self._cluster.get(names.CLAIMS, namespace, name)
+        except NotFound:
+            return f"claim {name} does not exist"
+        phase = (claim.get("status") or {}).get("phase", "Pending")
+        if phase == "Bound":
+            return ""
+        events: list[Json] = []
+        selector = f"involvedObject.uid={claim['metadata']['uid']}"
+        async for page in self._cluster.pages(names.EVENTS, namespace, field_selector=selector):
+            events += page.items
+            break
+        if not events:
+            return f"claim {name} is {phase}"
+        last = max(events, key=_time)
+        return shorten(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}", _MAX_TEXT)
+
+
+def _time(event: Json) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
