@@ -1,5 +1,7 @@
 """The operator as a process with a real API server: a job from apply to its end."""
 
+import json
+
 import pytest
 
 from ddpjob.api import names
@@ -145,6 +147,40 @@ def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess,
         jobs.delete(pod)
     jobs.settle()
     assert jobs.writes(about="mnist", since=writes) == []
+
+
+def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: OperatorProcess, jobs: Jobs) -> None:
+    """The job exists until the garbage collector has deleted its pods; then its finalizer is removed."""
+    jobs.submit(numNodes=2)
+    jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
+    writes = len(jobs.writes(about="mnist"))
+    jobs.plane.request("DELETE", f"{jobs.path}/mnist", {"propagationPolicy": "Foreground"})
+    assert jobs.get()["metadata"]["finalizers"] == ["foregroundDeletion"]
+    for pod in jobs.pods():
+        jobs.delete(pod)
+    jobs.settle()
+    assert jobs.exists() and not jobs.pods()
+    assert jobs.writes(about="mnist", since=writes) == []
+    jobs.plane.request("PATCH", f"{jobs.path}/mnist", {"metadata": {"finalizers": None}})
+    jobs.submit()
+    jobs.wait_for_pods(1)
+
+
+@pytest.mark.parametrize("mode", ["", "--server-side"])
+def test_job_that_is_applied_again_is_not_touched(operator: OperatorProcess, jobs: Jobs, mode: str) -> None:
+    meta = {"name": "mnist", "namespace": jobs.namespace}
+    spec = {"image": "i", "numNodes": 2, "template": {"spec": {"affinity": {"nodeAffinity": {}}}}}
+    body = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": meta, "spec": spec}
+    options = [option for option in (mode, "-f", "-") if option]
+    jobs.plane.kubectl("apply", *options, input=json.dumps(body))
+    jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
+    before, writes = jobs.get(), len(jobs.writes(about="mnist"))
+    jobs.plane.kubectl("apply", *options, input=json.dumps(body))
+    jobs.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=json.dumps(body))
+    jobs.settle()
+    after = jobs.get()
+    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+    assert after["metadata"]["generation"] == 1 and jobs.writes(about="mnist", since=writes) == []
 
 
 def test_a_job_of_another_namespace_is_not_touched(

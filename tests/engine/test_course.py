@@ -67,6 +67,13 @@ def test_size_changed_before_the_suspension_was_seen_ends_the_attempt(size: dict
     assert len(new) == world.job["spec"]["numNodes"]
 
 
+def test_operator_that_counts_devices_in_another_way_does_not_restart_a_running_job() -> None:
+    world = a_running_world(a_job())
+    world.job["status"]["world"]["nprocPerNode"] = 8
+    world.settle()
+    assert world.status["state"] == "Running" and world.status["attempt"] == 1
+
+
 @pytest.mark.parametrize(("retention", "kept"), [("None", 0), ("LastAttempt", 1), ("All", 1)])
 def test_ended_pods_of_a_suspended_job_are_kept_as_its_pod_retention_says(retention: str, kept: int) -> None:
     world = a_running_world(a_job(podRetention=retention))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.spec import IMMUTABLE, NAME_RULE, DDPJobSpec
+from ddpjob.api.spec import IMMUTABLE, NAME_RULE, SIZE, DDPJobSpec
 from ddpjob.api.status import DDPJobStatus
 
 Schema = dict[str, Any]
@@ -20,7 +20,9 @@ validation, dropped.
 
 - **{NAME_RULE.message}.**
 - *Fixed* fields cannot be added, changed or removed once the job exists: delete the job and apply it again. Its
-  checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time.
+  checkpoints stay, and the new job resumes from them. *Changeable* fields may be edited at any time,
+  others while the job is suspended and in the edit that suspends it. So may labels, annotations, `nodeSelector`,
+  `tolerations`, `affinity` and `schedulingGates` of the template.
 - A quantity is a number with or without a unit, as everywhere in Kubernetes: `500m`, `4`, `16Gi`.
 """
 
@@ -58,7 +60,7 @@ def _object(schema: Schema, defs: Schema, with_limits: bool, changeable: bool | 
             continue
         fixed = name in IMMUTABLE if changeable is None else not changeable
         default = _default(name, field, schema)
-        mark = "fixed" if fixed else "changeable"
+        mark = "while suspended" if name in SIZE else "fixed" if fixed else "changeable"
         lines.append(f"| `{name}` | {_type(field)} | {default} | {_limits(field)} | {mark} | {meaning} |")
     if with_limits and schema.get("additionalProperties") is True:
         lines += ["", "Every other field that Kubernetes defines here may be given as well and is passed on untouched."]
