@@ -12,7 +12,7 @@ import yaml
 import ddpjob.controller
 import ddptrain.cli
 import ddptrain.errors
-from ddpjob.api.spec import IMMUTABLE, DDPJobSpec, parse_spec
+from ddpjob.api.spec import IMMUTABLE, SIZE, DDPJobSpec, parse_spec
 from ddpjob.api.status import CONDITIONS, DDPJobStatus
 from ddpjob.controller.settings import parse
 from ddpjob.engine.actions import EngineSettings
@@ -151,8 +151,9 @@ def test_field_reference_marks_fixed_fields() -> None:
     page = text(ROOT / "docs" / "fields.md")
     rows = re.findall(r"^\| `(\w+)` \|(.*)$", page.split("## spec")[1].split("###")[0], re.MULTILINE)
     fixed = {name for name, rest in rows if "| fixed |" in rest}
-    assert fixed == set(IMMUTABLE)
-    assert {name for name, _ in rows} - fixed == {
+    assert fixed == set(IMMUTABLE) - set(SIZE)
+    assert {name for name, rest in rows if "| while suspended |" in rest} == set(SIZE)
+    assert {name for name, _ in rows} - fixed - set(SIZE) == {
         "restartPolicy",
         "successPolicy",
         "activeDeadlineSeconds",

@@ -46,7 +46,7 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(roles) == (2 if values else 1)
     for role in roles:
         assert triples(role) == OPERATOR
-    assert len(OPERATOR) == 22
+    assert len(OPERATOR) == 23
 
 
 def test_no_role_grants_secrets_wildcards_or_escalation() -> None:
