@@ -1,0 +1,51 @@
+"""The pages of a LIST are bounded: in the number of jobs, and in bytes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.cluster import kubernetes
+from ddpjob.cluster.connection import Connection
+from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE, KubernetesCluster
+from tests.cluster.memory_http import MemoryHttp
+from tests.memory import MemoryCluster
+
+CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+NUMBER = 40
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[KubernetesCluster]:
+    """Return a client of a server with 40 jobs and 40 claims of 1 KB."""
+    memory = MemoryCluster()
+    job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "spec": {"image": "i"}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": CLAIM}
+    for number in range(NUMBER):
+        meta = {"name": f"item-{number}", "annotations": {"a": "x" * 1000}}
+        memory.server.create(names.DDPJOBS, "default", job | {"metadata": meta})
+        memory.server.create(names.CLAIMS, "default", claim | {"metadata": meta})
+    async with MemoryHttp(memory) as http:
+        connection = await Connection.open(str(http.kubeconfig(tmp_path)))
+        client = KubernetesCluster(connection)
+        yield client
+        await client.close()
+        await connection.close()
+
+
+async def sizes(client: KubernetesCluster, resource: names.Resource) -> list[int]:
+    return [len(page.items) async for page in client.pages(resource, "default")]
+
+
+async def test_page_has_few_jobs(client: KubernetesCluster) -> None:
+    assert await sizes(client, names.DDPJOBS) == [JOBS_PAGE_SIZE, JOBS_PAGE_SIZE, NUMBER - 2 * JOBS_PAGE_SIZE]
+
+
+async def test_page_of_too_many_bytes_is_read_again_in_smaller_pages(
+    client: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await sizes(client, names.CLAIMS) == [NUMBER]
+    monkeypatch.setattr(kubernetes, "MAX_PAGE_BYTES", 20_000)
+    found = await sizes(client, names.CLAIMS)
+    assert sum(found) == NUMBER and max(found) < 20
