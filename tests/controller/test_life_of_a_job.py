@@ -166,6 +166,22 @@ def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: Operat
     jobs.wait_for_pods(1)
 
 
+def test_unbound_claim_of_a_pending_job_is_named_with_its_event(operator: OperatorProcess, jobs: Jobs) -> None:
+    claim = {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}
+    jobs.submit(checkpoint={"claimTemplate": claim})
+    (pod,) = jobs.wait_for_pods(1)
+    (found,) = jobs.objects("persistentvolumeclaims")
+    meta = found["metadata"]
+    about = {"kind": "PersistentVolumeClaim", "namespace": jobs.namespace, "name": meta["name"], "uid": meta["uid"]}
+    event = {"metadata": {"name": "why"}, "involvedObject": about, "type": "Warning", "reason": "ProvisioningFailed"}
+    jobs.plane.request("POST", f"/api/v1/namespaces/{jobs.namespace}/events", event | {"message": "no such class"})
+    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "unbound claims"}
+    status = {"phase": "Pending", "conditions": [unbound]}
+    jobs.plane.request("PATCH", f"{jobs.object_path(pod)}/status", {"status": status})
+    why = "unbound claims; claim mnist-checkpoints is Pending: ProvisioningFailed: no such class"
+    eventually("the message quotes the event", lambda: why in jobs.condition("Scheduled").get("message", ""))
+
+
 @pytest.mark.parametrize("mode", ["", "--server-side"])
 def test_job_that_is_applied_again_is_not_touched(operator: OperatorProcess, jobs: Jobs, mode: str) -> None:
     meta = {"name": "mnist", "namespace": jobs.namespace}
