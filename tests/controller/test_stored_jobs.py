@@ -79,8 +79,8 @@ def test_unchanged_spec_is_parsed_once() -> None:
     first = parsed.parse(at(1, a_job()))
     assert parsed.parse(at(2, a_job())) is first
     assert parsed.parse(at(3, a_job(suspend=True), generation=2)).spec.suspend
-    defaulted = parsed.parse(at(4, a_job(suspend=True, numNodes=2), generation=2))
-    assert defaulted.spec.num_nodes == 2, "a new default changes no generation"
+    defaulted = parsed.parse(at(4, a_job(suspend=True, numNodes=3), generation=2))
+    assert defaulted.spec.num_nodes == 3, "a new default changes no generation"
 
 
 def test_parsed_jobs_are_bounded_by_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
