@@ -238,11 +238,32 @@ class ControlPlane:
         except FileNotFoundError as error:
             raise RuntimeError("openssl is not installed. Next: apt-get install openssl") from error
 
+    def stop_and_back_up(self) -> Path:
+        """Stop all processes, and return a copy of etcd's data, for ``resume``."""
+        for process in reversed(self._processes):
+            end(process)
+        self._processes.clear()
+        backup = Path(tempfile.mkdtemp(prefix="backup-", dir=self.folder))
+        shutil.copytree(self._data, backup, dirs_exist_ok=True)
+        return backup
+
+    def resume(self, backup: Path | None = None) -> None:
+        """Start the processes again at the same address, from a backup or from where they stopped."""
+        if backup is not None:
+            shutil.rmtree(self._data)
+            shutil.copytree(backup, self._data)
+        self._start_apiserver(self._start_etcd())
+        eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "etcd"
+
     def _start_etcd(self) -> str:
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._run(
             "etcd",
-            f"--data-dir={self.folder / 'etcd'}",
+            f"--data-dir={self._data}",
             "--unsafe-no-fsync",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
@@ -253,7 +274,7 @@ class ControlPlane:
         return client
 
     def _start_apiserver(self, etcd: str) -> None:
-        self.port = free_port()
+        self.port = self.port or free_port()
         self.server = f"https://127.0.0.1:{self.port}"
         audit = [
             f"--audit-policy-file={self.folder / 'audit.json'}",

@@ -22,14 +22,16 @@ def a_controller(cluster: MemoryCluster, *, progress_seconds: float = 10.0, **op
     return Controller(cluster, SETTINGS, lambda on_news: ProgressPoller(progress_seconds, on_news), **given | options)
 
 
-async def serve(controller: Controller, watch: Callable[[Resource], AsyncIterator[Any]]) -> None:
-    """Start and run until cancelled; ``watch(resource)`` yields the events that keep the cache up to date."""
+async def serve(
+    controller: Controller, watch: Callable[[Resource], AsyncIterator[Any]], scope: str | None = None
+) -> None:
+    """Run until cancelled; ``watch(resource)`` yields the events of a scope that keep the cache up to date."""
 
     async def feed(resource: Resource) -> None:
+        await controller.sweeper.filled(scope)
         async for event in watch(resource):
             controller.cache.take(resource, event)
 
-    await controller.sweeper.start()
     async with asyncio.TaskGroup() as group:
         for resource in WATCHED:
             group.create_task(feed(resource))

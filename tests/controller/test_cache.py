@@ -134,9 +134,26 @@ def test_list_finds_a_deletion_that_events_missed() -> None:
 
 def test_list_keeps_objects_created_after_it() -> None:
     cache = Cache()
-    cache.put(names.PODS, a_pod("new", 11))
-    assert apply_list(cache, names.PODS, Page((), "10")) == 0
+    listing = Listing(cache, names.PODS, lambda pod: True)
+    cache.put(names.PODS, a_pod("new", 11))  # while the request is under way
+    listing.take(Page((), "10"))
+    assert listing.finish() == 0
     assert names_of(cache) == ["new"]
+
+
+def test_list_older_than_the_cache_replaces_it_because_etcd_was_restored() -> None:
+    """Also objects come back that were deleted after the backup, and later events have low versions, too."""
+    cache = Cache()
+    for name, version in (("kept", 50), ("deleted", 60), ("new", 70)):
+        cache.put(names.PODS, a_pod(name, version, uid=name))
+    cache.remove(names.PODS, "default", "deleted", "deleted")
+    page = Page((a_pod("kept", 20, uid="kept"), a_pod("deleted", 21, uid="deleted")), "30")
+    assert apply_list(cache, names.PODS, page) == 3
+    assert names_of(cache) == ["deleted", "kept"]
+    assert cache.put(names.PODS, a_pod("kept", 31, uid="kept"))
+    assert cache.rollbacks == 1
+    apply_list(cache, names.PODS, Page((), "32"))
+    assert cache.rollbacks == 1, "the next LIST is newer than all that is cached"
 
 
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:

@@ -1,6 +1,7 @@
 """What Python's full garbage collections, which block the event loop, visit in the operator's process."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 from ddpjob.api import names
 from ddpjob.cluster.connection import Connection
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.watches import WatchMonitor, registry, watch_until
+from ddpjob.controller.watch_status import WatchStatus
+from ddpjob.controller.watches import JobWatch
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
 from tests.processes import eventually_async
@@ -48,33 +50,34 @@ async def test_kopf_drops_the_job_of_an_idle_worker(tmp_path: Path) -> None:
     """
     cluster = MemoryCluster()
     cache = Cache()
-    stop = asyncio.Event()
     async with MemoryHttp(cluster) as http:
         connection = await Connection.open(str(http.kubeconfig(tmp_path)))
-        monitor = WatchMonitor(connection.server, (None,), on_relist=lambda: None)
-        handlers = registry(cache, connection, monitor)
-        watching = asyncio.create_task(
-            watch_until(stop, handlers, (), on_start=lambda: None, on_restart=lambda: None), name="watching"
-        )
+        status = WatchStatus(names.DDPJOBS, None)
+        watching = asyncio.create_task(JobWatch(connection=connection, cache=cache, scope=None, status=status).run())
         try:
-            path = f"/{names.DDPJOBS.path()}"
-            await eventually_async("the watch is open", lambda: monitor.ages()[path] < float("inf"))
+            await eventually_async("the watch is open", lambda: status.is_open)
             seconds = [await _seconds_until_dropped(cluster, cache, attempt) for attempt in range(3)]
         finally:
-            stop.set()
-            await watching
+            watching.cancel()
+            await asyncio.wait({watching})
             await connection.close()
     assert min(seconds) < 0.8 * KOPF_DEFAULT_SECONDS
 
 
 async def _seconds_until_dropped(cluster: MemoryCluster, cache: Cache, attempt: int) -> float:
-    """Create jobs, and return the time from their arrival in the cache until kopf has as many tasks as before."""
-    number, before, known = 50, len(asyncio.all_tasks()), len(cache.entries(names.DDPJOBS))
+    """Create jobs, and return the time from their arrival in the cache until kopf's workers have ended."""
+    number, known = 50, len(cache.entries(names.DDPJOBS))
     for n in range(number):
         job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": f"job-{attempt}-{n}"}}
         cluster.server.create(names.DDPJOBS, "default", job | {"spec": {"image": "trainer:1"}})
     await eventually_async("the jobs are cached", lambda: len(cache.entries(names.DDPJOBS)) == known + number)
     clock = asyncio.get_running_loop().time
     started = clock()
-    await eventually_async("kopf's workers have ended", lambda: len(asyncio.all_tasks()) <= before + number // 10)
+    await eventually_async("kopf's workers have ended", lambda: _workers() <= number // 10)
     return clock() - started
+
+
+def _workers() -> int:
+    """Return the number of kopf's workers, which are tasks in a loop of another thread."""
+    tasks = [found for found in gc.get_objects() if isinstance(found, asyncio.Task)]
+    return sum(not task.done() and task.get_name().startswith("worker for") for task in tasks)

@@ -14,6 +14,7 @@ from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.podwatch import PodWatch
+from ddpjob.controller.watch_status import WatchStatus
 from ddpjob.engine.observed import owned_pods
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
@@ -69,8 +70,7 @@ async def watching(server: Server, silent_seconds: float = 60.0) -> AsyncIterato
         connection=connection,
         cache=cache,
         scope=None,
-        session=lambda: connection.session(0),
-        on_error=lambda: None,
+        status=WatchStatus(names.PODS, None),
         silent_seconds=silent_seconds,
     )
     task = asyncio.create_task(watch.run())

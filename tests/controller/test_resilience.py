@@ -101,7 +101,7 @@ def test_operator_is_alive_but_not_ready_before_its_watches_are_open(
     operator.start(wait=False)
     eventually("it tries to watch pods", lambda: any("/pods?" in s.path and "watch=true" in s.path for s in proxy.seen))
     eventually("it is alive", lambda: operator.get("/healthz")[0] == 200)
-    eventually("the watch of the jobs is open", lambda: "/pods is not open yet" in operator.get("/readyz")[1])
+    eventually("the watch of the jobs is open", lambda: "/pods is not open" in operator.get("/readyz")[1])
     assert operator.get("/readyz")[0] == 503
     proxy.rule = lambda request: None
     eventually("it is ready", operator.is_ready)

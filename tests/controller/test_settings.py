@@ -29,6 +29,8 @@ def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
         "log_format": ("text", "text"),
         "max_concurrent_reconciles": ("2", 2),
         "max_concurrent_requests": ("16", 16),
+        "lease": ("ddpjob-system/operator", "ddpjob-system/operator"),
+        "identity": ("pod-1", "pod-1"),
         "kubeconfig": ("/config", "/config"),
     }
     expected = Settings(**{name: value for name, (_, value) in wanted.items()})
@@ -51,6 +53,8 @@ def test_no_namespaces_means_all_namespaces() -> None:
     [
         ("--namespaces", "team-*", "patterns are not supported"),
         ("--namespaces", "A", "is not a valid namespace name"),
+        ("--lease", "operator", "must be NAMESPACE/NAME"),
+        ("--lease", "a/b/c", "must be NAMESPACE/NAME"),
         ("--cluster-domain", "", "must be a DNS domain"),
         ("--cluster-domain", "cluster local", "must be a DNS domain"),
         ("--progress-interval-seconds", "0.5", "must be from 1 to"),

@@ -9,10 +9,10 @@ import pytest
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import Unavailable
+from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.sweep import Sweeper
+from ddpjob.controller.sweep import MAX_START_SECONDS, Sweeper
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
@@ -112,3 +112,60 @@ def test_a_sweep_that_fails_again_and_again_is_repeated_ever_less_often() -> Non
     gaps = gaps_after_a_wanted_sweep(failing=1000, seconds=20_000)
     assert gaps[:6] == pytest.approx([1.0, 0.5, 1.0, 2.0, 4.0, 8.0])
     assert gaps[6:] == pytest.approx([16.0, 32.0, 64.0, 128.0, 256.0, 512.0] + [600.0] * (len(gaps) - 12))
+
+
+class LostNamespace(FaultyCluster):
+    """Requests of one namespace are refused while ``is_lost``."""
+
+    def __init__(self, namespace: str) -> None:
+        self.is_lost = True
+        super().__init__(lambda call: self._refusal if self.is_lost and call.namespace == namespace else None)
+
+    _refusal = Fault(before=Forbidden("list Pod: no Role", code=403))
+
+
+def test_lost_namespace_delays_no_other_and_is_listed_once_it_is_back() -> None:
+    async def scenario() -> None:
+        cluster = LostNamespace("lost")
+        cache = Cache()
+        scopes = ["lost", "kept"]
+        sweeper = Sweeper(cluster=cluster, cache=cache, scopes=scopes, interval=60, metrics=Metrics())
+        task = asyncio.create_task(sweeper.run())
+        await asyncio.wait_for(sweeper.filled("kept"), 1)
+        assert "no Role" in sweeper.failures["lost"] and "kept" not in sweeper.failures
+        for namespace in scopes:
+            cluster.server.namespaces.add(namespace)
+            claim = {"metadata": {"name": "new", "labels": {names.SELECTORS[names.CLAIMS]: "x"}}, "spec": CLAIM["spec"]}
+            cluster.server.create(names.CLAIMS, namespace, {"apiVersion": "v1", "kind": names.CLAIMS.kind} | claim)
+        await asyncio.sleep(130)
+        assert cache.get(names.CLAIMS, "kept", "new") and cache.get(names.CLAIMS, "lost", "new") is None
+        cluster.is_lost = False
+        await asyncio.wait_for(sweeper.filled("lost"), MAX_START_SECONDS)
+        assert cache.get(names.CLAIMS, "lost", "new") and sweeper.failures == {}
+        task.cancel()
+
+    run_in_simulated_time(scenario())
+
+
+def test_sweep_after_versions_went_back_lets_the_watches_of_each_scope_begin_again() -> None:
+    async def scenario() -> None:
+        restarted: list[str | None] = []
+        cache = Cache()
+        sweeper = Sweeper(
+            cluster=MemoryCluster(),
+            cache=cache,
+            scopes=["a", "b"],
+            interval=60,
+            metrics=Metrics(),
+            on_rollback=restarted.append,
+        )
+        await sweeper.start()
+        assert restarted == []
+        newer = {"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "999999"}
+        cache.put(names.SERVICES, {"metadata": newer})
+        await sweeper.sweep()
+        await sweeper.sweep()
+        assert restarted == ["a", "b"]
+        assert cache.get(names.SERVICES, "a", "x") is None
+
+    run_in_simulated_time(scenario())

@@ -38,7 +38,7 @@ class Installation:
         head: list[str | Path] = [binary("helm"), "--kubeconfig", self.kubectl.kubeconfig, "--namespace", NAMESPACE]
         return run([*head, *arguments], timeout=timeout).stdout
 
-    def install(self, image: str, *, progress_seconds: int) -> None:
+    def install(self, image: str, *, progress_seconds: int, replicas: int = 1) -> None:
         """Install or upgrade the release."""
         repository, _, tag = image.rpartition(":")
         values = {
@@ -46,6 +46,7 @@ class Installation:
             "image.tag": tag,
             "image.pullPolicy": "Never",
             "operator.progressIntervalSeconds": str(progress_seconds),
+            "replicas": str(replicas),
         }
         settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings, timeout=120)
@@ -67,6 +68,11 @@ class Installation:
         """Return the operator's pods without those that are being deleted."""
         found = self.kubectl.objects("pods", "--selector", PODS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def leader(self) -> Json | None:
+        """Return the pod that holds the Lease of several replicas, or None while it is that of a pod that is gone."""
+        holder = self.kubectl.object("lease", "ddpjob-operator")["spec"].get("holderIdentity")
+        return next((pod for pod in self.pods() if pod["metadata"]["name"] == holder), None)
 
     def kill(self) -> None:
         """Kill the operator without a grace period, and wait until its Deployment has a new pod."""

@@ -71,9 +71,9 @@ def test_chart_has_at_most_30_values_and_each_has_a_comment() -> None:
         ({"crds.install": "yes"}, "install"),
         ({"crds.keep": None}, "keep"),
         ({"userRoles": "no"}, "userRoles"),
-        ({"replicas": 2}, "replicas"),
         ({"networkPolicy.enabled": "yes"}, "enabled"),
         ({"networkPolicy.apiServerPorts": []}, "apiServerPorts"),
+        ({"replicas": 0}, "replicas"),
         ({"operator.progressIntervalSeconds": 0}, "progressIntervalSeconds"),
         ({"operator.progressIntervalSeconds": "10"}, "progressIntervalSeconds"),
         ({"operator.sweepIntervalSeconds": -1}, "sweepIntervalSeconds"),
@@ -172,9 +172,35 @@ def test_scheduling_values_reach_the_operators_pod() -> None:
     )
     assert pod["priorityClassName"] == "system-cluster-critical"
     assert pod["nodeSelector"] == {"role": "infra"}
-    assert pod["tolerations"] == [{"key": "infra", "operator": "Exists"}]
+    assert pod["tolerations"][0] == {"key": "infra", "operator": "Exists"}
     assert pod["affinity"] == {"nodeAffinity": {}}
     assert pod["imagePullSecrets"] == [{"name": "login"}]
+
+
+def test_pod_on_a_lost_node_is_replaced_after_30_s_unless_the_values_say_otherwise() -> None:
+    added = {
+        toleration["key"]: toleration["tolerationSeconds"]
+        for toleration in operator_pod()["tolerations"]
+        if toleration["effect"] == "NoExecute"
+    }
+    assert added == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}
+    given = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
+    tolerations = operator_pod(tolerations=[given])["tolerations"]
+    assert [item for item in tolerations if item["key"] == given["key"]] == [given]
+
+
+def test_replicas_share_a_lease_on_different_nodes_and_are_drained_one_by_one() -> None:
+    single, several = template(hooks=False), template({"replicas": 2}, hooks=False)
+    assert not of_kind(single, "PodDisruptionBudget", "Role")
+    assert "DDPJOB_OPERATOR_LEASE" not in environment()
+    assert environment(replicas=2)["DDPJOB_OPERATOR_LEASE"] == f"{NAMESPACE}/ddpjob-operator"
+    [deployment] = of_kind(several, "Deployment")
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"]) == (2, "RollingUpdate")
+    [spread] = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == labels
+    [budget] = of_kind(several, "PodDisruptionBudget")
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
 
 
 def test_metrics_are_off_by_default_and_add_service_and_monitor() -> None:

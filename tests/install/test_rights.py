@@ -49,6 +49,14 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(OPERATOR) == 23
 
 
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_replicas_may_hold_only_their_own_lease(scope: str) -> None:
+    role = named(of_kind(template({"replicas": 2, "scope": scope}), "Role"), "-lease")
+    create, use = role["rules"]
+    assert (create["resources"], create["verbs"]) == (["leases"], ["create"])
+    assert (use["resources"], use["resourceNames"], use["verbs"]) == (["leases"], ["ddpjob-operator"], ["get", "patch"])
+
+
 def test_no_role_grants_secrets_wildcards_or_escalation() -> None:
     for values in ({}, {"scope": "namespace"}):
         for role in of_kind(template(values), "Role", "ClusterRole"):

@@ -86,6 +86,17 @@ class Store:
         self._history.clear()
         self.oldest = self.version
 
+    def renumber(self) -> None:
+        """Give all objects the lowest versions, in the same order, as after etcd was restored from a backup."""
+        versions = {int(obj["metadata"]["resourceVersion"]) for _, obj in self.everything()}
+        new = {str(old): str(number) for number, old in enumerate(sorted(versions), start=1)}
+        for objects in self._objects.values():
+            for place, obj in objects.items():
+                meta = obj["metadata"]
+                objects[place] = obj | {"metadata": meta | {"resourceVersion": new[meta["resourceVersion"]]}}
+        self.version = len(new) + 1
+        self.compact()
+
     def dump(self) -> Json:
         """Return all objects and the version, as JSON for ``load``. The history is left out."""
         objects = [[resource.plural, obj] for resource, obj in self.everything()]

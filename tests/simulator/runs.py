@@ -12,7 +12,7 @@ from tests.simulator.faults import At, OperatorKilledError, at_writes, now_and_t
 from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story
 from tests.simulator.scenarios import CHECKPOINT, SCENARIOS, Scenario, random_story
 from tests.simulator.simulation import Simulation
-from tests.simulator.watches import MODES
+from tests.simulator.watches import LOSSLESS, MODES
 
 RECONCILES_AFTER_FAULT = 3
 RANDOM = "random"
@@ -163,7 +163,7 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
     }
     choose = now_and_then(f"faults {seed}") if chance.random() < 0.75 else at_writes(())
     disturbances: dict[str, Any] = {
-        "watch": chance.choice(MODES),
+        "watch": chance.choice((*LOSSLESS, "dropped")) if seed % 4 else random.Random(seed).choice(MODES),
         "order": chance.randrange(6),
         "eager": chance.random() < 0.5,
         "downtime": chance.choice(_DOWNTIMES),

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from ddpjob.api import names
@@ -31,6 +32,8 @@ from tests.simulator.watches import Watches
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = Key("default", "life")
+LOST = "lost"
+"""A namespace that the operator serves, too, and in which it has no rights: every request is refused."""
 OTHER = Key("default", "other")
 """A suspended job that exists before, so that the operator has written a status when the simulated job appears."""
 PATIENCE = 20_000.0
@@ -163,6 +166,8 @@ class Simulation:
         self._uids = random.Random(seed)  # separate: an additional Event changes no other choice
         self.cluster = RecordedCluster(self._hook, self._on_change, clock=now, new_uid=self._new_uid)
         self.server, self.store = self.cluster.server, self.cluster.store
+        if watch == "restored":
+            self.store.version = 10**6  # so that versions go far back
         self.kubelets = Kubelets(self.server, str(seed), now, eager=eager, sidecar=sidecar, skewed=skewed)
         self.create_errors = create_errors
         self._create_chance = random.Random(f"creates {seed}")
@@ -220,15 +225,21 @@ class Simulation:
             SETTINGS,
             self._make_reports,  # type: ignore[arg-type]
             metrics=self._metrics,
+            scopes=(LOST, KEY.namespace),
             concurrent_requests=16,
             sweep_seconds=600.0,
             clock=asyncio.get_running_loop().time,
             now=now,
         )
+        is_restored = self.watch == "restored" and self.starts > 1
         watches = Watches(
-            self.watch, f"{self._seed} {self.starts}{' second' * number}", self.cluster, controller.sweeper.want
+            "prompt" if is_restored else self.watch,
+            f"{self._seed} {self.starts}{' second' * number}",
+            self.cluster,
+            partial(controller.sweeper.want, KEY.namespace),
         )
-        asyncio.create_task(serve(controller, watches.open), name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
+        serving = serve(controller, watches.open, KEY.namespace)
+        asyncio.create_task(serving, name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
     def _make_reports(self, on_news: Callable[[Key], None]) -> Reports:
         self._reports.append(Reports(lambda: self._progress, on_news, self._count_plan))
@@ -296,6 +307,8 @@ class Simulation:
     def _hook(self, call: Call) -> Fault | None:
         if self._is_dead:
             return Fault(before=OperatorKilledError())
+        if call.namespace == LOST:
+            return Fault(before=Forbidden("no Role", code=403))
         if not self._is_started:
             return None
         self.calls.append(call)

@@ -13,16 +13,21 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from tests.cluster.faulty_cluster import FaultyCluster
 
-MODES = ("prompt", "late", "late-jobs", "late-pods", "shuffled", "dropped")
+LOSSLESS = ("prompt", "late", "late-jobs", "late-pods", "shuffled")
+MODES = (*LOSSLESS, "dropped", "interrupted", "restored")
 """How watch events arrive.
 
 late: all some seconds late. late-jobs, late-pods: only those of one kind. shuffled: each object with a delay of its
-own. dropped: one of three is lost, and the watch is opened again later, which reports no deletions.
+own. dropped: one of three is lost, and the watch is opened again later, which reports no deletions. interrupted: for
+a while all are lost, as without the CRD or with errors of the API server. restored: once the versions of all objects go
+back, as after etcd was restored.
 """
 
 DELAY_SECONDS = 8.0
 MAX_DELAY_SECONDS = 20.0
 DROPPED_SHARE = 0.33
+CALM_SECONDS = 30.0
+"""The longest time until watches are interrupted or etcd is restored."""
 
 
 class Watches:
@@ -33,6 +38,11 @@ class Watches:
         self._chance = random.Random(seed)
         self._cluster = cluster
         self._relist = relist
+        self._is_open = True
+        if mode == "interrupted":
+            self._later(CALM_SECONDS, self._interrupt)
+        elif mode == "restored":
+            self._later(CALM_SECONDS, self._restore)
 
     def open(self, resource: Resource) -> AsyncIterator[Any]:
         """Return the events of a kind."""
@@ -40,6 +50,8 @@ class Watches:
         is_late = self._mode in ("late", "shuffled", "late-jobs" if resource is names.DDPJOBS else "late-pods")
         if self._mode == "dropped":
             return self._with_losses(watch)
+        if self._mode == "interrupted":
+            return self._while_open(watch)
         return self._delayed(watch) if is_late else watch
 
     async def _with_losses(self, watch: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -49,6 +61,26 @@ class Watches:
                 loop.call_later(self._chance.uniform(1.0, MAX_DELAY_SECONDS), self._relist)
             else:
                 yield event
+
+    async def _while_open(self, watch: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for event in watch:
+            if self._is_open:
+                yield event
+
+    def _interrupt(self) -> None:
+        self._is_open = False
+        self._later(MAX_DELAY_SECONDS, self._open_again)
+
+    def _open_again(self) -> None:
+        self._is_open = True
+        self._relist()
+
+    def _restore(self) -> None:
+        self._cluster.store.renumber()
+        self._later(MAX_DELAY_SECONDS, self._relist)
+
+    def _later(self, longest: float, act: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(self._chance.uniform(1.0, longest), act)
 
     async def _delayed(self, watch: AsyncIterator[Any]) -> AsyncIterator[Any]:
         arrived: asyncio.Queue[Any] = asyncio.Queue()

@@ -36,6 +36,7 @@ PODS: Final = Resource("v1", "Pod", "pods")
 SERVICES: Final = Resource("v1", "Service", "services")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
+LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 # Labels used by selectors and lookups. User templates cannot override them.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"

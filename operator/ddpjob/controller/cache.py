@@ -62,10 +62,13 @@ class Cache:
         self._objects: dict[Resource, dict[Place, Entry]] = {
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
+        self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[str, dict[Place, PodView]] = defaultdict(dict)
         self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
+        self.rollbacks = 0
+        """How many times a LIST was older than what is cached."""
 
     def job(self, key: Key) -> Json | None:
         """Return the cached job, or None. Each call decodes it."""
@@ -128,6 +131,7 @@ class Cache:
             self._drop(resource, known)
             known = None
         entry = self._objects[resource][place] = _entry(resource, obj)
+        self._newest[resource] = max(self._newest[resource], entry.version)
         if resource is names.PODS:
             self._put_pod(place, entry, known)
         elif resource is names.DDPJOBS:
@@ -181,6 +185,21 @@ class Cache:
         last = self._tombstones[uid]
         return last is None or version <= last
 
+    def newest(self, resource: Resource) -> int:
+        """Return the highest version of a kind that was stored. A LIST that is sent now has at least this version."""
+        return self._newest[resource]
+
+    def accept_older(self, resource: Resource) -> None:
+        """Let any version of an object replace the cached one, because versions went back: etcd was restored.
+
+        The restored objects may include some that were deleted after the backup.
+        """
+        self.rollbacks += 1
+        self._newest[resource] = 0
+        self._tombstones.clear()
+        for place, entry in self._objects[resource].items():
+            self._objects[resource][place] = entry._replace(version=0)
+
     def _wake(self, entry: Entry) -> None:
         if entry.job is not None:
             self._on_change(entry.job)
@@ -199,7 +218,7 @@ class Cache:
 
 
 class Listing:
-    """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``.
+    """Applies a LIST to the cache page by page: ``take`` each page, then ``finish``. Create it before the request.
 
     covers: whether the LIST would contain a given object. Cached objects that it covers, but does not contain, and that
     are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
@@ -210,6 +229,7 @@ class Listing:
         self._resource = resource
         self._covers = covers
         self._present: set[str] = set()
+        self._newest = cache.newest(resource)
         self._limit = 0
         self._changes = 0
 
@@ -218,6 +238,9 @@ class Listing:
         if page.is_first:
             self._present.clear()
             self._limit = version_number(page.resource_version)
+            if 0 < self._limit < self._newest:
+                self._cache.accept_older(self._resource)
+                self._newest = 0
         for obj in page.items:
             self._changes += self._cache.put(self._resource, obj)
             self._present.add(obj["metadata"]["uid"])

@@ -32,6 +32,7 @@ class Controller:
 
     make_poller: returns the progress poller, given the function to call with the key of a job that made progress.
     scopes: namespaces to list, one request each; None lists all of them at once.
+    on_rollback: called with a scope whose watches must list again, because versions went back.
     clock: monotonic seconds, for delays. now: the time that is written into the status; by default ``SteadyClock``.
     """
 
@@ -48,6 +49,7 @@ class Controller:
         sweep_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] | None = None,
+        on_rollback: Callable[[str | None], None] = lambda scope: None,
     ) -> None:
         self.now = now or SteadyClock().now
         self.queue = WorkQueue(workers)
@@ -62,6 +64,7 @@ class Controller:
             scopes=scopes,
             interval=sweep_seconds,
             metrics=metrics,
+            on_rollback=on_rollback,
         )
         self._reconciler = Reconciler(
             cluster=cluster,

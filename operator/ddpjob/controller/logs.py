@@ -62,6 +62,6 @@ def configure(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kopf logs every handled object at level info.
-    logging.getLogger("kopf").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    # kopf logs every handled object, and an error several times with its traceback; ``watches`` reports it once.
+    logging.getLogger("kopf").setLevel(logging.DEBUG if level == "debug" else logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -9,29 +9,37 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+import urllib.parse
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import uvloop
 
 from ddpjob import __version__
 from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
+from ddpjob.api.names import Resource
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
-from ddpjob.controller import logs, watches
+from ddpjob.controller import logs, watch_status
+from ddpjob.controller.cache import WATCHED
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob.controller.leadership import Leadership, LeadershipLostError
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.podwatch import PodWatch
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.settings import Settings, SettingsError, parse
+from ddpjob.controller.watch_status import Report, WatchStatus
+from ddpjob.controller.watches import JobWatch
 from ddpjob.engine.actions import EngineSettings
 
 logger = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 50_000  # Python recurses up to three times per level
+
+
+Watch = PodWatch | JobWatch
 
 
 class Operator:
@@ -59,19 +67,21 @@ class Operator:
             concurrent_requests=max(1, requests * 7 // 8),
             sweep_seconds=settings.sweep_interval_seconds,
             now=self.cluster.clock.now,
+            on_rollback=self._watch_again,
         )
-        sweep_soon = self.controller.sweeper.want
-        self._monitor = watches.WatchMonitor(connection.server, settings.scopes, on_relist=sweep_soon)
+        self._watches: dict[str | None, list[Watch]] = {}
         self._heartbeat = Heartbeat()
+        self._leadership = self._make_leadership()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then let running reconciles end and close all connections."""
         self._catch_signals()
+        self._watches = {scope: self._watches_of(scope) for scope in self._settings.scopes}
         self._add_gauges()
         health = HealthServer(
             self._settings.health_host,
             self._settings.health_port,
-            alive=self._heartbeat.verdict,
+            alive=self._alive,
             ready=self._ready,
             metrics=self._metrics.render,
         )
@@ -89,57 +99,80 @@ class Operator:
     async def _serve(self) -> None:
         background = [asyncio.create_task(self._heartbeat.run(self._on_beat), name="heartbeat")]
         try:
-            if not await self._until_stop(self.controller.sweeper.start()):
-                return
-            watching = asyncio.create_task(self._watch(), name="watching")
-            background += [asyncio.create_task(watch.run(), name="watching pods") for watch in self._pod_watches()]
-            working = asyncio.create_task(self.controller.run(self._stop), name="controller")
-            # A task that returns before the stop has failed: the process ends with its error.
-            done, _ = await asyncio.wait({watching, working, *background}, return_when=asyncio.FIRST_COMPLETED)
-            self._stop.set()
-            await asyncio.wait({watching, working})
-            for task in (*done, watching, working):
-                task.result()
+            if await self._is_elected():
+                await self._work(background)
         finally:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
+            if self._leadership is not None:
+                await self._leadership.release()
 
-    def _pod_watches(self) -> list[PodWatch]:
-        """Return a watch of pods and one of Services for each scope, in the same way authorized as kopf's."""
-        return [
-            PodWatch(
-                cluster=self.cluster,
-                connection=self._connection,
-                cache=self.controller.cache,
-                scope=scope,
-                resource=resource,
-                session=partial(self._connection.session, 0, middlewares=(self._monitor.middleware,)),
-                on_error=self._metrics.watch_restarts.inc,
-            )
-            for scope in self._settings.scopes
-            for resource in (names.PODS, names.SERVICES)
-        ]
+    async def _is_elected(self) -> bool:
+        """Wait until this replica holds the Lease, if there is one; return False if it is asked to stop before."""
+        if self._leadership is None:
+            return True
+        acquiring = asyncio.ensure_future(self._leadership.acquire())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({acquiring, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not acquiring.done():
+            acquiring.cancel()
+            return False
+        acquiring.result()
+        return True
 
-    async def _watch(self) -> None:
-        await watches.watch_until(
-            self._stop,
-            watches.registry(self.controller.cache, self._connection, self._monitor),
-            self._settings.namespaces,
-            on_start=self._catch_signals,
-            on_restart=self._metrics.watch_restarts.inc,
+    async def _work(self, background: list["asyncio.Task[None]"]) -> None:
+        """Reconcile until the stop; tasks that the caller cancels are added to ``background``."""
+        if self._leadership is not None:
+            background.append(asyncio.create_task(self._leadership.keep(), name="leadership"))
+        for scope, watches in self._watches.items():
+            background += [asyncio.create_task(self._watch(scope, watch), name="watching") for watch in watches]
+        working = asyncio.create_task(self.controller.run(self._stop), name="controller")
+        # A task that returns before the stop has failed: the process ends with its error.
+        done, _ = await asyncio.wait({working, *background}, return_when=asyncio.FIRST_COMPLETED)
+        self._stop.set()
+        await asyncio.wait({working})
+        for task in {*done, working}:
+            task.result()
+
+    async def _watch(self, scope: str | None, watch: Watch) -> None:
+        """Watch once the scope is listed: a job must not be reconciled before its pods are cached."""
+        await self.controller.sweeper.filled(scope)
+        await watch.run()
+
+    def _make_leadership(self) -> Leadership | None:
+        if not self._settings.lease:
+            return None
+        namespace, name = self._settings.lease.split("/")
+        return Leadership(
+            cluster=self.cluster,
+            namespace=namespace,
+            name=name,
+            identity=self._settings.identity,
+            now=self.cluster.clock.now,
         )
 
-    async def _until_stop(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run ``work`` until it ends or the process is asked to stop; return whether it ended."""
-        task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not task.done():
-            task.cancel()
-            return False
-        task.result()
-        return True
+    def _watches_of(self, scope: str | None) -> list[Watch]:
+        return [self._watch_of(resource, scope) for resource in (*WATCHED, names.SERVICES)]
+
+    def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
+        cache, connection = self.controller.cache, self._connection
+        loop, sweep_soon = asyncio.get_running_loop(), partial(self.controller.sweeper.want, scope)
+        status = WatchStatus(
+            resource,
+            scope,
+            server_path=urllib.parse.urlsplit(connection.server).path,
+            on_failure=self._metrics.watch_restarts.inc,
+            on_relist=partial(_call_in, loop, sweep_soon),
+        )
+        if resource is names.DDPJOBS:
+            return JobWatch(connection=connection, cache=cache, scope=scope, status=status)
+        return PodWatch(cluster=self.cluster, connection=connection, cache=cache, scope=scope, status=status)
+
+    def _watch_again(self, scope: str | None) -> None:
+        for watch in self._watches[scope]:
+            watch.restart()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -150,27 +183,63 @@ class Operator:
         logger.info("%s: stopping", number.name)
         self._stop.set()
 
+    def _alive(self) -> Verdict:
+        """Return whether the event loop runs, and no watch is deaf. Called in another thread, as ``_ready``."""
+        runs, why = self._heartbeat.verdict()
+        return watch_status.liveness(self._statuses()) if runs else (runs, why)
+
     def _ready(self) -> Verdict:
-        """Return whether the watches are open, and every status can be written."""
-        watching, why = self._monitor.verdict()
-        return self.controller.schema.verdict() if watching else (watching, why)
+        """Return whether the scopes are served, and every status can be written. A standby is ready to take over."""
+        if self._leadership is not None and not self._leadership.is_leader:
+            return bool(self._leadership.holder), f"standby: {self._leadership.holder or 'no replica'} holds the Lease"
+        served, detail = watch_status.readiness(self._reports())
+        written, why = self.controller.schema.verdict()
+        return (served, detail) if written or not served else (written, why)
+
+    def _reports(self) -> dict[str | None, Report]:
+        """Return whether each scope is listed and watched."""
+        failures = self.controller.sweeper.failures
+        return {
+            scope: watch_status.scope_report(failures.get(scope, ""), [watch.status for watch in watches])
+            for scope, watches in self._watches.items()
+        }
+
+    def _statuses(self) -> list[WatchStatus]:
+        return [watch.status for watches in self._watches.values() for watch in watches]
 
     def _on_beat(self, lag: float) -> None:
         self._metrics.loop_lag.set(lag)
-        self._monitor.sample()
+        for status in self._statuses():
+            status.sample()
 
     def _add_gauges(self) -> None:
         metrics = self._metrics
         metrics.gauge(
             "ddpjob_queue_depth", "Number of jobs that wait for a worker.", lambda: float(self.controller.queue.depth)
         )
+        metrics.gauge(
+            "ddpjob_leader",
+            "Whether this replica reconciles (1) or stands by (0).",
+            lambda: float(self._leadership is None or self._leadership.is_leader),
+        )
         metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
             "Seconds since each watch last received data, by URL path.",
             "path",
-            self._monitor.ages,
+            lambda: {status.path: status.age for status in self._statuses()},
         )
+        metrics.gauges_by(
+            "ddpjob_namespace_served",
+            "Whether a namespace is listed and watched (1) or not (0). Without namespace: all namespaces.",
+            "namespace",
+            lambda: {scope or "": float(state == "open") for scope, (state, _) in self._reports().items()},
+        )
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Let an event loop call a function, from another thread."""
+    loop.call_soon_threadsafe(call)
 
 
 async def serve(settings: Settings) -> None:
@@ -203,6 +272,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(serve(settings))
     except (ConfigurationError, OSError) as error:
         logger.error("cannot start: %s", error)
+        return 1
+    except LeadershipLostError as error:
+        logger.error("%s: this replica ends, and stands by when it is started again", error)
         return 1
     except Exception:
         logger.exception("internal error: the operator exits; running jobs continue")

@@ -8,20 +8,20 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import aiohttp
 import yarl
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Cluster, ClusterError, TooManyRequests, Unauthorized, Unavailable
 from ddpjob.cluster.connection import ConfigurationError, Connection
 from ddpjob.cluster.kubernetes import CONNECT_SECONDS, decode, error_of
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.sweep import list_into
+from ddpjob.controller.watch_status import WatchStatus
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,9 @@ class _ExpiredError(Exception):
 
 @dataclass(kw_only=True)
 class PodWatch:
-    """Keeps the pods of one scope up to date in the cache; ``run`` never ends by itself.
+    """Keeps the objects of one kind and scope up to date in the cache; ``run`` never ends by itself.
 
-    resource: the kind to watch in place of pods. scope: the namespace, or None for all.
-    session: returns a new session for the watch; this object closes it.
-    on_error: called for every error that the server reports, except an expired version.
+    scope: the namespace, or None for all. status: names the kind, which has a selector in ``names.SELECTORS``.
     silent_seconds: a watch that has received no data for so long is opened again.
     """
 
@@ -51,47 +49,57 @@ class PodWatch:
     connection: Connection
     cache: Cache
     scope: str | None
-    session: Callable[[], aiohttp.ClientSession]
-    on_error: Callable[[], None]
-    resource: Resource = names.PODS
+    status: WatchStatus
     silent_seconds: float = SILENT_SECONDS
     _version: str = field(default="", init=False)
+    _is_valid: bool = field(default=False, init=False)
+    _response: aiohttp.ClientResponse | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """List and watch until cancelled; after an error again, with growing delay."""
         loop = asyncio.get_running_loop()
         failures = 0
+        self.status.start()
         while True:
             generation, started, pause = self.connection.generation, loop.time(), 0.0
             try:
-                async with self.session() as session:
+                async with self._session() as session:
                     while True:
                         await self._follow(session)
                         await asyncio.sleep(DELAYS[0])
             except _ExpiredError:
-                logger.debug("the watch of %s expired, listing them again", self.resource.plural)
-                self._version = ""
+                logger.debug("the watch of %s expired, listing them again", self.status.path)
+                self._is_valid = False
             except Unauthorized as error:
                 await self._renew(generation, error)
             except ClusterError as error:
                 pause = error.retry_after
                 if not isinstance(error, Unavailable | TooManyRequests):
-                    self._version = ""
-                self.on_error()
-                logger.warning("watching %s failed: %s: %s", self.resource.plural, type(error).__name__, error)
+                    self._is_valid = False
+                if not self.status.is_failing:
+                    self.status.fail(f"{type(error).__name__}: {error}")
             except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
-                logger.info(
-                    "the watch of %s was interrupted: %s: %s", self.resource.plural, type(error).__name__, error
-                )
+                logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
             failures = 0 if loop.time() - started > CALM_SECONDS else failures
             await asyncio.sleep(max(pause, DELAYS[min(failures, len(DELAYS) - 1)]))
             failures += 1
 
+    def restart(self) -> None:
+        """List and watch again, because the version that the watch continues from is not valid."""
+        self._is_valid = False
+        if self._response is not None:
+            self._response.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        return self.connection.session(0, middlewares=(self.status.middleware,))
+
     async def _follow(self, session: aiohttp.ClientSession) -> None:
         """Watch from the last seen version, or from a new LIST, until the server ends the watch."""
-        if not self._version:
+        if not (self._is_valid and self._version):
+            self._is_valid, self._version = True, ""
+            resource = self.status.resource
             _, self._version = await list_into(
-                self.cache, self.cluster, self.resource, self.scope, names.SELECTORS[self.resource]
+                self.cache, self.cluster, resource, self.scope, names.SELECTORS[resource]
             )
         taken = 0
         async with contextlib.aclosing(self._events(session)) as events:
@@ -102,15 +110,16 @@ class PodWatch:
                     await asyncio.sleep(0)
 
     async def _events(self, session: aiohttp.ClientSession) -> AsyncGenerator[Json, None]:
+        resource = self.status.resource
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": names.SELECTORS[self.resource],
+            "labelSelector": names.SELECTORS[resource],
             "resourceVersion": self._version,
             "timeoutSeconds": str(SERVER_SECONDS),
         }
         async with session.get(
-            yarl.URL(f"{self.connection.server}/{self.resource.path(self.scope)}").with_query(query),
+            yarl.URL(f"{self.connection.server}/{resource.path(self.scope)}").with_query(query),
             timeout=aiohttp.ClientTimeout(
                 total=SERVER_SECONDS + 10, sock_connect=CONNECT_SECONDS, sock_read=self.silent_seconds
             ),
@@ -119,6 +128,7 @@ class PodWatch:
         ) as response:
             if response.status != 200:
                 raise _watch_error(error_of(response.status, response.headers, await response.read()))
+            self._response = response
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -132,11 +142,10 @@ class PodWatch:
             code = int(obj.get("code") or 500)
             raise _watch_error(ClusterError(str(obj.get("message") or f"HTTP {code}"), code=code))
         if kind in ("ADDED", "MODIFIED", "DELETED"):
-            self.cache.take(self.resource, event)
+            self.cache.take(self.status.resource, event)
         self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
 
     async def _renew(self, generation: int, error: Unauthorized) -> None:
-        self.on_error()
         try:
             await self.connection.renew(generation)
         except ConfigurationError as cause:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -27,6 +28,12 @@ def _namespaces(text: str) -> tuple[str, ...]:
         if not DNS_LABEL.fullmatch(namespace):
             raise ValueError(f"{namespace!r} is not a valid namespace name (patterns are not supported)")
     return names
+
+
+def _lease(text: str) -> str:
+    if text and not (len(parts := text.split("/")) == 2 and all(DNS_LABEL.fullmatch(part) for part in parts)):
+        raise ValueError("must be NAMESPACE/NAME")
+    return text
 
 
 def _domain(text: str) -> str:
@@ -89,6 +96,14 @@ class Settings:
     )
     max_concurrent_requests: int = _setting(
         64, _number(int, 1, 1024), "maximum number of connections to the API server (1 to 1024)"
+    )
+    lease: str = _setting(
+        "", _lease, "NAMESPACE/NAME of the Lease that one of several replicas holds; empty for a single replica"
+    )
+    identity: str = _setting(
+        socket.gethostname(),
+        str,
+        "name of this replica in the Lease; by default the host name, which is the pod's name",
     )
     kubeconfig: str | None = _setting(
         None,

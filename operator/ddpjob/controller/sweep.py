@@ -5,9 +5,8 @@ not watched. A change that a sweep finds updates the cache like a watch event.
 """
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
@@ -34,9 +33,12 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
 
 @dataclass(kw_only=True)
 class Sweeper:
-    """``start`` fills the cache before the first reconcile; ``run`` sweeps every ``interval`` seconds.
+    """Fills the cache, and then sweeps every ``interval`` seconds: each scope by itself, none waits for another.
 
     A sweep that failed is repeated sooner: events that an interrupted watch has missed are found by nothing else.
+
+    on_rollback: called with a scope when the API server's versions went back, so that watches must list again.
+    ``failures``: why the last sweep of a scope failed.
     """
 
     cluster: Cluster
@@ -44,64 +46,103 @@ class Sweeper:
     scopes: Sequence[str | None]
     interval: float
     metrics: Metrics
-    _wanted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _started: bool = field(default=False, init=False)
+    on_rollback: Callable[[str | None], None] = lambda scope: None
+    failures: dict[str | None, str] = field(default_factory=dict, init=False)
+    _filled: dict[str | None, asyncio.Event] = field(init=False)
+    _wanted: dict[str | None, asyncio.Event] = field(init=False)
+    _rollbacks: dict[str | None, int] = field(init=False)
 
-    def want(self) -> None:
-        """Sweep soon, because a watch was interrupted and may have missed events."""
-        self._wanted.set()
+    def __post_init__(self) -> None:
+        self._filled = {scope: asyncio.Event() for scope in self.scopes}
+        self._wanted = {scope: asyncio.Event() for scope in self.scopes}
+        self._rollbacks = dict.fromkeys(self.scopes, 0)
+
+    def want(self, scope: str | None = None) -> None:
+        """Sweep a scope soon, because a watch was interrupted and may have missed events."""
+        self._wanted[scope].set()
+
+    async def filled(self, scope: str | None) -> None:
+        """Wait until all objects of a scope have been listed once."""
+        await self._filled[scope].wait()
 
     async def start(self) -> None:
-        """Sweep for the first time; log each failure and retry until the sweep succeeds."""
-        for failures in itertools.count(1):
-            try:
-                await self.sweep()
-                break
-            except ClusterError as error:
-                delay = doubling(RETRY_SECONDS, failures, MAX_START_SECONDS)
-                logger.error("cannot start yet, retrying in %g s: %s", delay, explain(error))
-            await asyncio.sleep(delay)
-        self._started = True
+        """Sweep every scope for the first time."""
+        await asyncio.gather(*map(self._fill, self.scopes))
 
     async def run(self) -> None:
-        """Sweep periodically until cancelled; repeat a failed sweep soon, and then ever less often."""
-        failures = 0
+        """Sweep every scope, for the first time and then periodically, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number, scope in enumerate(self.scopes, start=1):
+                # The scopes sweep in turn, not all at the same time.
+                first = self.interval * number / len(self.scopes)
+                group.create_task(self._serve(scope, first), name=f"sweeper of {scope or 'all namespaces'}")
+
+    async def _serve(self, scope: str | None, delay: float) -> None:
+        """Sweep one scope until cancelled; repeat a failed sweep soon, and then ever less often."""
+        await self._fill(scope)
+        wanted, failures = self._wanted[scope], 0
         while True:
-            delay = doubling(RETRY_SECONDS, failures, self.interval) if failures else self.interval
             try:
-                await asyncio.wait_for(self._wanted.wait(), delay)
+                await asyncio.wait_for(wanted.wait(), delay)
                 await asyncio.sleep(1.0)  # both watches are often interrupted together; sweep once for both
             except TimeoutError:
                 pass
-            self._wanted.clear()
+            wanted.clear()
             try:
-                changed = await self.sweep()
+                changed = await self._sweep(scope)
             except ClusterError as error:
                 failures += 1
-                logger.warning("sweep failed, the watches continue: %s", explain(error))
+                delay = doubling(RETRY_SECONDS, failures, self.interval)
+                self._fail(scope, error)
                 continue
-            failures = 0
+            failures, delay = 0, self.interval
             if changed:
                 logger.info("the sweep found %d changed object(s) that watch events missed", changed)
 
+    async def _fill(self, scope: str | None) -> None:
+        """Sweep one scope for the first time; retry until the sweep succeeds."""
+        failures = 0
+        while not self._filled[scope].is_set():
+            try:
+                await self._sweep(scope)
+                self._filled[scope].set()
+            except ClusterError as error:
+                failures += 1
+                self._fail(scope, error)
+                await asyncio.sleep(doubling(RETRY_SECONDS, failures, MAX_START_SECONDS))
+
+    def _fail(self, scope: str | None, error: ClusterError) -> None:
+        """Remember why a sweep failed; log it unless it is known."""
+        why, known = explain(error), self.failures.get(scope)
+        self.failures[scope] = why
+        level = logging.DEBUG if why == known else logging.WARNING
+        logger.log(level, "cannot list %s, trying again: %s", f"namespace {scope}" if scope else "the objects", why)
+
     async def sweep(self) -> int:
-        """List all objects, which queues the jobs of the changed ones; return their number."""
+        """List all objects of all scopes, which queues the jobs of the changed ones; return their number."""
+        return sum([await self._sweep(scope) for scope in self.scopes])
+
+    async def _sweep(self, scope: str | None) -> int:
         changed = 0
         for resource, selector in KINDS:
-            changes = 0
-            for scope in self.scopes:
-                changes += (await list_into(self.cache, self.cluster, resource, scope, selector))[0]
-            if changes and self._started:
+            changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
+            if changes and self._filled[scope].is_set():
                 self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
         for resource in (names.SERVICES, names.CLAIMS):
-            await self._verify_unlabelled(resource)
+            await self._verify_unlabelled(resource, scope)
+        if self._rollbacks[scope] != self.cache.rollbacks:
+            self._rollbacks[scope] = self.cache.rollbacks
+            logger.warning("the API server's versions went back, watching again; was etcd restored?")
+            self.on_rollback(scope)
+        if self.failures.pop(scope, ""):
+            logger.info("%s is listed again", f"namespace {scope}" if scope else "everything")
         return changed
 
-    async def _verify_unlabelled(self, resource: Resource) -> None:
+    async def _verify_unlabelled(self, resource: Resource, scope: str | None) -> None:
         """Read adopted objects without the operator's label, which the LISTs do not return."""
         for entry in self.cache.entries(resource):
-            if entry.is_labelled:
+            if entry.is_labelled or scope not in (None, entry.namespace):
                 continue
             try:
                 self.cache.put(resource, await self.cluster.get(resource, entry.namespace, entry.name))

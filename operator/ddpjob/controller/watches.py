@@ -1,130 +1,235 @@
-"""Watch the jobs with kopf: each event updates the cache, which queues the job. ``podwatch`` watches the pods.
+"""Watch the jobs of one scope with kopf: each event updates the cache, which queues the job.
 
-kopf's create, update and delete handlers, timers and indices are not used, because they need annotations, finalizers
-and patches. kopf stops at any watch error except 410. It is restarted inside the process, because a restart of the
-container would wait in CrashLoopBackOff.
+kopf runs in a thread with an event loop of its own, as its documentation describes for embedding. When the thread
+ends, or its watch stays closed, the thread is replaced: all tasks and connections of kopf end with its loop. kopf's
+create, update and delete handlers, timers and indices are not used, because they need annotations, finalizers and
+patches. ``podwatch`` watches the pods.
 """
 
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import aiohttp
 import kopf
+import uvloop
 
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.cluster import job_json
+from ddpjob.cluster.base import ClusterError
 from ddpjob.cluster.connection import ConfigurationError, Connection
-from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE
-from ddpjob.controller.cache import WATCHED, Cache
-from ddpjob.controller.health import Verdict
+from ddpjob.cluster.kubernetes import CONNECT_SECONDS, JOBS_PAGE_SIZE, decode
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.watch_status import SILENT_SECONDS, WatchStatus
 
 logger = logging.getLogger(__name__)
 
-SILENT_SECONDS = 90.0  # the API server sends a bookmark every minute
 FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 5.0
 CALM_SECONDS = 60.0
-STOP_SECONDS = 5.0
-STRAY_ROUNDS, STRAY_SECONDS = 5, 0.5
-KOPF_FOLDER = str(Path(kopf.__file__).parent)
+STALL_SECONDS = 20.0
+"""kopf sends a request at least this often until its watch is open; no request takes longer."""
+CHECK_SECONDS = 1.0
+DISCOVERY_SECONDS = 0.5
+REQUEST_SECONDS = 10.0
+STOP_SECONDS = 10.0
+STACK_BYTES = 64 * 2**20
+"""A job may be nested 10,000 levels deep, and the JSON parser is recursive. Only pages that are used take memory."""
+NO_FINALIZER = "kopf sets no finalizer"
+"""Not a valid name, so no object has it: kopf would remove its finalizer from a job, which it has no right to patch."""
 
 
-@dataclass
-class _Stream:
-    response: aiohttp.ClientResponse
-    received: int
-    seen: float
+@dataclass(kw_only=True)
+class JobWatch:
+    """Keeps the jobs of one scope up to date in the cache; ``run`` never ends by itself.
 
-
-class WatchMonitor:
-    """Records which watches are open and when each last received data, including bookmarks.
-
-    It is a middleware of the HTTP sessions of both watches, because kopf itself reports neither.
+    scope: the namespace, or None for all.
     """
 
-    def __init__(
-        self,
-        server: str,
-        scopes: Sequence[str | None],
-        on_relist: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        prefix = urllib.parse.urlsplit(server).path.rstrip("/")  # for example of a management proxy
-        self._streams: dict[str, _Stream | None] = {
-            f"{prefix}/{resource.path(scope)}": None for resource in WATCHED for scope in scopes
-        }
-        self._listed: set[str] = set()
-        self._on_relist = on_relist
-        self._clock = clock
+    connection: Connection
+    cache: Cache
+    scope: str | None
+    status: WatchStatus
+    _wants_restart: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    async def middleware(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        """Record every successful LIST and watch."""
-        response = await handler(request)
-        path = request.url.path
-        if response.status == 200 and path in self._streams:
-            if request.url.query.get("watch") == "true":
-                self._streams[path] = _Stream(response, 0, self._clock())
-            elif path in self._listed:
-                self._on_relist()  # no event reports objects that were deleted in between
-            else:
-                self._listed.add(path)
-        return response
-
-    def sample(self) -> None:
-        """Record which watches received data since the last call; called about once a second."""
-        for stream in self._streams.values():
-            if stream is None:
-                continue
-            received = stream.response.content.total_raw_bytes
-            if received != stream.received:
-                stream.received, stream.seen = received, self._clock()
-
-    def ages(self) -> dict[str, float]:
-        """Return the seconds since each watch last received data, by path; infinite before it was opened."""
-        now = self._clock()
-        return {path: now - s.seen if s else float("inf") for path, s in self._streams.items()}
-
-    def verdict(self) -> Verdict:
-        """Return whether every watch is open and has received data within 90 s."""
-        for path, age in self.ages().items():
-            if age == float("inf"):
-                return False, f"the watch of {path} is not open yet"
-            if age > SILENT_SECONDS:
-                return False, f"the watch of {path} has received no data for {age:.0f} s"
-        return True, "ok"
-
-
-def registry(cache: Cache, connection: Connection, monitor: WatchMonitor) -> kopf.OperatorRegistry:
-    """Return kopf's handlers: one for the events of jobs, and the login."""
-    handlers = kopf.OperatorRegistry()
-    generation: int | None = None
-
-    async def login(**_: Any) -> kopf.AiohttpSession:
-        nonlocal generation
-        if generation is not None:  # kopf calls login again only after a 401
+    async def run(self) -> None:
+        """Run kopf until cancelled; start it again, with growing delay, whenever it ends or its watch is not open."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        self.status.start()
+        while True:
+            started = loop.time()
+            self._wants_restart.clear()
+            thread = KopfThread(self.connection, self.cache, self.scope, self.status)
             try:
-                await connection.renew(generation)
+                await self._until_broken(thread)
+            finally:
+                await thread.stop()
+            failures = 1 if loop.time() - started > CALM_SECONDS else failures + 1
+            await asyncio.sleep(doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS))
+
+    def restart(self) -> None:
+        """List and watch again, because the versions that the watch continues from are not valid."""
+        self._wants_restart.set()
+
+    async def _until_broken(self, thread: "KopfThread") -> None:
+        """Wait until kopf is to be replaced, and note why."""
+        status = self.status
+        started, wanted = time.monotonic(), asyncio.ensure_future(self._wants_restart.wait())
+        try:
+            while not thread.ended.done() and not wanted.done():
+                both = (thread.ended, wanted)
+                await asyncio.wait(both, timeout=CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                running = time.monotonic() - started
+                if not status.is_open and min(status.idle_seconds, running) > STALL_SECONDS:
+                    return status.fail(f"kopf has sent no request for {STALL_SECONDS:g} s", explains=False)
+                if status.is_open and min(status.age, running) > SILENT_SECONDS + STALL_SECONDS:
+                    return status.fail(f"no data for {status.age:.0f} s", explains=False)
+            if thread.ended.done() and not status.is_failing:
+                status.fail(thread.ended.result())
+        finally:
+            wanted.cancel()
+
+
+class KopfThread:
+    """One run of kopf's operator. ``ended`` is done when the thread has ended; its result says why.
+
+    Handlers are called in the thread; what they report is passed to the event loop that made this object.
+    """
+
+    def __init__(self, connection: Connection, cache: Cache, scope: str | None, status: WatchStatus) -> None:
+        self._connection = connection
+        self._cache = cache
+        self._scope = scope
+        self._status = status
+        self._main = asyncio.get_running_loop()
+        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_stopped = False
+        self._generation: int | None = None
+        self.ended: asyncio.Future[str] = self._main.create_future()
+        self._thread = threading.Thread(target=self._run, name=f"kopf {scope or 'all namespaces'}", daemon=True)
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before)
+
+    async def stop(self) -> None:
+        """Ask kopf to stop, and wait until its thread has ended. A thread that hangs is left behind."""
+        self._is_stopped = True
+        if self._stop is not None:
+            loop, flag = self._stop
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(flag.set)
+        done, _ = await asyncio.wait({self.ended}, timeout=STOP_SECONDS)
+        if done:
+            self._thread.join()  # nothing is left that it could wait for
+        else:
+            logger.error("a thread of kopf does not end within %g s; it is left behind", STOP_SECONDS)
+
+    def _run(self) -> None:
+        why = "kopf ended"
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except (Exception, asyncio.CancelledError) as error:  # kopf raises whatever its tasks raised
+            why = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the process ends
+            self._main.call_soon_threadsafe(self._end, why)
+
+    def _end(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(why)
+
+    async def _serve(self) -> None:
+        flag = asyncio.Event()
+        self._stop = asyncio.get_running_loop(), flag
+        if self._is_stopped:  # before it could set the flag
+            return
+        await kopf.operator(
+            registry=self._registry(),
+            stop_flag=flag,
+            standalone=True,
+            # By default kopf looks up the user's name, which a user id that a cluster assigned does not have.
+            identity=cast(Any, names.MANAGED_BY),
+            clusterwide=self._scope is None,
+            namespaces=[] if self._scope is None else [self._scope],
+        )
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        """Return kopf's handlers: the start, the login, and one for the events of jobs."""
+        handlers = kopf.OperatorRegistry()
+        kopf.on.startup(registry=handlers)(self._start)
+        kopf.on.login(registry=handlers)(self._login)
+        kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(self._take)
+        return handlers
+
+    async def _start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
+        """Wait until the API server serves the kind. kopf reads discovery once, when this handler has returned."""
+        configure(settings)
+        # kopf's own retry of a handler would log an error each time.
+        while True:
+            if await self._is_served():
+                return
+            await asyncio.sleep(DISCOVERY_SECONDS)
+
+    async def _is_served(self) -> bool:
+        url, tls_name = f"{self._connection.server}/apis/{names.API_VERSION}", self._connection.tls_server_name
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        try:
+            async with (
+                self._session() as session,
+                session.get(url, timeout=timeout, server_hostname=tls_name) as response,
+            ):
+                answer = decode(await response.read()) if response.status == 200 else {}
+        except (aiohttp.ClientError, ClusterError, OSError):  # among them every timeout
+            return False  # the session's middleware has noted why
+        if any(kind.get("name") == names.DDPJOBS.plural for kind in answer.get("resources") or ()):
+            return True
+        self._status.fail(f"the API server does not serve {names.DDPJOBS.plural} of {names.API_VERSION}")
+        return False
+
+    def _session(self) -> aiohttp.ClientSession:
+        return self._connection.session(0, middlewares=(self._status.middleware, job_json.middleware))
+
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        if self._generation is not None:  # kopf calls login again only after a 401
+            renewing = asyncio.run_coroutine_threadsafe(self._connection.renew(self._generation), self._main)
+            try:
+                await asyncio.wrap_future(renewing)
             except ConfigurationError as error:
                 raise kopf.LoginError(str(error)) from error
-        generation = connection.generation
-        session = connection.session(0, middlewares=(monitor.middleware, job_json.middleware))
-        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+        self._generation = self._connection.generation
+        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=self._session())
 
-    async def take(event: Any, **_: Any) -> None:
-        cache.take(names.DDPJOBS, event)
+    async def _take(self, event: Any, **_: Any) -> None:
+        self._main.call_soon_threadsafe(self._cache.take, names.DDPJOBS, event)
 
-    kopf.on.login(registry=handlers)(login)
-    kopf.on.event(names.GROUP, names.VERSION, names.DDPJOBS.plural, registry=handlers)(take)
-    return handlers
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Set what this operator needs of kopf."""
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.persistence.finalizer = NO_FINALIZER
+    settings.persistence.diffbase_storage = _NothingHandled([])
+    settings.persistence.progress_storage = kopf.MultiProgressStorage([])
+    settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.inactivity_timeout = 70
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.error_backoffs = (0.5, 1, 2, 4)
+    settings.watching.chunk_size = JOBS_PAGE_SIZE
+    settings.queueing.worker_limit = None
+    # A waiting worker of kopf keeps the whole object of its last event, which Python's garbage collector also visits
+    # while it blocks the event loop.
+    settings.queueing.idle_timeout = 0.1
+    # Otherwise kopf kills the whole process ten minutes after one of its threads ended.
+    settings.process.ultimate_exiting_timeout = None
 
 
 class _NothingHandled(kopf.MultiDiffBaseStorage):
@@ -135,95 +240,3 @@ class _NothingHandled(kopf.MultiDiffBaseStorage):
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return cast(kopf.BodyEssence, {})
-
-
-def _kopf_settings() -> kopf.OperatorSettings:
-    """Return the settings for ``kopf.spawn_tasks``."""
-    s = kopf.OperatorSettings()
-    s.scanning.disabled = True
-    s.posting.enabled = False
-    s.persistence.diffbase_storage = _NothingHandled([])
-    s.persistence.progress_storage = kopf.MultiProgressStorage([])
-    s.watching.connect_timeout = 5
-    s.watching.server_timeout = 300
-    s.watching.client_timeout = 310
-    s.watching.inactivity_timeout = 70
-    s.networking.request_timeout = 10
-    s.networking.error_backoffs = (0.5, 1, 2, 4)
-    s.watching.chunk_size = JOBS_PAGE_SIZE
-    s.queueing.worker_limit = None
-    # A waiting worker of kopf keeps the whole object of its last event, which Python's garbage collector also visits
-    # while it blocks the event loop.
-    s.queueing.idle_timeout = 0.1
-    # Otherwise kopf kills the whole process ten minutes after a restart of its tasks.
-    s.process.ultimate_exiting_timeout = None
-    return s
-
-
-async def watch_until(
-    stop: asyncio.Event,
-    handlers: kopf.OperatorRegistry,
-    namespaces: Sequence[str],
-    *,
-    on_start: Callable[[], None],
-    on_restart: Callable[[], None],
-) -> None:
-    """Run kopf until ``stop`` is set, and restart it when it fails.
-
-    on_start: called after each start, because kopf replaces the signal handlers.
-    """
-    loop = asyncio.get_running_loop()
-    failures = 0
-    while not stop.is_set():
-        started = loop.time()
-        await _run_kopf(stop, handlers, namespaces, on_start)
-        if stop.is_set():
-            return
-        failures = 1 if loop.time() - started > CALM_SECONDS else failures + 1
-        delay = doubling(FIRST_RESTART_SECONDS, failures, MAX_RESTART_SECONDS)
-        on_restart()
-        logger.warning("watching ended with an error, restarting in %g s", delay)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), delay)
-
-
-async def _run_kopf(
-    stop: asyncio.Event, handlers: kopf.OperatorRegistry, namespaces: Sequence[str], on_start: Callable[[], None]
-) -> None:
-    tasks = await kopf.spawn_tasks(
-        registry=handlers,
-        settings=_kopf_settings(),
-        standalone=True,
-        # By default kopf looks up the user's name, which a user id that a cluster assigned does not have.
-        identity=cast(Any, names.MANAGED_BY),
-        clusterwide=not namespaces,
-        namespaces=list(namespaces),
-    )
-    on_start()
-    stopped = asyncio.create_task(stop.wait())
-    # Not kopf.run_tasks, which at its end cancels every task of the loop, including reconciles.
-    await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=STOP_SECONDS)
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()):
-            logger.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
-    await _cancel_strays()
-
-
-async def _cancel_strays() -> None:
-    """Cancel tasks that kopf leaves to ``run_tasks``; some need more than one cancellation."""
-    for _ in range(STRAY_ROUNDS):
-        code = {task: getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks()}
-        strays = {task for task in code if str(getattr(code[task], "co_filename", "")).startswith(KOPF_FOLDER)}
-        if not strays:
-            return
-        for task in strays:
-            task.cancel()
-        done, _ = await asyncio.wait(strays, timeout=STRAY_SECONDS)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # retrieved, so that asyncio does not log it
-    logger.warning("some tasks of the last watches do not end; they are ignored")

@@ -1,0 +1,104 @@
+"""kopf in its thread is replaced whenever its watch is not open, and leaves nothing behind. No API server runs here."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from ddpjob.api import names
+from ddpjob.cluster.connection import Connection
+from ddpjob.controller import watches
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.watch_status import WatchStatus
+from ddpjob.controller.watches import JobWatch
+from tests.cluster.memory_http import MemoryHttp
+from tests.memory import MemoryCluster
+from tests.processes import eventually_async
+
+JOB = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "spec": {"image": "trainer:1"}}
+ERROR = b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"injected"}}\n'
+
+
+class Server(MemoryHttp):
+    """Leaves the group out of the list of groups while ``hides_group``; ends ``broken`` watches with an error."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster)
+        self.hides_group = False
+        self.broken = 0
+        self.group_lists = 0
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apis":
+            self.group_lists += 1
+            if self.hides_group:
+                return web.json_response({"kind": "APIGroupList", "groups": []})
+        if self.broken and request.query.get("watch") == "true":
+            self.broken -= 1
+            return web.Response(body=ERROR)
+        return await super()._handle(request)
+
+
+@asynccontextmanager
+async def watching(tmp_path: Path, cluster: MemoryCluster) -> AsyncIterator[tuple[Server, JobWatch]]:
+    async with Server(cluster) as http:
+        connection = await Connection.open(str(http.kubeconfig(tmp_path)))
+        status = WatchStatus(names.DDPJOBS, None)
+        yield http, JobWatch(connection=connection, cache=Cache(), scope=None, status=status)
+        await connection.close()
+
+
+def kopf_threads() -> int:
+    return sum(thread.name.startswith("kopf") for thread in threading.enumerate())
+
+
+async def assert_job_arrives(cluster: MemoryCluster, watch: JobWatch, name: str) -> None:
+    cluster.server.create(names.DDPJOBS, "default", JOB | {"metadata": {"name": name}})
+    await eventually_async("the job is cached", lambda: watch.cache.job(Key("default", name)))
+
+
+async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list of groups may be older than the kind, and it reads the list only once."""
+    monkeypatch.setattr(watches, "STALL_SECONDS", 0.5)
+    cluster = MemoryCluster()
+    async with watching(tmp_path, cluster) as (http, watch):
+        http.hides_group = True
+        task = asyncio.create_task(watch.run())
+        await eventually_async("kopf was replaced", lambda: http.group_lists >= 2)
+        assert "kopf has sent no request" in watch.status.report()[1]
+        http.hides_group = False
+        await assert_job_arrives(cluster, watch, "mnist")
+        assert watch.status.report() == ("open", "")
+        task.cancel()
+        await asyncio.wait({task})
+        assert kopf_threads() == 0
+
+
+async def test_each_error_of_the_watch_ends_one_thread_and_starts_another(tmp_path: Path) -> None:
+    cluster, failures = MemoryCluster(), 0
+    tasks = asyncio.all_tasks()
+    async with watching(tmp_path, cluster) as (http, watch):
+
+        def count() -> None:
+            nonlocal failures
+            failures += 1
+            assert kopf_threads() <= 1, "the thread that failed has ended before the next one starts"
+
+        watch.status._on_failure = count
+        http.broken = 3
+        task = asyncio.create_task(watch.run())
+        await eventually_async("the watch is open", lambda: failures == 3 and watch.status.is_open)
+        await assert_job_arrives(cluster, watch, "mnist")
+        assert http.group_lists == 4
+        watch.restart()
+        await eventually_async("it begins again", lambda: http.group_lists == 5)
+        await assert_job_arrives(cluster, watch, "later")
+        assert kopf_threads() == 1
+        task.cancel()
+        await asyncio.wait({task})
+        assert kopf_threads() == 0
+        assert {t for t in asyncio.all_tasks() - tasks if "kopf" in t.get_name()} == set()

@@ -1,0 +1,83 @@
+"""Of two replicas one works; the other takes over when the first is killed, stops, or no longer renews the Lease."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ddpjob.api import names
+from tests.controller.jobs import Jobs
+from tests.controller.operator_process import OperatorProcess
+from tests.controlplane import ControlPlane
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+KILL_SECONDS = 15.0
+STOP_SECONDS = 5.0
+
+
+@pytest.fixture
+def replicas(control_plane: ControlPlane, namespace: str) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
+    """Return the leader and a standby."""
+    first, second = (
+        OperatorProcess(
+            control_plane, namespace, name=f"replica-{number}", identity=f"{number}", lease=f"{namespace}/operator"
+        )
+        for number in (1, 2)
+    )
+    with first, second:
+        yield first, second
+        if not first.is_alive:
+            first.start()  # so that it can be stopped
+
+
+def holder(plane: ControlPlane, namespace: str) -> str:
+    lease = plane.request("GET", f"/{names.LEASES.path(namespace)}/operator")
+    return str(lease["spec"].get("holderIdentity", ""))
+
+
+def seconds_until_pods(jobs: Jobs, name: str) -> float:
+    """Submit a job, and return the time until its pod exists."""
+    began = time.monotonic()
+    jobs.submit(name)
+    jobs.wait_for_pods(1, name)
+    return time.monotonic() - began
+
+
+def test_standby_takes_over_after_the_leader_was_killed(
+    replicas: tuple[OperatorProcess, OperatorProcess], jobs: Jobs
+) -> None:
+    leader, standby = replicas
+    seconds_until_pods(jobs, "before")
+    assert standby.get("/readyz") == (200, "standby: 1 holds the Lease\n")
+    assert (leader.metric("ddpjob_leader"), standby.metric("ddpjob_leader")) == (1, 0)
+    assert "sweep" not in standby.text() and standby.metric("ddpjob_reconcile_duration_seconds_count") == 0
+    leader.kill()
+    waited = seconds_until_pods(jobs, "after")
+    print(f"pods of a new job {waited:.1f} s after kill -9 of the leader")
+    assert waited < KILL_SECONDS
+    assert holder(jobs.plane, jobs.namespace) == "2"
+    leader.start()
+    eventually("the killed replica stands by", lambda: "standby: 2 holds" in leader.get("/readyz")[1])
+
+
+def test_stopped_leader_gives_the_lease_to_the_standby_at_once(
+    replicas: tuple[OperatorProcess, OperatorProcess], jobs: Jobs
+) -> None:
+    leader, standby = replicas
+    assert leader.stop() == 0
+    assert seconds_until_pods(jobs, "after") < STOP_SECONDS
+    assert standby.metric("ddpjob_leader") == 1
+
+
+def test_replica_that_lost_the_lease_ends(
+    replicas: tuple[OperatorProcess, OperatorProcess], jobs: Jobs, control_plane: ControlPlane
+) -> None:
+    """As after a pause of its machine, in which the standby has taken over."""
+    leader, _ = replicas
+    path = f"/{names.LEASES.path(jobs.namespace)}/operator"
+    control_plane.request("PATCH", path, {"spec": {"holderIdentity": "2"}})
+    eventually("it ends", lambda: not leader.is_alive)
+    assert "2 holds the Lease" in leader.text()
+    assert leader.kill() == 1
+    assert seconds_until_pods(jobs, "after") < KILL_SECONDS

@@ -1,0 +1,145 @@
+"""When a watch counts as open, failing or deaf, and what follows for the operator's probes."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ddpjob.api import names
+from ddpjob.controller.watch_status import Report, WatchStatus, liveness, readiness, scope_report
+from tests.processes import eventually_async
+
+PATH = f"/{names.PODS.path('team')}"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Server:
+    """Answers every watch with ``status``; an open stream receives what ``send`` gets."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.url = ""
+        self._streams: list[web.StreamResponse] = []
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.status != 200:
+            return web.Response(status=self.status)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self._streams.append(response)
+        await asyncio.sleep(600)
+        return response
+
+    async def send(self, data: bytes) -> None:
+        await self._streams[-1].write(data)
+
+
+@asynccontextmanager
+async def a_watch(clock: Clock) -> AsyncIterator[tuple[Server, WatchStatus, Callable[[], Awaitable[object]]]]:
+    """Yield a server, the status of a watch of it, and a function that opens the watch once more."""
+    server, status = Server(), WatchStatus(names.PODS, "team", clock=clock)
+    runner = web.ServerRunner(web.Server(server.handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    server.url = f"http://{host}:{port}{PATH}"
+    async with aiohttp.ClientSession(middlewares=(status.middleware,)) as session:
+        status.start()
+        yield server, status, lambda: session.get(server.url, params={"watch": "true"})
+    await runner.cleanup()
+
+
+async def test_watch_is_open_while_it_receives_data() -> None:
+    clock = Clock()
+    async with a_watch(clock) as (server, status, open_watch):
+        assert status.report() == ("starting", f"the watch of {PATH} is not open yet")
+        assert status.age == math.inf
+        await open_watch()
+        assert status.report() == ("open", "")
+        clock.now += 89
+        assert status.report()[0] == "open"
+        await server.send(b"bookmark")
+
+        def heard() -> bool:
+            status.sample()
+            return status.age == 0
+
+        await eventually_async("the data is noticed", heard)
+        clock.now += 91
+        assert status.report() == ("failing", f"the watch of {PATH} has received no data for 91 s")
+
+
+async def test_watch_that_is_opened_again_and_again_without_data_is_deaf() -> None:
+    clock = Clock()
+    async with a_watch(clock) as (_, status, open_watch):
+        for _ in range(5):
+            await open_watch()
+            assert liveness([status])[0]
+            clock.now += 70
+            status.fail("no data", explains=False)
+        assert not liveness([status])[0]
+        assert status.age == 350
+        assert status.report()[0] == "failing"
+
+
+async def test_error_of_the_server_explains_silence_so_that_no_restart_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    async with a_watch(clock) as (server, status, open_watch):
+        server.status = 403
+        for _ in range(10):
+            await open_watch()
+            clock.now += 60
+            assert liveness([status])[0]
+        assert status.report()[1] == f"the watch of {PATH} is not open: the API server answered 403 Forbidden"
+        assert len([line for line in caplog.records if line.levelname == "WARNING"]) == 1, "logged once"
+        server.status = 200
+        await open_watch()
+        assert status.report() == ("open", "")
+
+
+def test_watch_that_was_not_started_is_not_deaf() -> None:
+    clock = Clock()
+    status = WatchStatus(names.PODS, None, clock=clock)
+    clock.now += 10_000
+    assert liveness([status]) == (True, "ok")
+    status.start()
+    clock.now += 301
+    assert liveness([status]) == (False, "the watch of /api/v1/pods has been silent for more than 300 s")
+
+
+OPEN, STARTING, FAILING = ("open", ""), ("starting", "not yet"), ("failing", "HTTP 403")
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ({"a": OPEN, "b": OPEN}, (True, "ok")),
+        ({"a": OPEN, "b": FAILING}, (True, "namespace b is not served: HTTP 403")),
+        ({"a": OPEN, "b": STARTING}, (False, "namespace b is not served: not yet")),
+        ({None: FAILING}, (False, "HTTP 403")),
+    ],
+)
+def test_readiness_needs_one_served_scope_and_none_that_is_starting(
+    reports: dict[str | None, Report], expected: tuple[bool, str]
+) -> None:
+    assert readiness(reports) == expected
+
+
+def test_scope_that_cannot_be_listed_fails() -> None:
+    status = WatchStatus(names.PODS, None)
+    assert scope_report("HTTP 403", [status]) == ("failing", "HTTP 403")
+    assert scope_report("", [status])[0] == "starting"
+    status.fail("broken")
+    assert scope_report("", [WatchStatus(names.DDPJOBS, None), status])[0] == "failing"

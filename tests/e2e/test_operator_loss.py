@@ -1,0 +1,84 @@
+"""The operator's process is killed, its node is lost, or what it watches disappears: it works again within seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ddpjob.api import names
+from tests.e2e import nodes
+from tests.e2e.conftest import PROGRESS_SECONDS
+from tests.e2e.installation import DEPLOYMENT, Installation
+from tests.e2e.kubectl import until
+from tests.e2e.namespace import JobNamespace
+from tests.kind import images
+from tests.kind.cluster import Cluster
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+KILL_SECONDS = 15.0
+NODE_SECONDS = 40.0
+CRD_SECONDS = 5.0
+
+
+@pytest.fixture
+def replicas(operator: Installation) -> Iterator[Installation]:
+    """Run two replicas for one test, on different nodes."""
+    operator.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS, replicas=2)
+    operator.wait_until_ready()
+    yield operator
+    operator.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
+    operator.wait_until_ready()
+    until("one replica is left", lambda: len(operator.pods()) == 1, seconds=60)
+
+
+def seconds_until_pod(namespace: JobNamespace, name: str, began: float) -> float:
+    """Apply a job, and return the time from ``began`` until its pod exists."""
+    job = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": {"name": name}}
+    namespace.kubectl.apply(job | {"spec": {"image": images.TRAINER_TAG, "command": ["sleep", "1"]}})
+    selector = f"--selector={names.LABEL_JOB_NAME}={name}"
+    until(f"the pod of {name}", lambda: namespace.kubectl.objects("pods", selector), seconds=120)
+    waited = time.monotonic() - began
+    print(f"{name}: pod after {waited:.1f} s")
+    return waited
+
+
+def test_standby_takes_over_after_the_leader_is_killed(replicas: Installation, namespace: JobNamespace) -> None:
+    killed = until("a replica leads", replicas.leader, seconds=30)
+    began = time.monotonic()
+    nodes.kill_first_process(killed)
+    replicas.kubectl("delete", "pod", killed["metadata"]["name"], "--grace-period=0", "--force")
+    assert seconds_until_pod(namespace, "after-kill", began) < KILL_SECONDS
+    leader = until("another pod leads", replicas.leader, seconds=30)
+    assert leader["metadata"]["uid"] != killed["metadata"]["uid"]
+
+
+def test_standby_takes_over_after_the_leaders_node_is_lost(
+    replicas: Installation, namespace: JobNamespace, cluster: Cluster
+) -> None:
+    assert len({pod["spec"]["nodeName"] for pod in replicas.pods()}) == 2
+    lost = until("a replica leads", replicas.leader, seconds=30)["spec"]["nodeName"]
+    nodes.move_dns_away(replicas.kubectl, lost)
+    began = time.monotonic()
+    nodes.stop(lost)
+    try:
+        assert seconds_until_pod(namespace, "after-node-loss", began) < NODE_SECONDS
+    finally:
+        nodes.start(cluster, lost)
+    replicas.kubectl("rollout", "status", DEPLOYMENT, "--timeout=120s", timeout=150)
+
+
+def test_single_operator_works_again_after_the_crd_was_deleted_and_installed(
+    operator: Installation, namespace: JobNamespace
+) -> None:
+    """Deleting the CRD deletes every job, so no other test may run at the same time."""
+    restarts = operator.pods()[0]["status"]["containerStatuses"][0]["restartCount"]
+    seconds_until_pod(namespace, "before", time.monotonic())
+    operator.kubectl("delete", "crd", f"{names.DDPJOBS.plural}.{names.GROUP}", "--timeout=60s", timeout=90)
+    time.sleep(3)
+    operator.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
+    operator.kubectl("wait", "--for=condition=Established", f"crd/{names.DDPJOBS.plural}.{names.GROUP}")
+    assert seconds_until_pod(namespace, "after", time.monotonic()) < CRD_SECONDS
+    operator.wait_until_ready()
+    assert operator.pods()[0]["status"]["containerStatuses"][0]["restartCount"] == restarts
