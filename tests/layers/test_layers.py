@@ -305,7 +305,7 @@ def test_every_need_of_a_layer_can_be_prepared() -> None:
 def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
     code = (
         "import os, sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
-        "sh = lambda script: Command(('sh', '-c', script), cores=0.5 * len(os.sched_getaffinity(0)))\n"
+        "sh = lambda script: Command(('sh', '-c', script), cores=0.6 * len(os.sched_getaffinity(0)))\n"
         f"layers = [Layer('a', (sh('touch {tmp_path}/a; sleep 1'), sh('touch {tmp_path}/b; sleep 1'),"
         f" sh('touch {tmp_path}/c')))]\n"
         "sys.exit(run(layers))\n"
