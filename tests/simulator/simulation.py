@@ -46,6 +46,8 @@ CALM_SECONDS = 0.9
 """Longer than the operator's delay after one error, and shorter than any wait that it plans."""
 RECONCILES_OF_A_RETRY = 3
 """Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
+RECONCILES_OF_A_FAILED_CREATE = 2
+"""Reconciles that show in the status that a create failed, and delay this status."""
 RECONCILES_OF_A_REPORT = 2
 """Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
 QUIET_SECONDS = 60.0
@@ -188,7 +190,7 @@ class Simulation:
         self._script: asyncio.Task[Any] | None = None
         self._revival: asyncio.Task[None] | None = None
         self._plans: list[float] = []
-        self._abandoned = 0
+        self._abandoned = self._failed_creates = 0
         self._fault_time = 0.0
         self._plans_at_fault: int | None = None
         self._progress: Polled | None = None
@@ -276,7 +278,7 @@ class Simulation:
             seen = len(self._plans)
             await asyncio.sleep(CALM_SECONDS)
         self.kubelets.frozen = False
-        needed = -RECONCILES_OF_A_RETRY * self._abandoned
+        needed = -RECONCILES_OF_A_RETRY * self._abandoned - RECONCILES_OF_A_FAILED_CREATE * self._failed_creates
         for time in self._plans[before:]:
             if time - last > CALM_SECONDS:
                 break
@@ -326,6 +328,7 @@ class Simulation:
             self._plans_at_fault, self.kubelets.frozen = len(self._plans), True
             self._fault_time = asyncio.get_running_loop().time()
             self._abandoned = int(_refusals(self.job() or {}) > 0)
+            self._failed_creates = int(call.verb == "create" and kind not in CRASHES)
         if kind == "late" and call.verb == "create":
             self.late_creates.add(call.name)
         return fault(kind, call)
