@@ -63,7 +63,7 @@ async def assert_job_arrives(cluster: MemoryCluster, watch: JobWatch, name: str)
 
 async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of groups may be older than the kind, and it reads the list only once."""
-    monkeypatch.setattr(watches, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(watches, "STALL_SECONDS", 2.0)
     cluster = MemoryCluster()
     async with watching(tmp_path, cluster) as (http, watch):
         http.hides_group = True
@@ -72,7 +72,7 @@ async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monk
         assert "kopf has sent no request" in watch.status.report()[1]
         http.hides_group = False
         await assert_job_arrives(cluster, watch, "mnist")
-        assert watch.status.report() == ("open", "")
+        await eventually_async("the watch is open", lambda: watch.status.report() == ("open", ""))
         task.cancel()
         await asyncio.wait({task})
         assert kopf_threads() == 0

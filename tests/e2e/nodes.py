@@ -45,7 +45,7 @@ def leaving_node(cluster: Cluster) -> Iterator[None]:
     """Keep everything off the node that tests drain and stop, apart from pods that tolerate the taint."""
     kubectl = Kubectl(cluster.kubeconfig)
     kubectl("taint", "node", leaving(cluster), f"{LEAVING_TAINT}=true:NoSchedule", "--overwrite")
-    _move_dns_away(kubectl, leaving(cluster))
+    move_dns_away(kubectl, leaving(cluster))
     yield
     kubectl("taint", "node", leaving(cluster), f"{LEAVING_TAINT}-")
 
@@ -60,7 +60,7 @@ def staying(cluster: Cluster) -> tuple[str, ...]:
     return cluster.workers[:-1]
 
 
-def _move_dns_away(kubectl: Kubectl, node: str) -> None:
+def move_dns_away(kubectl: Kubectl, node: str) -> None:
     """Evict the cluster's only DNS server from a node, because the jobs need it."""
     system = kubectl.within("kube-system")
     try:

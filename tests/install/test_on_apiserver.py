@@ -159,7 +159,7 @@ def test_plain_manifests_install_and_grant_exactly_the_listed_rights(empty_clust
     assert all(allowed(plane, "any-namespace", triple) for triple in OPERATOR)
     denied = [
         ("", "secrets", "get"),
-        ("", "pods", "patch"),
+        ("", "pods", "update"),
         ("", "persistentvolumeclaims", "delete"),
         ("", "services", "delete"),
         ("ddpjob.dev", "ddpjobs", "update"),

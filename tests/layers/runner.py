@@ -23,7 +23,7 @@ from tests.layers.definitions import Command, Layer
 from tests.layers.report import Case, CommandResult, LayerResult, Outcome, read_junit
 from tests.processes import die_with_parent
 
-FULL = 1.5
+FULL = 1.25
 """Shares of CPUs to give away per CPU, because no command uses its share all the time."""
 BUILD_CORES = 1.0
 """The share of the builds, which the tests run beside."""

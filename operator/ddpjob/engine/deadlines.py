@@ -7,7 +7,7 @@ from typing import Literal
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, timestamp
-from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE
+from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
 from ddpjob.engine.obstacles import obstacles
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
@@ -137,7 +137,10 @@ def _refused_start(s: JobState) -> Deadline | None:
     if s.attempt.is_closed or (refused := s.refused_start) is None:
         return None
     left = REFUSED_SECONDS[refused.reason] - seconds_between(refused.since, s.now)
-    return Deadline(left, "attempt", refused.reason, "", refused=s.current[refused.node_rank])
+    # Which of several pods was seen first depends on the order of the events.
+    pods = (s.current[node_rank] for node_rank in sorted(s.current))
+    first = next(pod for pod in pods if is_refused(pod) and pod.waiting and pod.waiting[0] == refused.reason)
+    return Deadline(left, "attempt", refused.reason, "", refused=first)
 
 
 _TIMERS: tuple[Callable[[JobState], Deadline | None], ...] = (
