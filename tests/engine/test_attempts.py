@@ -278,6 +278,8 @@ def test_pods_of_an_older_attempt_are_deleted() -> None:
     world.set_pod(1, failed(1))
     world.settle()
     world.pods[stray["metadata"]["name"]] = stray
+    cached = plan(world.job, world.observed(live=False), world.now, SETTINGS)
+    assert cached.needs_live and is_idle(cached), "its trainer may have ended, and its log is kept"
     made = world.reconcile()
     assert [d.uid for d in made.deletes] == [stray["metadata"]["uid"]]
 
