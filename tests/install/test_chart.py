@@ -203,6 +203,10 @@ def test_replicas_share_a_lease_on_different_nodes_and_are_drained_one_by_one() 
     assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
 
 
+def test_upgrade_may_reuse_the_values_of_a_release_without_replicas_and_network_policy() -> None:
+    assert template({"replicas": None, "networkPolicy": None}) == template()
+
+
 def test_metrics_are_off_by_default_and_add_service_and_monitor() -> None:
     kinds = {item["kind"] for item in template(hooks=False)}
     assert kinds.isdisjoint({"Service", "ServiceMonitor"})

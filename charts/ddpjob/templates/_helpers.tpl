@@ -47,6 +47,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{/* Values that an earlier release did not have are absent after `helm upgrade --reuse-values`. */}}
+{{- define "ddpjob.replicas" -}}
+{{- .Values.replicas | default 1 | int -}}
+{{- end }}
+
 {{/* The tolerations of the values, and of lost nodes for 30 s instead of Kubernetes' default of 300 s. */}}
 {{- define "ddpjob.tolerations" -}}
 {{- $given := .Values.tolerations -}}
