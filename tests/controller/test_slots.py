@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.controller.controller import FLUSH_SECONDS, GRACE_SECONDS
 from ddpjob.controller.slots import Slots
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
@@ -172,6 +173,33 @@ def test_tenant_behind_a_slow_webhook_does_not_delay_another() -> None:
         return waited
 
     assert run(scenario()) < 0.5
+
+
+def test_nothing_is_created_after_the_controller_has_stopped() -> None:
+    """Its process then gives the Lease back, and another replica works."""
+
+    async def scenario() -> None:
+        cluster, stop, loop = SlowNamespace(), asyncio.Event(), asyncio.get_running_loop()
+        for namespace in ("slow", "quick"):
+            cluster.create_namespace(namespace)
+        controller = a_controller(cluster, concurrent_requests=8)
+        submit(cluster, "quick", "first", 1)
+        working = asyncio.create_task(controller.run(stop))
+        await asyncio.sleep(1.0)
+        assert cluster.server.get(names.DDPJOBS, "quick", "first")["status"], "the first status is recorded"
+        submit(cluster, "slow", "big", 64)
+        await controller.sweeper.sweep()
+        await asyncio.sleep(1.0)
+        assert cluster.server.get(names.DDPJOBS, "slow", "big")["status"], "it is recorded while the creates are sent"
+        stop.set()
+        stopped = loop.time()
+        await working
+        assert loop.time() - stopped <= GRACE_SECONDS + FLUSH_SECONDS
+        created = len(list(cluster.store.all(names.PODS, "slow")))
+        await asyncio.sleep(10 * SLOW_SECONDS)
+        assert len(list(cluster.store.all(names.PODS, "slow"))) == created < 64
+
+    run(scenario())
 
 
 def submit(cluster: MemoryCluster, namespace: str, name: str, nodes: int) -> None:

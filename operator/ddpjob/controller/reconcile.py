@@ -150,8 +150,11 @@ class Reconciler:
             await asyncio.wait({acting}, timeout=RECORD_SECONDS)
             is_deleted = self.cache.job_uid(key) != job["metadata"]["uid"]
             recorded = None if is_deleted else await self._record(key, job, plan, memory)
+        except asyncio.CancelledError:
+            acting.cancel()
+            raise
         finally:
-            await asyncio.wait({acting})
+            await _end_of(acting)
         if recorded is not None:
             self._announce(recorded, plan)
         self._settle(key, acting.result(), memory)
@@ -348,3 +351,13 @@ class Reconciler:
             logger.error("the same error again, retrying in %.1f s: %s", delay, text)
         else:
             logger.exception("unexpected error, retrying in %.1f s", delay)
+
+
+async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:
+    """Wait until a task has ended. It does not outlive the caller: if the caller is cancelled, so is the task."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
