@@ -1,13 +1,15 @@
 """A job whose pods wait for a claim: the status names the claim and quotes its newest event."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from ddpjob.api import names
+from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json, condition
+from ddpjob.cluster.base import Forbidden, Page
 from ddpjob.controller.controller import Controller
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
@@ -21,8 +23,8 @@ CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage":
 class Bench:
     """A cluster with a controller and one job whose pod no node fits."""
 
-    def __init__(self) -> None:
-        self.cluster = MemoryCluster()
+    def __init__(self, cluster: MemoryCluster | None = None) -> None:
+        self.cluster = cluster or MemoryCluster()
         self.controller: Controller = a_controller(self.cluster)
 
     async def submit(self, **spec: Any) -> None:
@@ -47,9 +49,19 @@ class Bench:
         return str(found["message"])
 
 
-def on_bench(test: Callable[[Bench], Any]) -> None:
+class NoEvents(MemoryCluster):
+    """Refuses to list events, as for an operator that still has the Role of an earlier release."""
+
+    async def pages(self, resource: Resource, *args: Any, **options: Any) -> AsyncIterator[Page]:
+        if resource is names.EVENTS:
+            raise Forbidden("events is forbidden", code=403)
+        async for page in super().pages(resource, *args, **options):
+            yield page
+
+
+def on_bench(test: Callable[[Bench], Any], cluster: MemoryCluster | None = None) -> None:
     async def whole() -> None:
-        bench = Bench()
+        bench = Bench(cluster)
         task = asyncio.create_task(serve(bench.controller, bench.cluster.watch))
         try:
             await test(bench)
@@ -87,6 +99,15 @@ def test_claim_that_does_not_exist_is_named() -> None:
         assert bench.message().endswith("claim models does not exist; claim mnist does not exist")
 
     on_bench(test)
+
+
+def test_claim_is_named_without_the_right_to_list_events() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.submit(checkpoint={"claimTemplate": {"spec": CLAIM}}, data={"claimName": "absent"})
+        await asyncio.sleep(20)
+        assert bench.message().endswith("claim mnist-checkpoints is Pending; claim absent does not exist")
+
+    on_bench(test, NoEvents())
 
 
 def test_bound_claims_are_read_once_and_not_mentioned() -> None:

@@ -6,14 +6,14 @@ class does not exist, that nothing provisions it, or that it waits for its first
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.api.objects import Json
 from ddpjob.api.text import shorten
-from ddpjob.cluster.base import Cluster, ClusterError, NotFound
+from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +89,20 @@ class UnboundClaims:
         phase = (claim.get("status") or {}).get("phase", "Pending")
         if phase == "Bound":
             return ""
-        events: list[Json] = []
-        selector = f"involvedObject.uid={claim['metadata']['uid']}"
-        async for page in self._cluster.pages(names.EVENTS, namespace, field_selector=selector):
-            events += page.items
-            break
+        events = await self._events(namespace, claim["metadata"]["uid"])
         if not events:
             return f"claim {name} is {phase}"
         last = max(events, key=_time)
         return shorten(f"claim {name} is {phase}: {last.get('reason')}: {last.get('message')}", _MAX_TEXT)
+
+    async def _events(self, namespace: str, uid: str) -> Sequence[Json]:
+        """Return the events of an object; none without the right to list events, which is a new one."""
+        try:
+            async for page in self._cluster.pages(names.EVENTS, namespace, field_selector=f"involvedObject.uid={uid}"):
+                return page.items
+        except Forbidden as error:
+            logger.debug("cannot read the events of a claim: %s", error)
+        return ()
 
 
 def _time(event: Json) -> str:
