@@ -24,15 +24,21 @@ ERROR = b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"inject
 
 
 class Server(MemoryHttp):
-    """Leaves the group out of the list of groups while ``hides_group``; ends ``broken`` watches with an error."""
+    """Leaves the group out of the list of groups while ``hides_group``; ends ``broken`` watches with an error.
+
+    Answers a request for the kinds of the group with ``status``.
+    """
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster)
         self.hides_group = False
         self.broken = 0
+        self.status = 200
         self.group_lists = 0
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.status != 200 and request.path == f"/apis/{names.API_VERSION}":
+            return web.Response(status=self.status)
         if request.path == "/apis":
             self.group_lists += 1
             if self.hides_group:
@@ -73,6 +79,25 @@ async def test_kopf_that_found_nothing_to_watch_is_replaced(tmp_path: Path, monk
         http.hides_group = False
         await assert_job_arrives(cluster, watch, "mnist")
         await eventually_async("the watch is open", lambda: watch.status.report() == ("open", ""))
+        task.cancel()
+        await asyncio.wait({task})
+        assert kopf_threads() == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (401, "the API server answered 401 Unauthorized"),
+        (503, "the API server answered 503 Service Unavailable"),
+        (404, "the API server does not serve ddpjobs of ddpjob.dev/v1alpha1"),
+    ],
+)
+async def test_watch_that_waits_for_the_kind_says_why(tmp_path: Path, status: int, why: str) -> None:
+    async with watching(tmp_path, MemoryCluster()) as (http, watch):
+        http.status = status
+        task = asyncio.create_task(watch.run())
+        await eventually_async("the reason is shown", lambda: watch.status.report()[0] == "failing")
+        assert watch.status.report()[1].endswith(why)
         task.cancel()
         await asyncio.wait({task})
         assert kopf_threads() == 0

@@ -188,6 +188,9 @@ class KopfThread:
                 answer = decode(await response.read()) if response.status == 200 else {}
         except (aiohttp.ClientError, ClusterError, OSError):  # among them every timeout
             return False  # the session's middleware has noted why
+        if response.status not in (200, 404):
+            self._status.fail(f"the API server answered {response.status} {response.reason or ''}".rstrip())
+            return False
         if any(kind.get("name") == names.DDPJOBS.plural for kind in answer.get("resources") or ()):
             return True
         self._status.fail(f"the API server does not serve {names.DDPJOBS.plural} of {names.API_VERSION}")
