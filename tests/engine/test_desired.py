@@ -403,6 +403,15 @@ def test_edited_service_of_a_running_job_is_restored(edit: dict[str, Any]) -> No
     assert world.service["spec"] == whole
 
 
+def test_service_without_ports_is_restored() -> None:
+    world = a_running_world(a_job())
+    assert world.service is not None
+    whole = copy.deepcopy(world.service["spec"])
+    del world.service["spec"]["ports"]  # as the API server stores a headless Service whose ports a user removed
+    world.settle()
+    assert world.service["spec"] == whole
+
+
 def test_service_as_the_api_server_stores_it_is_not_changed() -> None:
     world = a_running_world(a_job())
     assert world.service is not None

@@ -183,7 +183,8 @@ def service_change(job: Job, service: Json) -> Change | None:
         return None
     wanted = desired_service(job).body["spec"]
     is_whole = all(spec.get(key) == wanted[key] for key in ("selector", "publishNotReadyAddresses"))
-    if is_whole and [{key: port.get(key) for key in wanted["ports"][0]} for port in spec["ports"]] == wanted["ports"]:
+    ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in spec.get("ports") or ()]
+    if is_whole and ports == wanted["ports"]:
         return None
     others = dict.fromkeys(spec.get("selector") or ())  # null removes a key
     restored = {key: wanted[key] for key in ("publishNotReadyAddresses", "ports")}
