@@ -562,3 +562,29 @@ def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_ope
         assert (bench.status()["state"], bench.status()["currentAttempt"]["phase"]) == ("Running", "Running")
 
     on_bench(test)
+
+
+def test_service_that_an_admission_webhook_edits_is_not_patched_again_and_again() -> None:
+    """The webhook stamps each version, so that each PATCH makes a new one."""
+
+    async def test(bench: Bench) -> None:
+        patches, patch = 0, bench.server.patch
+
+        def edited(resource: Resource, namespace: str, name: str, body: Json) -> Json:
+            nonlocal patches
+            if resource is names.SERVICES and patches < 100:
+                patches += 1
+                stamp = {"annotations": {"edit": str(patches)}}
+                body = body | {"metadata": body["metadata"] | stamp, "spec": {"publishNotReadyAddresses": False}}
+            return patch(resource, namespace, name, body)
+
+        bench.submit()
+        await asyncio.sleep(5)
+        await bench.run_all()
+        bench.server.patch = edited  # type: ignore[method-assign]
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        patch(names.SERVICES, "default", service["metadata"]["name"], {"spec": {"publishNotReadyAddresses": False}})
+        await asyncio.sleep(60)
+        assert 1 <= patches <= 5
+
+    on_bench(test)

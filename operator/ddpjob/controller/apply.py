@@ -132,7 +132,8 @@ class Executor:
         try:
             async with self._slots.take(namespace):
                 changed = await self._cluster.patch(change.resource, namespace, change.name, body)
-            self._cache.put(change.resource, changed)
+            # No decision waits for it: an admission webhook that edits each version would cause a PATCH without end.
+            self._cache.put(change.resource, changed, wake=False)
         except NotFound:
             self._cache.remove(change.resource, namespace, change.name, change.uid)
         except (Conflict, Forbidden, Invalid) as error:
