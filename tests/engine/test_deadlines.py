@@ -239,6 +239,23 @@ def test_completion_grace_does_not_pass_while_rank_0_works(age: float | None, st
     assert world.status["attempt"] == attempt
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["one request failed", "the operator started again"])
+def test_completion_grace_waits_until_it_is_known_whether_rank_0_works(seen: bool) -> None:
+    world = a_running_world(a_job(completionGraceSeconds=100))
+    report(world, phase="export", step=9, ageSeconds=2.0)
+    world.settle()
+    world.set_pod(1, ended(0))
+    world.settle()
+    world.forward(301)
+    world.stalled_seconds = None
+    world.progress = world.progress if seen else None
+    world.settle()
+    assert world.status["attempt"] == 1
+    world.progress_problem = "unreachable"
+    world.settle()
+    assert world.status["attempt"] == 2, "rank 0 has been silent for a minute"
+
+
 def test_completion_grace_passes_for_a_rank_that_waits_for_a_rank_0_that_ended() -> None:
     world = a_running_world(a_job(completionGraceSeconds=100))
     report(world, phase="export", step=9, ageSeconds=2.0)

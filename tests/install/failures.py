@@ -51,6 +51,7 @@ def reference() -> str:
 | `CompletionDeadlineExceeded` | a node ran on `completionGraceSeconds` after the first success | Restart; counts |
 
 `completionGraceSeconds` does not pass while rank 0 still runs and reports new work, for example an export of the model.
+One request without an answer changes nothing; after a minute of silence the time since the first success counts again.
 Only time in which the operator reached the trainer counts towards `progressDeadlineSeconds`. While it does not reach
 rank 0, the condition `Running` has the reason `ProgressUnknown`.
 

@@ -8,7 +8,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between, timestamp
 from ddpjob.engine.evidence import CONFIG_ERROR, INVALID_IMAGE, is_refused
-from ddpjob.engine.obstacles import obstacles
+from ddpjob.engine.obstacles import UNKNOWN_SECONDS, obstacles
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import UNSCHEDULABLE_SECONDS
 
@@ -108,8 +108,12 @@ def _completion(s: JobState) -> Deadline | None:
         "node succeeded, and after the last progress of rank 0 (completionGraceSeconds)"
     )
     hint = "a rank waits for peers that have ended, for example in a collective after the last step"
+    if 0 in left and s.idle_seconds is not None:
+        waited = min(waited, s.idle_seconds)
+    # One request that failed, or a new operator's first plan, does not show that rank 0 stopped to work.
+    remaining = max(limit - waited, UNKNOWN_SECONDS) if 0 in left and s.awaits_answer else limit - waited
     return Deadline(
-        limit - (min(waited, s.idle_seconds) if 0 in left and s.idle_seconds is not None else waited),
+        remaining,
         "attempt",
         "CompletionDeadlineExceeded",
         text,

@@ -162,6 +162,14 @@ class JobState:
         stalled, age = self.observed.progress.stalled_seconds, self.answer.age_seconds
         return stalled if age is None or age < 0 else min(stalled, age)
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether requests to a rank 0 that has reported show soon whether it works, or that it stays silent."""
+        pod, polled = self.current.get(0), self.observed.progress
+        is_asked = pod is not None and pod.state == "running" and not pod.deleting and bool(pod.ip)
+        has_reported = self.answer is not None or self.attempt.first_step_time is not None
+        return is_asked and has_reported and polled.stalled_seconds is None and polled.problem is None
+
     def logs_command(self, node_rank: int = 0, attempt: int | None = None) -> str:
         """Return the command that shows the log of a node, by default of the current attempt."""
         job, number = self.job, self.attempt.number if attempt is None else attempt
