@@ -8,6 +8,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.pod_view import pod_view
+from ddpjob.engine.actions import CREATE_FAILED, Problem
 from ddpjob.engine.observed import owned_pods
 from ddpjob.engine.plan import plan
 from tests.builders import NOW, SETTINGS, World, a_job, a_running_world, ended, failed, is_idle, running
@@ -396,3 +397,29 @@ def test_missing_pod_is_not_recreated_from_a_changed_template() -> None:
     world.job["spec"]["template"]["spec"]["dnsPolicy"] = "None"
     world.settle()
     assert world.status["attempt"] == 2 and world.status["failures"][0]["reason"] == "PodLost"
+
+
+UNREADY: list[tuple[dict[str, Any], int]] = [
+    (failed(69, message="rank 1 is missing"), 0),
+    (failed(81, cause="peer"), 0),
+    (ended(1), 0),
+    (failed(1), 1),
+]
+
+
+@pytest.mark.parametrize(("end", "counted"), UNREADY, ids=["rendezvous", "peer", "no report", "own"])
+def test_pod_whose_peer_cannot_be_created_costs_no_restart(end: dict[str, Any], counted: int) -> None:
+    """The API server refuses a create for longer than the timeout of the rendezvous."""
+    world = World(a_job())
+    world.reconcile()
+    missing = world.pod(1)["metadata"]["name"]
+    del world.pods[missing]
+    world.problems = (Problem(CREATE_FAILED, names.PODS, missing, "no answer from the webhook"),)
+    world.round = 1, "begun"
+    world.set_pod(0, end)
+    world.reconcile()
+    assert world.status["restartsCountedTowardsLimit"] == counted
+    assert bool(world.status.get("failures")) == bool(counted)
+    world.problems = ()
+    world.settle()
+    assert world.status["attempt"] == 2 and len(world.pods) == 2 + counted

@@ -66,7 +66,8 @@ These are no failures. The condition `Running` shows them:
   containers of the pod never fail the job, and neither does the message `failed to sync …` of the kubelet.
 - a create that fails: a timeout, an error of the API server or of an admission webhook, too many requests
   (`CreateFailed`). The other pods are created, and the missing pods are created again after 1 s, then 2 s, up to 10
-  minutes, after 1 s again as soon as creates succeed.
+  minutes, after 1 s again as soon as creates succeed. A pod that ends meanwhile because it waited for them costs no
+  restart: the next attempt starts.
 - a create that quota, LimitRange or Pod Security refuses. No partial gang is kept: what was created is deleted, and the
   operator creates it again after 1 s, then 2 s, up to 10 minutes, at once if the job is changed. Each try is a new
   attempt. `startupDeadlineSeconds` limits this wait: it counts from the first of these attempts. It begins again when

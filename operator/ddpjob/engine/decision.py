@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api import names
+from ddpjob.api.exit_codes import RENDEZVOUS
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING, Failure
 from ddpjob.api.times import parse_time, seconds_since, timestamp
@@ -227,6 +228,9 @@ def _failure(s: JobState) -> Decision | None:
     else:  # a lost pod precedes one that only perhaps failed by itself
         found = evidence_of_missing(lost[0])
     judgement = _judged(s, found)
+    if creating and s.missing_nodes and (found.whose != "own" or found.report.code == RENDEZVOUS):
+        # The API server does not accept its peers: this pod waited for them, and perhaps ended for no other reason.
+        return _abandon(s, "PeersNotCreated", f"{found.where} ended before all pods existed")
     # The pod that got SIGTERM first perhaps reports last, for example from a node that shuts down.
     is_planned = judgement.planned and not is_follower
     if is_planned or is_own or lost or creating or s.all_stopped:
