@@ -160,6 +160,38 @@ def test_the_parents_checkpoint_survives_the_first_save_of_the_next_run(tmp_path
     assert not list(tmp_path.glob("run-000001/step-*"))
 
 
+def test_a_skipped_checkpoint_does_not_take_the_place_of_the_one_resumed_from(tmp_path: Path) -> None:
+    first = store(tmp_path, keep=9)
+    for step in (1, 2):
+        first.save(step, b"content %d" % step, {})
+    second = Checkpoints(tmp_path, keep=1)
+    second.resume(print, lambda manifest, content: "of another program" if content == b"content 2" else "")
+    second.claim({})
+    second.save(3, b"content 3", {})  # not evaluated yet, so its weights may have diverged
+    assert _everything(tmp_path) == [(2, 3), (1, 2), (1, 1)]
+    second.save(4, b"content 4", {})
+    assert _everything(tmp_path) == [(2, 4), (2, 3), (1, 2)]
+
+
+def test_a_full_volume_at_the_last_save_leaves_the_checkpoint_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store(tmp_path, keep=9)
+    for step in (1, 2):
+        first.save(step, b"content %d" % step, {})
+    second = Checkpoints(tmp_path, keep=1)
+    second.resume(print, lambda manifest, content: "of another program" if content == b"content 2" else "")
+    second.claim({})
+
+    def full(path: Path, content: bytes, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(checkpoint_files, "write_atomically", full)
+    with pytest.raises(VolumeError, match="No space left"):
+        second.save(3, b"content 3", {}, last=True)
+    assert _everything(tmp_path) == [(1, 2), (1, 1)]
+
+
 def _everything(root: Path) -> list[tuple[int, int]]:
     return [(run, step) for run in run_numbers(root) for step, _ in manifests(root, run)]
 

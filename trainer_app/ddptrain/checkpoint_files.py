@@ -164,6 +164,7 @@ def newest_valid(
     run: int | None = None,
     step: int | None = None,
     refuse: Callable[[Json, bytes], str] = lambda _manifest, _content: "",
+    on_skipped: Callable[[Path], None] = lambda _path: None,
 ) -> tuple[Saved, bytes] | None:
     """Return the valid checkpoint of the highest run, then of the highest step, and its content.
 
@@ -174,6 +175,7 @@ def newest_valid(
         on_invalid: called for each invalid one with (manifest path, reason); it may quarantine it.
         run, step: consider only these.
         refuse: returns why a valid checkpoint cannot be used; empty if it can.
+        on_skipped: called with the manifest path of each that cannot be read or was refused.
     Raises:
         OSError: no checkpoint was found, and one could not be read; or the volume fails.
         ConfigMismatch: no checkpoint was found, and one was refused; or one is of an unknown format.
@@ -191,12 +193,14 @@ def newest_valid(
             if error.errno not in _FILE_DAMAGED:
                 raise
             unreadable = error
+            on_skipped(path)
             print(f"warning: {path} cannot be read, so an older checkpoint is used: {error.strerror}", file=sys.stderr)
             continue
         if reason:
             on_invalid(path, reason)
         elif why := refuse(manifest, content):
             refused = f"{path.with_suffix('.pt')} cannot be loaded: {why}"
+            on_skipped(path)
             print(f"warning: {refused}; an older checkpoint is used", file=sys.stderr)
         else:
             return Saved(found_run, found_step, path.with_suffix(".pt"), manifest), content
@@ -274,6 +278,7 @@ class Checkpoints:
         self.quarantined = 0
         self.run = 0
         self.last: Saved | None = None
+        self._skipped: set[Path] = set()  # manifests that ``resume`` could not use
 
     def prepare(self) -> None:
         """Make the directory and write a probe file, so that a bad volume is found before the training.
@@ -311,7 +316,7 @@ class Checkpoints:
             log(f"checkpoint {path} is unusable: {reason}; {done}")
 
         try:
-            found = newest_valid(self.root, quarantine, refuse=refuse)
+            found = newest_valid(self.root, quarantine, refuse=refuse, on_skipped=self._skipped.add)
         except OSError as error:
             raise VolumeError(
                 f"cannot read {error.filename or self.root}: {error.strerror or error}",
@@ -429,8 +434,11 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def _retire(self, keep: int, *, keep_best: bool) -> None:
-        """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first."""
-        everything = [path for _, _, path in all_manifests(self.root)]
+        """Delete all but the newest ``keep`` checkpoints of all runs and the best one: newest first, manifest first.
+
+        Those that ``resume`` skipped stay, and none of them takes the place of a checkpoint that can be used.
+        """
+        everything = [path for _, _, path in all_manifests(self.root) if path not in self._skipped]
         best = max(everything, key=_accuracy, default=None) if keep_best else None
         for path in everything[keep:]:
             if path != best:
