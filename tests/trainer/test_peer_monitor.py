@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from ddptrain.distributed.peer_monitor import PeerMonitor
+from ddptrain.distributed.process_group import Group
 from ddptrain.distributed.rendezvous import EXIT_KEY
 from ddptrain.distributed.topology import Ranks
 from ddptrain.errors import PeerLost
+from ddptrain.signals import StopFlag
 
 Lost = queue.Queue[tuple[int, PeerLost]]
 Started = tuple[list[PeerMonitor], Lost]
@@ -84,6 +87,18 @@ def test_an_announced_exit_reaches_every_node(server: subprocess.Popen[str]) -> 
     assert {str(error) for error in found.values()} == {"a peer was lost: rank 3 left: boom"}
     for monitor in monitors:
         monitor.stop()
+
+
+def test_a_rank_does_not_count_its_own_exit_as_a_lost_peer(server: subprocess.Popen[str]) -> None:
+    port = port_of(server)
+    monitors, lost = start(port, 2, silence=60)
+    store = client(port)()
+    store.wait(["alive/0", "alive/1"], timedelta(seconds=60))
+    group = Group(Ranks(2, 0, 2), torch.device("cpu"), store, StopFlag(), monitor=monitors[0])
+    group.announce_exit("boom")  # rank 0 keeps the store up for some intervals of the monitor
+    assert lost.get(timeout=60)[0] == 1
+    assert lost.empty()
+    monitors[1].stop()
 
 
 def test_a_store_that_no_longer_answers_is_noticed(server: subprocess.Popen[str]) -> None:

@@ -152,6 +152,8 @@ class Group:
 
     def announce_exit(self, reason: str) -> None:
         """Announce in the store, where other ranks may be waiting, that this rank exits. Never raises."""
+        if self.monitor:  # it would read this announcement, and report a lost peer in place of the reason
+            self.monitor.stop()
         store = self.store
         if store is None:
             return
