@@ -55,6 +55,29 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:125] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError('Error(s) in loading state_dict for Sequential:\n\tan exception occurred : ("CUDA error: ECC",)'),
+    ],
+)
+def test_a_machine_that_cannot_load_a_checkpoint_does_not_refuse_it(
+    tmp_path: Path, idx: Path, error: Exception
+) -> None:
+    checkpointer, _, _ = claimed(tmp_path, idx)
+    checkpointer.save(4, state, None)
+
+    def load(content: bytes) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:  # the same node or another may load it in the next attempt
+        checkpointer.newest(load)
+    assert caught.value is error
+
+
 def test_save_without_a_checkpoint_directory_returns_the_reason(
     tmp_path: Path, idx: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

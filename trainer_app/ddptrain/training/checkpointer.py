@@ -7,6 +7,7 @@ files.
 import hashlib
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
 _EVALUATED = ("accuracy", "loss")
+# Errors of loading that say nothing about the checkpoint; PyTorch quotes them in errors of its own.
+_MACHINE_FAILED = re.compile(r"out of memory|allocate memory|CUDA error", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Checkpointer:
         """Return the newest intact checkpoint with its content, or None; damaged ones are quarantined.
 
         Args:
-            load: loads a checkpoint's content; one with which that fails is skipped.
+            load: loads a checkpoint's content; one with which that fails is skipped, unless memory or the GPU failed.
         Raises:
             Mismatch: it belongs to another configuration or other data, or ``--sync bitwise`` would give other
                 bits here.
@@ -112,6 +115,8 @@ class Checkpointer:
                 if not manifest.get("complete"):  # nothing is loaded of a complete training
                     load(content)
             except Exception as error:  # of torch.load, of the model or of the optimizer
+                if isinstance(error, MemoryError) or _MACHINE_FAILED.search(str(error)):
+                    raise
                 return f"{type(error).__name__}: {str(error)[:300]}"
             return ""
 
