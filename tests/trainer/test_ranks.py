@@ -245,6 +245,14 @@ def test_a_bound_port_cannot_be_taken_before_rank_0_listens_on_it() -> None:
         other.bind(("", bound.getsockname()[1]))
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_bound_port_accepts_both_kinds_of_addresses_once_it_listens(address: str) -> None:
+    with bind_free_port() as bound:
+        bound.listen()
+        socket.create_connection((address, bound.getsockname()[1]), timeout=60).close()
+
+
 @pytest.mark.parametrize("content", [None, "", "unlimited"])
 def test_a_free_port_is_found_without_a_readable_ephemeral_range(tmp_path: Path, content: str | None) -> None:
     if content is not None:

@@ -264,8 +264,11 @@ def bind_free_port(ephemeral_range: Path = Path("/proc/sys/net/ipv4/ip_local_por
 
 
 def _bound(port: int) -> socket.socket:
-    bound = socket.socket()
+    dual = socket.has_dualstack_ipv6()  # as the store listens without a socket: MASTER_ADDR may be an IPv6 address
+    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
     try:
+        if dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(("", port))
     except OSError:
         bound.close()
