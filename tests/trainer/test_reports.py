@@ -29,7 +29,7 @@ from ddptrain.errors import (
     UsageError,
     classify,
 )
-from ddptrain.launcher.processes import WorkerProcess, root_cause, split_lines
+from ddptrain.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddptrain.reporting import termination
 from ddptrain.reporting.progress import Progress
 from tests.processes import free_port
@@ -382,6 +382,23 @@ def test_ranks_killed_after_sigterm_are_stopped_and_unsaved() -> None:
     cause = root_cause([stuck], stop_signal=15)
     assert (cause["outcome"], cause["code"], cause["saved"]) == ("stopped", 75, False)
     assert (cause["kind"], cause["hint"]) == ("Stopped", None)
+
+
+def test_only_a_failure_without_a_report_is_announced_for_the_rank() -> None:
+    killed, left, spoke = (
+        ended(0, 0, 1.0, signal_number=9, reported=False),
+        ended(1, 0, 1.0, reported=False),
+        ended(2, 1, 1.0),
+    )
+    workers = [killed, left, spoke]
+    assert [failed_silently(report_of(worker) | {"outcome": "failed"}, workers) for worker in workers] == [
+        True,
+        True,
+        False,
+    ]
+    killed.killed_by_us = True
+    stopped = root_cause([killed], stop_signal=15)  # the rest of the pod's grace is for the report
+    assert not failed_silently(stopped, [killed])
 
 
 def test_a_rank_without_a_report_is_reported_by_its_exit_code() -> None:

@@ -326,8 +326,8 @@ class Supervisor:
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
         report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
-        unannounced = any(w.rank == report["rank"] and not processes.sent_report(w) for w in self._workers)
-        if several_nodes and cause == "own" and (unannounced or self._hang):
+        unannounced = processes.failed_silently(report, self._workers) or self._hang
+        if several_nodes and cause == "own" and unannounced:
 
             def announce() -> None:  # in a child process, because it starts threads and imports torch
                 from ddptrain.distributed.rendezvous import announce_killed

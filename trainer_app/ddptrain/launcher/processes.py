@@ -280,6 +280,12 @@ def sent_report(worker: WorkerProcess) -> Report | None:
     return None
 
 
+def failed_silently(report: Report, workers: Sequence[WorkerProcess]) -> bool:
+    """Return whether the rank of the node's report failed without a word to its peers; a stop is no failure."""
+    silent = any(worker.rank == report["rank"] and not sent_report(worker) for worker in workers)
+    return silent and report.get("outcome") == "failed"
+
+
 def report_of(worker: WorkerProcess) -> Report:
     """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
     assert worker.status is not None
