@@ -98,13 +98,15 @@ def _act(action: str) -> None:
             blocks.append(b"\1" * 64 * 2**20)
 
 
-def check_rank(config: Config, world_size: int) -> None:
-    """Refuse a fault of a rank that does not exist.
+def check_rank(config: Config, world_size: int, env: Mapping[str, str] = os.environ) -> None:
+    """Refuse a fault of a rank that does not exist; a later attempt, which has no faults, may have fewer ranks.
 
     Raises:
         UsageError: there is no such rank.
     """
-    if config.chaos and (rank := Fault.parse(config.chaos).rank) >= world_size:
+    if not config.chaos or _is_later_attempt(env):
+        return
+    if (rank := Fault.parse(config.chaos).rank) >= world_size:
         raise UsageError(
             f"--chaos {config.chaos} names rank {rank}, but there are {world_size} rank(s)",
             next_step=f"name a rank from 0 to {world_size - 1}",
@@ -116,6 +118,9 @@ def planned(config: Config, rank: int, env: Mapping[str, str]) -> Fault | None:
     if not config.chaos:
         return None
     fault = Fault.parse(config.chaos)
-    # The operator counts attempts from 1, torchrun counts restarts from 0.
-    is_later = env.get("DDPJOB_ATTEMPT", "1") not in ("0", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return None if fault.rank != rank or is_later else fault
+    return None if fault.rank != rank or _is_later_attempt(env) else fault
+
+
+def _is_later_attempt(env: Mapping[str, str]) -> bool:
+    """Return whether the job has failed before: the operator counts from 1, torchrun counts restarts from 0."""
+    return env.get("DDPJOB_ATTEMPT", "1") not in ("0", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

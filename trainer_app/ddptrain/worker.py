@@ -191,8 +191,9 @@ class Worker:
         accuracy, loss, place = result.evaluation["accuracy"], result.evaluation["loss"], result.checkpoint
         self._progress.update(phase="done", accuracy=accuracy, checkpoint=place)
         group.close()
-        self._heartbeat.mark("save", limit=config.volume_timeout)  # of the last progress report
-        self._progress.wait_for_file()
+        if ranks.is_zero:
+            self._heartbeat.mark("save", limit=config.volume_timeout)  # of the last progress report
+            self._progress.wait_for_file()
         if not result.already_finished:
             fault_injection.check_occurred(self._fault)
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"

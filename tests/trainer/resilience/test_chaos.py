@@ -12,7 +12,7 @@ import pytest
 
 from ddptrain.config import Config
 from ddptrain.errors import UsageError
-from ddptrain.fault_injection import Fault, planned
+from ddptrain.fault_injection import Fault, check_rank, planned
 from tests.trainer.builders import SAVING, SMALL, command
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
 
@@ -101,6 +101,19 @@ def test_a_fault_is_planned_for_its_rank_in_the_first_attempt_only(
     rank: int, env: dict[str, str], planned_here: bool
 ) -> None:
     assert (planned(Config(chaos="kill:1:7"), rank, env) is not None) is planned_here
+
+
+def test_a_later_attempt_may_have_fewer_ranks_than_the_fault_names() -> None:
+    with pytest.raises(UsageError, match="names rank 3, but there are 2"):
+        check_rank(Config(chaos="kill:3:7"), 2, {})
+    check_rank(Config(chaos="kill:3:7"), 2, {"DDPJOB_ATTEMPT": "2"})
+
+
+def test_a_full_disk_of_a_rank_that_writes_nothing_does_not_fail_a_finished_training(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path
+) -> None:
+    run = ddptrain.run(*command(2, idx, tmp_path, "--model", "mlp", "--chaos", "diskfull:1:7"))
+    assert "chaos: diskfull in phase batch of step 7" in run.output()
 
 
 def test_a_fault_occurs_once_in_the_first_matching_phase_from_its_step() -> None:
