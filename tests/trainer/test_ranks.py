@@ -172,6 +172,14 @@ def test_more_nccl_ranks_than_gpus_are_refused_without_cuda() -> None:
     check_gpus("auto", "auto", 64, {"CUDA_VISIBLE_DEVICES": ""})
 
 
+@pytest.mark.parametrize("name", ["dxg", "kfd", "nvmap"])
+def test_gpus_without_a_device_file_of_nvidia_are_left_to_torch(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RanksError, match=r"it has 0 GPU\(s\)"):
+        check_gpus("nccl", "cuda", 2, {}, tmp_path)
+    (tmp_path / name).touch()
+    check_gpus("nccl", "cuda", 2, {}, tmp_path)
+
+
 def test_a_rank_without_local_rank_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # there may be no GPU here
     ranks = from_rank_environment({"RANK": "1", "WORLD_SIZE": "2"})
