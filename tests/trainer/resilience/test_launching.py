@@ -362,6 +362,26 @@ def test_a_launcher_without_descriptors_reports_the_limit(ddptrain: ForkServer, 
     assert "ulimit -n" in message["hint"]
 
 
+NO_PROCESS = """
+import errno, os, sys
+fork, launcher, started = os.fork, os.getpid(), []
+def limited():
+    if os.getpid() == launcher and sys._getframe(1).f_code.co_name == "start":
+        started.append(1)
+        if len(started) > 1:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = limited
+"""
+
+
+def test_a_launcher_without_processes_fails_in_a_way_that_may_pass(ddptrain: ForkServer, idx: Path) -> None:
+    run = ddptrain.run("launch", "--nproc-per-node", 2, *SMALL, "--data-dir", idx, first=NO_PROCESS, code=1)
+    message = run.message()
+    assert (message["cause"], message["rank"]) == ("own", None)
+    assert "rank 1 cannot be started: Resource temporarily unavailable" in message["message"]
+
+
 WITH_CHILD = """
 import subprocess, ddptrain.worker as worker
 load = worker.download.load

@@ -4,6 +4,7 @@ The termination message names the root cause, not the first peer that noticed. W
 launcher replaces this one.
 """
 
+import errno
 import importlib
 import os
 import selectors
@@ -177,7 +178,8 @@ class Supervisor:
         """Start one rank.
 
         Raises:
-            RanksError: this process has no descriptor, memory or process left for it; no rank stays.
+            RanksError: this process has no descriptor left for it; no rank stays.
+            OSError: there is no memory or no process left, which may pass; no rank stays.
         """
         options = self.options
         try:
@@ -187,9 +189,11 @@ class Supervisor:
             for worker in self._workers:
                 os.waitpid(worker.pid, 0)
                 worker.close()  # their descriptors are needed to write the report
+            if error.errno != errno.EMFILE:  # not final, because other programs of the machine may be the reason
+                raise OSError(error.errno, f"rank {ranks.rank} cannot be started: {error.strerror}") from error
             raise RanksError(
                 f"rank {ranks.rank} cannot be started: {error.strerror}",
-                hint="a limit of this container is too low: open files (`ulimit -n`), processes, or memory",
+                hint="the limit of open files of this container (`ulimit -n`) is too low",
                 next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
             ) from error
 
