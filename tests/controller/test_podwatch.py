@@ -14,7 +14,7 @@ from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.podwatch import PodWatch
-from ddpjob.controller.watch_status import WatchStatus
+from ddpjob.controller.watch_status import WatchStatus, liveness
 from ddpjob.engine.observed import owned_pods
 
 UID = "0a1b2c3d-0000-4000-8000-000000000000"
@@ -44,8 +44,13 @@ class Server:
         self.since: list[str] = []
         self.selectors: list[str] = []
         self._stream = stream
+        self.refused = 0
+        self.refuses = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.refuses:
+            self.refused += 1
+            return web.Response(status=403)
         self.selectors.append(request.query["labelSelector"])
         if request.query.get("watch") != "true":
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -57,7 +62,9 @@ class Server:
 
 
 @asynccontextmanager
-async def watching(server: Server, silent_seconds: float = 60.0) -> AsyncIterator[Cache]:
+async def watching(
+    server: Server, silent_seconds: float = 60.0, status: WatchStatus | None = None
+) -> AsyncIterator[Cache]:
     """Run a watch of ``server`` and yield the cache that it fills."""
     runner = web.ServerRunner(web.Server(server.handle), shutdown_timeout=0.1)
     await runner.setup()
@@ -70,7 +77,7 @@ async def watching(server: Server, silent_seconds: float = 60.0) -> AsyncIterato
         connection=connection,
         cache=cache,
         scope=None,
-        status=WatchStatus(names.PODS, None),
+        status=status or WatchStatus(names.PODS, None),
         silent_seconds=silent_seconds,
     )
     task = asyncio.create_task(watch.run())
@@ -149,6 +156,22 @@ async def test_silent_watch_is_opened_again() -> None:
     async with watching(server, silent_seconds=0.3) as cache:
         await until(lambda: set(states(cache)) == {"a"})
         assert server.since[:2] == ["1", "1"]
+
+
+async def test_refused_list_explains_silence_so_that_no_restart_follows() -> None:
+    """For example in a namespace that was deleted, and the operator's Role with it."""
+    now = 1000.0
+
+    async def end(response: web.StreamResponse, number: int) -> None:
+        server.refuses = True
+
+    server, status = Server(end), WatchStatus(names.PODS, None, clock=lambda: now)
+    async with watching(server, status=status):
+        await until(lambda: status.is_failing)
+        for _ in range(2):
+            now, refused = now + 200, server.refused
+            await until(lambda refused=refused: server.refused >= refused + 2)  # type: ignore[misc]
+        assert liveness([status]) == (True, "ok")
 
 
 async def test_burst_of_events_leaves_time_for_other_tasks() -> None:

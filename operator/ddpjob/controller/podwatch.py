@@ -71,13 +71,13 @@ class PodWatch:
                 logger.debug("the watch of %s expired, listing them again", self.status.path)
                 self._is_valid = False
             except Unauthorized as error:
+                self._fail(error)
                 await self._renew(generation, error)
             except ClusterError as error:
                 pause = error.retry_after
                 if not isinstance(error, Unavailable | TooManyRequests):
                     self._is_valid = False
-                if not self.status.is_failing:
-                    self.status.fail(f"{type(error).__name__}: {error}")
+                self._fail(error)
             except (aiohttp.ClientError, ssl.SSLError, OSError) as error:  # among them every timeout
                 logger.info("the watch of %s was interrupted: %s: %s", self.status.path, type(error).__name__, error)
             failures = 0 if loop.time() - started > CALM_SECONDS else failures
@@ -144,6 +144,11 @@ class PodWatch:
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             self.cache.take(self.status.resource, event)
         self._version = (obj.get("metadata") or {}).get("resourceVersion") or self._version
+
+    def _fail(self, error: ClusterError) -> None:
+        """Note an error that the session of the watch has not noted: of the LIST, or of an event."""
+        if not self._version or not self.status.is_failing:
+            self.status.fail(f"{type(error).__name__}: {error}")
 
     async def _renew(self, generation: int, error: Unauthorized) -> None:
         try:
