@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddpjob.local.shim import die_with_parent
-from ddptrain.distributed import topology
+from ddprun.distributed import topology
 
 __all__ = ["die_with_parent", "end", "eventually", "free_port", "spawn", "tail"]
 T = TypeVar("T")

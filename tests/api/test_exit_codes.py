@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-import ddptrain.exit_codes
+import ddprun.exit_codes
 from ddpjob.api import exit_codes
 
 
@@ -12,5 +12,5 @@ def codes(module: ModuleType) -> dict[str, int]:
 
 def test_operator_and_trainer_give_an_exit_code_the_same_meaning() -> None:
     assert len(codes(exit_codes)) == 11
-    assert codes(exit_codes).items() <= codes(ddptrain.exit_codes).items()
-    assert len(codes(ddptrain.exit_codes)) == 13
+    assert codes(exit_codes).items() <= codes(ddprun.exit_codes).items()
+    assert len(codes(ddprun.exit_codes)) == 13

@@ -16,8 +16,8 @@ import time
 import yaml
 
 from ddpjob.api.objects import Json
+from ddprun.errors import TrainerError
 from ddptrain.data import download as fetch
-from ddptrain.errors import TrainerError
 from tests.e2e import storage
 from tests.e2e.follow import Follower
 from tests.e2e.installation import ROOT, Installation

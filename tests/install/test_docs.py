@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import ddpjob.controller
+import ddprun.errors
 import ddptrain.cli
-import ddptrain.errors
 from ddpjob.api.spec import IMMUTABLE, SIZE, DDPJobSpec, parse_spec
 from ddpjob.api.status import CONDITIONS, DDPJobStatus
 from ddpjob.controller.settings import parse
@@ -116,7 +116,7 @@ def test_operations_page_has_every_registered_metric() -> None:
 
 def test_trainer_page_has_every_exit_code() -> None:
     rows = re.findall(r"^\| (\d+) \|", text(ROOT / "docs" / "trainer.md"), re.MULTILINE)
-    known = {kind.code for kind in vars(ddptrain.errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
+    known = {kind.code for kind in vars(ddprun.errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
     assert {int(row) for row in rows} == {0, *known}
 
 
@@ -168,7 +168,11 @@ def test_field_reference_marks_fixed_fields() -> None:
     }
 
 
-PACKAGES = {"operator": ROOT / "operator" / "ddpjob", "trainer": ROOT / "trainer_app" / "ddptrain"}
+PACKAGES = {
+    "operator": ROOT / "operator" / "ddpjob",
+    "launcher": ROOT / "trainer_app" / "ddprun",
+    "trainer": ROOT / "trainer_app" / "ddptrain",
+}
 
 
 def test_every_file_on_the_architecture_page_exists() -> None:
@@ -205,7 +209,8 @@ def test_quoted_trainer_messages_are_in_its_source() -> None:
     rows = [row for row in text(ROOT / "docs" / "troubleshooting.md").splitlines() if "(exit code" in row]
     quoted = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
     assert len(quoted) >= 9
-    source = "\n".join(text(path) for path in PACKAGES["trainer"].rglob("*.py"))
+    packages = (PACKAGES["launcher"], PACKAGES["trainer"])
+    source = "\n".join(text(path) for package in packages for path in package.rglob("*.py"))
     for message in quoted:
         fragments = [fragment.strip() for fragment in message.split("…") if len(fragment.strip()) >= 5]
         assert fragments, f"`{message}` has no fixed part"

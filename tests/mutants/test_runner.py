@@ -31,7 +31,12 @@ LEFT_BEHIND = b"time.sleep(12345.5)"
 def repository(tmp_path: Path) -> Path:
     """A repository with both packages, one function and a test of it."""
     root = tmp_path / "repository"
-    files = {"operator/ddpjob/__init__.py": SUM, "trainer_app/ddptrain/__init__.py": "", ".gitignore": "ignored\n"}
+    files = {
+        "operator/ddpjob/__init__.py": SUM,
+        "trainer_app/ddprun/__init__.py": "",
+        "trainer_app/ddptrain/__init__.py": "",
+        ".gitignore": "ignored\n",
+    }
     for name, text in (files | {"ignored": "", "test_sum.py": TESTS}).items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -88,7 +88,11 @@ class Tree:
         (packages / "copy.pth").write_text("\n".join([*folders, others]) + "\n")
         for script in Path(sys.executable).parent.iterdir():
             _copy_script(script, self._venv / "bin" / script.name, self._python)
-        command = [self._python, "-c", "import ddpjob, ddptrain; print(ddpjob.__file__, ddptrain.__file__)"]
+        command = [
+            self._python,
+            "-c",
+            "import ddpjob, ddprun, ddptrain; print(ddpjob.__file__, ddprun.__file__, ddptrain.__file__)",
+        ]
         found = subprocess.run(command, cwd=self.root, text=True, capture_output=True, check=True).stdout.split()
         assert all(Path(file).is_relative_to(self.root) for file in found), found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddptrain.launcher.hang_detector import RankSnapshot
+from ddprun.launcher.hang_detector import RankSnapshot
 
 REAL = Path(__file__).parents[3] / "shared" / "mnist"
 needs_mnist = pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not in ../shared/mnist")

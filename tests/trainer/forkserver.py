@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddptrain.cli import main
-from ddptrain.launcher.launcher import preload
+from ddptrain.program import preload
 
 
 def serve() -> None:

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 import ddptrain
+from ddptrain import device
 from ddptrain.config import Config
 from ddptrain.data import batches
 from ddptrain.data import sampling as order
-from ddptrain.distributed import device
 from ddptrain.training import evaluate, models
 from ddptrain.training import gradient_sync as sync
 from tests.mutants.mutant import Mutant, areas

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddptrain.checkpoint_files import newest_valid
+from ddprun.checkpoint_files import newest_valid
 from ddptrain.reporting.metrics import effective_rows
 from tests.processes import free_port
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddptrain import checkpoint_files
-from ddptrain.checkpoint_files import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
-from ddptrain.errors import Mismatch, Superseded, VolumeError
-from ddptrain.files import write_atomically
+from ddprun import checkpoint_files
+from ddprun.checkpoint_files import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
+from ddprun.errors import Mismatch, Superseded, VolumeError
+from ddprun.files import write_atomically
 
 
 def store(root: Path, *, keep: int = 3) -> Checkpoints:

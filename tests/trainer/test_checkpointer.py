@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain.checkpoint_files import newest_valid
+from ddprun.checkpoint_files import newest_valid
+from ddprun.distributed.process_group import alone
+from ddprun.errors import VolumeError
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
-from ddptrain.distributed.process_group import alone
-from ddptrain.errors import VolumeError
-from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger, effective_rows
-from ddptrain.reporting.progress import Progress
 from ddptrain.training.checkpointer import Checkpointer, SaveResult
 
 LAST = 9  # step

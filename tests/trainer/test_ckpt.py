@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from ddprun.checkpoint_files import Checkpoints, newest_valid
+from ddprun.launcher import node_reports as why
 from ddptrain import commands as ckpt
-from ddptrain.checkpoint_files import Checkpoints, newest_valid
 from ddptrain.cli import main
-from ddptrain.launcher import node_reports as why
 from tests.trainer.builders import command, rank_state
 from tests.trainer.runs import ForkServer, assert_same_end
 

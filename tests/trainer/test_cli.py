@@ -142,7 +142,7 @@ def test_a_training_imports_all_of_torch_before_it_forks_and_no_compiler(tmp_pat
     program = """
 import os, sys
 from ddptrain.cli import main
-from ddptrain.launcher.launcher import preload
+from ddptrain.program import preload
 
 class Refusal:
     def find_spec(self, name, path, target=None):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddptrain.checkpoint_files import newest_valid
+from ddprun.checkpoint_files import newest_valid
+from ddprun.errors import Stopped, UsageError
 from ddptrain.cli import main
-from ddptrain.errors import Stopped, UsageError
 from ddptrain.experiments import trials
 from ddptrain.experiments.trials import Trials
 from ddptrain.flags import parse_worlds

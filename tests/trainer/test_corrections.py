@@ -13,10 +13,10 @@ from torch.distributed import launch
 from torch.distributed.run import config_from_args, get_args_parser
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from ddprun.distributed.rendezvous import key_prefix
+from ddprun.distributed.topology import Ranks
 from ddptrain.data.batches import MEAN, STD
 from ddptrain.data.mnist import load
-from ddptrain.distributed.rendezvous import key_prefix
-from ddptrain.distributed.topology import Ranks
 from ddptrain.lessons.tutorial import DataPartitioner, average_gradients
 from tests.processes import free_port
 from tests.trainer.builders import REAL, needs_mnist

@@ -18,6 +18,7 @@ from tests.install.guide import GUIDE
 from tests.trainer.mutants import LESSONS
 
 PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+FOLDERS = (ROOT / "trainer_app" / "ddprun", ROOT / "trainer_app" / "ddptrain", ROOT)  # of the modules
 CORRECTIONS = (ROOT / "docs" / "torch-distributed" / "corrections.md").read_text(encoding="utf-8")
 PARAMETERS = {*lesson_names(), *LESSONS, *(page.stem for page in GUIDE.glob("*.md"))}  # of the tests that are named
 ROWS = {  # a row that is removed is noticed
@@ -46,7 +47,7 @@ def test_every_row_names_a_module_a_command_and_a_test(section: str) -> None:
         subject, modules, command, tests, correction = row
         assert subject and tests
         for module in quoted(modules):
-            assert any((folder / module).exists() for folder in (ROOT / "trainer_app" / "ddptrain", ROOT)), row
+            assert any((folder / module).exists() for folder in FOLDERS), row
         assert check_command(*quoted(command)), row
         assert [test for test in quoted(tests) if not exists(test)] == [], row
         assert not correction.replace("|", "").strip() or "corrections.md#" in correction

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from ddprun.errors import DataError, UsageError
 from ddptrain.config import Config
 from ddptrain.data import download as fetch
 from ddptrain.data.mnist import MNIST_FILES, IdxFile, load
-from ddptrain.errors import DataError, UsageError
 from tests.trainer.runs import ForkServer
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler, str], None]

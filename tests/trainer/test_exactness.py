@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddptrain.checkpoint_files import manifests, newest_valid
+from ddprun.checkpoint_files import manifests, newest_valid
+from ddprun.errors import RanksError
 from ddptrain.config import Config
 from ddptrain.data.sampling import read_audit
-from ddptrain.distributed.device import has_bf16, uses_bf16
-from ddptrain.errors import RanksError
+from ddptrain.device import has_bf16, uses_bf16
 from tests.trainer.builders import SMALL, verb
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx

@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from ddprun.distributed.process_group import Group, alone
+from ddprun.distributed.topology import Ranks
+from ddprun.heartbeat import Heartbeat
+from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import GlobalBatch, Piece
-from ddptrain.distributed.process_group import Group, alone
-from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import Heartbeat
-from ddptrain.signals import StopFlag
 from ddptrain.training import models
 from ddptrain.training.gradient_sync import Bucketed, Ddp, GradientSync, Manual
 from tests.trainer.runs import ForkServer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ddptrain.distributed.topology import WORKER_VARIABLES
+from ddprun.distributed.topology import WORKER_VARIABLES
 from ddptrain.lessons import start
 from ddptrain.lessons.draw import svg, table, text_of
 from ddptrain.lessons.run import lesson_names

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.reporting.console import Console
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger, effective_rows
-from ddptrain.reporting.progress import Progress
 from tests.trainer.runs import ForkServer
 
 

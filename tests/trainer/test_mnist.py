@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
+from ddprun.errors import DataCorrupt, DataError, UsageError
 from ddptrain.cli import main
 from ddptrain.data.mnist import MNIST_FILES, load, read_content
-from ddptrain.errors import DataCorrupt, DataError, UsageError
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.synthetic import file_of, put, write_idx
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddptrain.distributed.device import numerics, processor
+from ddptrain.device import numerics, processor
 from ddptrain.training.checkpointer import numerics_changes
 
 CPUINFO = "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t: 143\nmodel name\t: X\n\nprocessor : 1\n"

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from ddptrain.distributed.peer_monitor import PeerMonitor
-from ddptrain.distributed.process_group import Group
-from ddptrain.distributed.rendezvous import EXIT_KEY
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import PeerLost
-from ddptrain.signals import StopFlag
+from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.distributed.process_group import Group
+from ddprun.distributed.rendezvous import EXIT_KEY
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import PeerLost
+from ddprun.signals import StopFlag
 
 Lost = queue.Queue[tuple[int, PeerLost]]
 Started = tuple[list[PeerMonitor], Lost]

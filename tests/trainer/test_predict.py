@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from ddprun.errors import DataCorrupt
 from ddptrain.data import mnist
-from ddptrain.errors import DataCorrupt
 from ddptrain.inference.predict import Pixels, as_mnist, read_png
 from tests.trainer.pngs import SIGNATURE, chunk, encode, header
 from tests.trainer.runs import ForkServer

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from ddprun.heartbeat import Heartbeat
 from ddptrain.config import Config
-from ddptrain.heartbeat import Heartbeat
 from ddptrain.training import optim
 from ddptrain.training.profiling import StepProfiler
 from tests.trainer.builders import SMALL

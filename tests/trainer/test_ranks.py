@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddptrain.config import Config
-from ddptrain.diagnostics import Diagnostics
-from ddptrain.distributed.device import (
-    check_card_has_bf16,
-    driver_version,
-    resolve_backend,
-    resolve_device,
-    set_numerics,
-    too_few_gpus,
-)
-from ddptrain.distributed.process_group import interface_variables, join_group
-from ddptrain.distributed.rendezvous import parse_rendezvous_timeout
-from ddptrain.distributed.topology import (
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.process_group import interface_variables, join_group
+from ddprun.distributed.rendezvous import parse_rendezvous_timeout
+from ddprun.distributed.topology import (
     Ranks,
     bind_free_port,
     free_port,
@@ -31,13 +22,22 @@ from ddptrain.distributed.topology import (
     route_interface,
     without_operator_rank,
 )
-from ddptrain.errors import RanksError, TrainerError
+from ddprun.errors import RanksError, TrainerError
+from ddprun.heartbeat import Heartbeat, HeartbeatRecord
+from ddprun.reporting.console import Console
+from ddprun.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
+from ddprun.signals import StopFlag
+from ddptrain.config import Config
+from ddptrain.device import (
+    check_card_has_bf16,
+    driver_version,
+    resolve_backend,
+    resolve_device,
+    set_numerics,
+    too_few_gpus,
+)
 from ddptrain.experiments import trials
-from ddptrain.heartbeat import Heartbeat, HeartbeatRecord
 from ddptrain.jobs import Train
-from ddptrain.reporting.console import Console
-from ddptrain.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
-from ddptrain.signals import StopFlag
 from ddptrain.worker import run_forked
 from tests.trainer.runs import ForkServer
 

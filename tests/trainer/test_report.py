@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DataMissing
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import DataMissing
+from ddprun.launcher.node_reports import NodeReports
 from ddptrain.inference.predict import read_png
-from ddptrain.launcher.node_reports import NodeReports
 from ddptrain.report_page import figure, page
 from ddptrain.report_page.history import History, read_history
 from ddptrain.report_page.mistakes import Mistakes, grey_png, mistakes_of

@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddptrain import errors
-from ddptrain.data.mnist import MNIST_FILES, read_content
-from ddptrain.diagnostics import Diagnostics
-from ddptrain.errors import (
+from ddprun import errors
+from ddprun.diagnostics import Diagnostics
+from ddprun.errors import (
     DeviceError,
     GPUOutOfMemory,
     Hang,
@@ -29,9 +28,10 @@ from ddptrain.errors import (
     UsageError,
     classify,
 )
-from ddptrain.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
-from ddptrain.reporting import termination
-from ddptrain.reporting.progress import Progress
+from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
+from ddprun.reporting import termination
+from ddprun.reporting.progress import Progress
+from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS
 from tests.trainer.runs import wait_until

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.reporting.console import _Output
+from ddprun.reporting.console import _Output
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import PATIENCE, ForkServer, Run
 

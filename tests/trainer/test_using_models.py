@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from ddprun.errors import DataError
+from ddprun.files import write_result
 from ddptrain import weights
 from ddptrain.data import mnist
-from ddptrain.errors import DataError
-from ddptrain.files import write_result
 from tests.processes import free_port
 from tests.trainer.runs import ForkServer, Run
 from tests.trainer.synthetic import write_idx

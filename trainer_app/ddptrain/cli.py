@@ -11,18 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddptrain import __version__, flags
-from ddptrain.commands import add_file_verbs, preflight_text
-from ddptrain.config import Config
-from ddptrain.distributed import topology
-from ddptrain.errors import TrainerError, UsageError
-from ddptrain.fault_injection import Fault, check_rank
-from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
-from ddptrain.jobs import Infer, Preflight, Train
-from ddptrain.launcher import launcher
-from ddptrain.lessons.run import lesson_names, run_lesson
-from ddptrain.reporting import termination
-from ddptrain.reporting.console import (
+from ddprun.distributed import topology
+from ddprun.errors import TrainerError, UsageError
+from ddprun.fault_injection import Fault, check_rank
+from ddprun.launcher import launcher
+from ddprun.reporting import termination
+from ddprun.reporting.console import (
     Console,
     escape_unencodable,
     finish_output,
@@ -30,9 +24,16 @@ from ddptrain.reporting.console import (
     never_fail_or_wait,
     terminal_or_none,
 )
-from ddptrain.reporting.termination import Ending
-from ddptrain.resources import check_gpus, set_torch_defaults, uncollected_imports
-from ddptrain.signals import StopFlag
+from ddprun.reporting.termination import Ending
+from ddprun.resources import check_gpus, set_torch_defaults, uncollected_imports
+from ddprun.signals import StopFlag
+from ddptrain import __version__, flags
+from ddptrain.commands import add_file_verbs, preflight_text
+from ddptrain.config import Config
+from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
+from ddptrain.jobs import Infer, Preflight, Train
+from ddptrain.lessons.run import lesson_names, run_lesson
+from ddptrain.program import Trainer, torchrun_command
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 _COMPARE_DEFAULTS = {"data": "digits"}  # every installation has this set
@@ -260,14 +261,14 @@ def _run_launcher(arguments: argparse.Namespace, job: Train | Preflight) -> Endi
     check_rank(config, ranks.world_size)
     check_gpus(config.backend, config.device, ranks.nproc_per_node)
     options = launcher.LaunchOptions(
-        job,
+        Trainer(config, job),
         given.get("how", "prefork"),
         given.get("log_dir", ""),
         given.get("max_restarts", 0),
         fixed_port=bool(given.get("master_port") or os.environ.get("MASTER_PORT")),
     )
     if options.how == "torchrun":
-        command = launcher.torchrun_command(ranks, options)
+        command = torchrun_command(ranks, options)
         # torchrun replaces this process and gets its signals; its ranks read the settings from the environment.
         os.execve(command[0], command, {**os.environ, **config.environment()})  # noqa: S606
     return launcher.launch(config, ranks, stop, options)

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddptrain import exit_codes
-from ddptrain.checkpoint_files import all_manifests, read_newest, reading, set_aside, verify
+from ddprun import exit_codes
+from ddprun.checkpoint_files import all_manifests, read_newest, reading, set_aside, verify
+from ddprun.errors import DataError, DataMissing, UsageError, volume_errors
+from ddprun.files import Json, dumps_json
+from ddprun.launcher.node_reports import explain
+from ddprun.signals import StopFlag
 from ddptrain.config_sources import given_settings
-from ddptrain.errors import DataError, DataMissing, UsageError, volume_errors
-from ddptrain.files import Json, dumps_json
 from ddptrain.flags import (
     add_checkpoint_choice,
     add_group,
@@ -25,8 +27,6 @@ from ddptrain.flags import (
     setting_flags,
     whole_number,
 )
-from ddptrain.launcher.node_reports import explain
-from ddptrain.signals import StopFlag
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"
 

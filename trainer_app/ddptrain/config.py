@@ -4,54 +4,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import ConfigMismatch, UsageError
+from ddprun.errors import ConfigMismatch, UsageError
+from ddprun.settings import Settings, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 _ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
 
 
-def setting(
-    default: Any,
-    text: str,
-    *,
-    name: str = "",
-    identity: bool = False,
-    before: Any = None,
-    choices: tuple[str, ...] = (),
-    low: float = -math.inf,
-    high: float = math.inf,
-    env: str = "",
-) -> Any:
-    """Return a field of ``Config`` with the metadata that the flag parser and the checks need.
-
-    Args:
-        text: the help of its flag.
-        name: name in flags, variables, files and manifests, if it is not the field's.
-        identity: it affects the weights, so a training resumes only if it is unchanged.
-        before: its value in trainings that are older than the setting; None means the default.
-        choices: the valid values; any value is valid if empty.
-        low, high: bounds of a number, both included.
-        env: another variable that sets it, stronger only than the default.
-    """
-    metadata = {
-        "help": text, "name": name, "identity": identity, "before": before, "choices": choices, "low": low,
-        "high": high, "env": env,
-    }  # fmt: skip
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 _of_weights = functools.partial(setting, identity=True)
-_seconds = functools.partial(setting, low=0, high=86_400)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """All settings of a run. Those of the weights affect the result, the others only how it is computed."""
 
     data: str = _of_weights("mnist", "dataset; idx reads any IDX files", choices=("mnist", "digits", "idx"))
@@ -90,9 +59,6 @@ class Config:
     accum: int = _of_weights(1, "micro-batches of each rank's share of a batch, to save memory", low=1, high=100_000)
     data_dir: str = setting("", "directory of the four IDX files, gzipped or not", env="DDPJOB_DATA_DIR")
     download: bool = setting(False, "fetch missing MNIST files into --data-dir first")
-    checkpoint_dir: str = setting(
-        "", "directory of checkpoints and metrics; without it no checkpoint is saved", env="DDPJOB_CHECKPOINT_DIR"
-    )
     checkpoint_every: int = setting(50, "steps between checkpoints; 0 = at the end of each epoch", low=0, high=10**9)
     log_every: int = setting(
         0,
@@ -101,23 +67,11 @@ class Config:
         low=0,
         high=10_000,
     )
-    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
-    keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
     device: str = setting("auto", "auto: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
     backend: str = setting("auto", "auto: nccl on CUDA, gloo on CPU", choices=("auto", "gloo", "nccl", "mpi"))
-    threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
-    rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
-    collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
-    hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
-    volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
-    stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
-    log_format: str = setting("text", "format of the output", choices=("text", "json"))
-    chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
     stop_after: int = setting(0, "debugging aid: stop after this step as after SIGTERM; 0 = never", low=0, high=10**12)
     audit: str = setting("", "directory where every rank records which samples it used at which step")
-    debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     profile: int = setting(0, "steps of each rank to trace with torch.profiler; 0 = none", low=0, high=1_000)
-    show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
     step_delay: float = setting(0.0, "debugging aid: sleep this many seconds after every step", low=0, high=3_600)
 
     @property

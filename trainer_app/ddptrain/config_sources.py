@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddprun.errors import UsageError, nearest
 from ddptrain.config import PREFIX, SETTINGS, Config
-from ddptrain.errors import UsageError, nearest
 
 _FILE_VARIABLE = "DDPTRAIN_CONFIG"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

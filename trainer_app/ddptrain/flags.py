@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
+from ddprun.errors import UsageError, nearest
 from ddptrain.config import SETTINGS, Config
 from ddptrain.config_sources import resolve
-from ddptrain.errors import UsageError, nearest
 
 _MAX_COUNT = 10**12  # of steps, runs and the like
 _MAX_WORLD = 64  # ranks of a trial on one machine

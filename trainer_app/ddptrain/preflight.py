@@ -20,11 +20,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ddptrain import __version__
-from ddptrain.config import Config, digest_of
-from ddptrain.data.mnist import Dataset
-from ddptrain.distributed.process_group import Group, all_gather_flat
-from ddptrain.errors import (
+from ddprun.distributed.process_group import Group, all_gather_flat
+from ddprun.errors import (
     ConfigMismatch,
     DataError,
     DataMismatch,
@@ -34,9 +31,12 @@ from ddptrain.errors import (
     UsageError,
     VolumeError,
 )
-from ddptrain.files import Json, unique, write_atomically
-from ddptrain.reporting import termination
-from ddptrain.reporting.termination import Ending
+from ddprun.files import Json, unique, write_atomically
+from ddprun.reporting import termination
+from ddprun.reporting.termination import Ending
+from ddptrain import __version__
+from ddptrain.config import Config, digest_of
+from ddptrain.data.mnist import Dataset
 
 MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
 SHOULD_AGREE = ("isa", "threads", "device")

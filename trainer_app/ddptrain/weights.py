@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddptrain.checkpoint_files import read_newest
-from ddptrain.distributed.process_group import Group
-from ddptrain.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
+from ddprun.checkpoint_files import read_newest
+from ddprun.distributed.process_group import Group
+from ddprun.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
 
 StateDict = Mapping[str, torch.Tensor]
 

@@ -17,28 +17,29 @@ from pathlib import Path
 
 import torch
 
-from ddptrain import fault_injection
-from ddptrain.checkpoint_files import checkpoint_file
+from ddprun import fault_injection
+from ddprun.checkpoint_files import checkpoint_file
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.distributed.process_group import Group, join_group
+from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
+from ddprun.distributed.topology import WORKER_VARIABLES, Ranks
+from ddprun.errors import Hang, PeerLost, Stopped, TrainerError, classify
+from ddprun.files import dumps_json
+from ddprun.heartbeat import Heartbeat
+from ddprun.program import RankProcess
+from ddprun.reporting import termination
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
+from ddprun.reporting.termination import Ending
+from ddprun.resources import keep_freed_memory, threads_per_rank
+from ddprun.self_watchdog import SelfWatchdog
+from ddprun.signals import STOP_SIGNALS, StopFlag
 from ddptrain.config import Config
 from ddptrain.data import download
 from ddptrain.data.mnist import Dataset
-from ddptrain.diagnostics import Diagnostics
-from ddptrain.distributed.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
-from ddptrain.distributed.peer_monitor import PeerMonitor
-from ddptrain.distributed.process_group import Group, join_group
-from ddptrain.distributed.rendezvous import DEFAULT_TIMEOUT, monitor_store, parse_rendezvous_timeout
-from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
-from ddptrain.errors import Hang, PeerLost, Stopped, TrainerError, classify
-from ddptrain.files import dumps_json
-from ddptrain.heartbeat import Heartbeat
+from ddptrain.device import resolve_backend, resolve_device, set_numerics, too_few_gpus, uses_bf16
 from ddptrain.jobs import Infer, Job, Preflight, Train
-from ddptrain.reporting import termination
-from ddptrain.reporting.console import Console
-from ddptrain.reporting.progress import Progress
-from ddptrain.reporting.termination import Ending
-from ddptrain.resources import keep_freed_memory, threads_per_rank
-from ddptrain.self_watchdog import SelfWatchdog
-from ddptrain.signals import STOP_SIGNALS, StopFlag
 from ddptrain.training import bitwise
 from ddptrain.training.trainer import train
 
@@ -223,21 +224,15 @@ class Worker:
         return Ending(termination.failure(error, rank=self.ranks.rank, progress=self._progress.snapshot()))
 
 
-def run_forked(
-    config: Config, ranks: Ranks, console: Console, *, job: Job, diagnostics: Diagnostics, reports: int
-) -> int:
-    """Run one rank in a child of the launcher and return its exit code.
-
-    Args:
-        reports: the pipe on which the launcher reads the ending.
-    """
+def run_forked(config: Config, rank: RankProcess, *, job: Job) -> int:
+    """Run one rank in a child of the launcher and return its exit code."""
 
     def deliver(ending: Ending) -> None:
-        with os.fdopen(reports, "wb") as pipe:
+        with os.fdopen(rank.reports, "wb") as pipe:
             pipe.write(dumps_json(asdict(ending)).encode())
 
     # The runtime of CUDA does not survive a fork; the launcher must not have initialized it.
     assert not torch.cuda._is_in_bad_fork(), "CUDA was initialized before the fork"
     stop = StopFlag.installed()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked until now by the launcher
-    return Worker(config, ranks, console, stop, job, diagnostics).run(deliver).code
+    return Worker(config, rank.ranks, rank.console, stop, job, rank.diagnostics).run(deliver).code

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.distributed.topology import Ranks
-from ddptrain.launcher import node_reports
-from ddptrain.launcher.node_reports import NodeReports, read
-from ddptrain.launcher.processes import run_with_timeout
-from ddptrain.reporting.console import Console
+from ddprun.distributed.topology import Ranks
+from ddprun.launcher import node_reports
+from ddprun.launcher.node_reports import NodeReports, read
+from ddprun.launcher.processes import run_with_timeout
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
 from ddptrain.reporting.metrics import MetricsLogger
-from ddptrain.reporting.progress import Progress
 from tests.processes import free_port
 from tests.trainer.builders import SMALL, node
 from tests.trainer.runs import ForkServer, wait_until

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ddprun.errors import UsageError
+from ddprun.fault_injection import Fault, check_rank, planned
 from ddptrain.config import Config
-from ddptrain.errors import UsageError
-from ddptrain.fault_injection import Fault, check_rank, planned
 from tests.trainer.builders import SAVING, SMALL, command
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
 

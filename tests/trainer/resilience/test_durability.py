@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
-from ddptrain.errors import VolumeError
+from ddprun.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
+from ddprun.errors import VolumeError
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import SAVING, command
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put

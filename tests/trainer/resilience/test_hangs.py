@@ -19,14 +19,14 @@ from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
+from ddprun.diagnostics import Diagnostics, dump_flight_recorder
+from ddprun.distributed.process_group import Group
+from ddprun.distributed.topology import Ranks
+from ddprun.heartbeat import SIZE, Heartbeat, HeartbeatRecord
+from ddprun.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
+from ddprun.launcher.processes import WorkerProcess
+from ddprun.signals import StopFlag
 from ddptrain.config_sources import resolve
-from ddptrain.diagnostics import Diagnostics, dump_flight_recorder
-from ddptrain.distributed.process_group import Group
-from ddptrain.distributed.topology import Ranks
-from ddptrain.heartbeat import SIZE, Heartbeat, HeartbeatRecord
-from ddptrain.launcher.hang_detector import HangDetector, find_hung_rank, hang_report
-from ddptrain.launcher.processes import WorkerProcess
-from ddptrain.signals import StopFlag
 from tests.processes import free_port
 from tests.trainer.builders import SMALL as SHORT
 from tests.trainer.builders import node, rank_state
@@ -45,7 +45,7 @@ def last_heartbeat(pid: int, rank: int) -> HeartbeatRecord | None:
     """Return the newest heartbeat of a launched rank."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            if f"ddptrain-heartbeat-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
+            if f"ddprun-heartbeat-{rank} " in os.readlink(descriptor):  # noqa: PTH115 - a memory file has no path
                 return HeartbeatRecord.unpack(descriptor.read_bytes())
         except FileNotFoundError:
             continue
@@ -212,7 +212,7 @@ def test_a_flight_recorder_that_blocks_does_not_block_who_asks(monkeypatch: pyte
 def test_a_dump_imports_no_compiler_which_takes_longer_than_the_launcher_waits(tmp_path: Path) -> None:
     program = (
         "import sys, torch, torch.distributed as dist\n"
-        "from ddptrain.diagnostics import newest_trace\n"
+        "from ddprun.diagnostics import newest_trace\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(1))\n"
         "_, recorded = newest_trace()\n"
@@ -307,7 +307,7 @@ def test_without_hang_detection_the_collective_timeout_finds_a_stopped_rank(ddpt
 
 def test_time_during_which_the_launcher_was_stopped_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("ddptrain.launcher.hang_detector.time.monotonic", lambda: now)
+    monkeypatch.setattr("ddprun.launcher.hang_detector.time.monotonic", lambda: now)
     child = WorkerProcess(0, os.getpid(), -1, -1, Diagnostics.create(0))
     detector = HangDetector(60, 0)
     assert not detector.stalled([child])

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint_files import newest_valid
+from ddprun.checkpoint_files import newest_valid
+from ddprun.launcher.hang_detector import process_state
 from ddptrain.data.sampling import Schedule, epoch_order
-from ddptrain.launcher.hang_detector import process_state
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS, SMALL, node
 from tests.trainer.runs import ForkServer, losses, wait_until
@@ -202,7 +202,7 @@ def test_ranks_do_not_outlive_their_launcher(ddptrain: ForkServer, idx: Path) ->
 
 
 def test_sigterm_while_the_launcher_imports_torch_forks_no_rank(ddptrain: ForkServer) -> None:
-    first = "from ddptrain.launcher import launcher; import os; launcher.preload = lambda **_: os.kill(os.getpid(), 15)"
+    first = "from ddptrain import program; import os; program.preload = lambda **_: os.kill(os.getpid(), 15)"
     run = ddptrain.run("launch", "--nproc-per-node", 2, "--data", "digits", first=first, code=75)
     assert (run.message()["outcome"], run.message()["saved"]) == ("stopped", False)
     assert "grace" not in run.message()["message"]
@@ -431,7 +431,7 @@ def test_the_last_lines_of_a_launch_are_the_root_cause(ddptrain: ForkServer, idx
     assert [line[:7] for line in killed[-2:]] == ["hint:  ", "next:  "]
     crashed = ddptrain.run(*command, "--chaos", "crash:1:7", code=1).output().splitlines()
     assert crashed[-3] == "root cause: rank 1, exit code 1, RuntimeError: crash injected by --chaos"
-    assert crashed[-2].startswith("at:    step 6, phase train, where fault_injection.py:")
+    assert crashed[-2].startswith("at:    step 6, phase train, where trainer.py:")
     assert crashed[-1] == "next:  the traceback of rank 1 is in the output above"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.checkpoint_files import manifests, run_numbers, seal
+from ddprun.checkpoint_files import manifests, run_numbers, seal
 from ddptrain.reporting.metrics import read_rows
 from tests.trainer.builders import RESUMED, SAVING, STEPS, command
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses

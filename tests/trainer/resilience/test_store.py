@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.distributed.rendezvous import announce_killed
-from ddptrain.distributed.topology import Ranks
+from ddprun.distributed.rendezvous import announce_killed
+from ddprun.distributed.topology import Ranks
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import PATIENCE, ForkServer
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import DataCorrupt, DataMissing, UsageError
+from ddprun.errors import DataCorrupt, DataMissing, UsageError
 
 Images = npt.NDArray[np.uint8]
 SIDE = 28

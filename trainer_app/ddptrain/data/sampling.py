@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.errors import volume_errors
+from ddprun.errors import volume_errors
 
 Indices = npt.NDArray[np.int64]
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddprun.files import dumps_json
+from ddprun.resources import available_cpus, threads_per_rank
 from ddptrain.config import Config
 from ddptrain.data.mnist import Dataset, load
-from ddptrain.distributed.device import processor
+from ddptrain.device import processor
 from ddptrain.experiments import baselines
 from ddptrain.experiments.trials import Trials, data_flags, speed, verb
-from ddptrain.files import dumps_json
 from ddptrain.reporting.metrics import effective_rows
-from ddptrain.resources import available_cpus, threads_per_rank
 
 PARTS = ("recipes", "accuracy", "sync", "throughput", "tutorial")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddprun.checkpoint_files import newest_valid
+from ddprun.errors import UsageError
+from ddprun.exit_codes import STOPPED
+from ddprun.files import dumps_json, make_directory
 from ddptrain import weights
-from ddptrain.checkpoint_files import newest_valid
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.batches import normalise
 from ddptrain.data.sampling import Schedule, read_audit
-from ddptrain.errors import UsageError
-from ddptrain.exit_codes import STOPPED
 from ddptrain.experiments.trials import Trial, Trials, data_flags
-from ddptrain.files import dumps_json, make_directory
 from ddptrain.inference.trained_model import as_trained, model_of
 from ddptrain.reporting.metrics import effective_rows
 

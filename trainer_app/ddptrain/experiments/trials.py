@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from ddprun.errors import TrainerError
+from ddprun.resources import visible_gpus
+from ddprun.signals import die_with_parent
 from ddptrain.config import Config
-from ddptrain.errors import TrainerError
-from ddptrain.launcher.launcher import preload
+from ddptrain.program import preload
 from ddptrain.reporting.metrics import effective_rows
-from ddptrain.resources import visible_gpus
-from ddptrain.signals import die_with_parent
 
 # Variables of the caller's environment that would change a trial.
 _DROPPED_PREFIXES = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")

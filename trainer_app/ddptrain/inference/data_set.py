@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from ddprun.distributed.process_group import Group
+from ddprun.files import dumps_json, write_result
 from ddptrain.config import Config
-from ddptrain.distributed.process_group import Group
-from ddptrain.files import dumps_json, write_result
 from ddptrain.inference.trained_model import as_trained, data_of, model_of, one_process, open_checkpoint
 from ddptrain.jobs import Infer
 from ddptrain.training.evaluate import ResidentSet, evaluate, probabilities

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from ddprun.errors import TrainerError
+from ddprun.files import write_result
 from ddptrain.config import Config
 from ddptrain.data.mnist import SIDE
-from ddptrain.errors import TrainerError
-from ddptrain.files import write_result
 from ddptrain.inference.trained_model import Classifier, model_of, open_checkpoint
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ddprun.errors import DataCorrupt, DataMissing
+from ddprun.files import dumps_json
 from ddptrain import weights
 from ddptrain.config import Config
 from ddptrain.data.mnist import SIDE
-from ddptrain.errors import DataCorrupt, DataMissing
-from ddptrain.files import dumps_json
 from ddptrain.inference.trained_model import Classifier, model_of, open_checkpoint
 
 MAX_PIXELS = 4096 * 4096  # a few kilobytes of PNG can inflate to gigabytes

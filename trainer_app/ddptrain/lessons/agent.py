@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from ddptrain.distributed.topology import Ranks
+from ddprun.distributed.topology import Ranks
 
 
 def torchrun(flags: list[str], work: Callable[[], None]) -> int:

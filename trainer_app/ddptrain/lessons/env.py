@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ddptrain.distributed.topology import WORKER_VARIABLES, Ranks
+from ddprun.distributed.topology import WORKER_VARIABLES, Ranks
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import UsageError
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import UsageError
 
 STEPS, KILLED_AFTER = 10, 5
 

@@ -6,8 +6,8 @@ import pkgutil
 from dataclasses import replace
 
 import ddptrain.lessons
-from ddptrain.distributed import topology
-from ddptrain.errors import UsageError
+from ddprun.distributed import topology
+from ddprun.errors import UsageError
 
 _NOT_LESSONS = {"run", "draw", "agent"}
 _OF_EVERY_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what init_process_group reads

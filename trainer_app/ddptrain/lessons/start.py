@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ddptrain.distributed.topology import free_port
+from ddprun.distributed.topology import free_port
 from ddptrain.lessons.draw import draw
 
 TIMEOUT = timedelta(seconds=60)

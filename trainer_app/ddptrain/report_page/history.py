@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint_files import reading, run_folder
-from ddptrain.errors import DataMissing
-from ddptrain.launcher import node_reports
+from ddprun.checkpoint_files import reading, run_folder
+from ddprun.errors import DataMissing
+from ddprun.launcher import node_reports
 from ddptrain.reporting.metrics import RecordedMetrics, read_metrics, whole
 
 _LARGEST = 1e300  # what is not smaller cannot be drawn

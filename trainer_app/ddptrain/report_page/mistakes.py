@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ddptrain.checkpoint_files import Saved
+from ddprun.checkpoint_files import Saved
 from ddptrain.config import Config
 from ddptrain.inference.trained_model import as_trained, data_of, model_of, one_process
 from ddptrain.training.evaluate import probabilities

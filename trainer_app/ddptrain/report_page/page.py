@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from ddprun.checkpoint_files import read_newest
+from ddprun.errors import DataError, Mismatch, UsageError
+from ddprun.files import Json, dumps_json, write_result
 from ddptrain import __version__
-from ddptrain.checkpoint_files import read_newest
 from ddptrain.config import Config
-from ddptrain.errors import DataError, Mismatch, UsageError
-from ddptrain.files import Json, dumps_json, write_result
 from ddptrain.report_page import figure
 from ddptrain.report_page.history import History, Run, read_history
 from ddptrain.reporting import metrics

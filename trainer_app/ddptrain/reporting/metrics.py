@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import VolumeError, volume_errors
-from ddptrain.files import BackgroundWrite, Json, dumps_json, share, sync, write_atomically
-from ddptrain.reporting.console import Console
-from ddptrain.reporting.progress import Progress
+from ddprun.errors import VolumeError, volume_errors
+from ddprun.files import BackgroundWrite, Json, dumps_json, share, sync, write_atomically
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
 
 FOLDER = "metrics"
 _OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1

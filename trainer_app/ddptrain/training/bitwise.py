@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddprun.distributed.process_group import Group, all_gather_flat
 from ddptrain.data.batches import GlobalBatch
 from ddptrain.data.sampling import shard
-from ddptrain.distributed.process_group import Group, all_gather_flat
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, views_of
 
 VIRTUAL_SHARDS = 12  # divisible by 1, 2, 3, 4, 6 and 12 ranks

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddprun.checkpoint_files import Checkpoints, Saved, newest_place, run_folder, set_aside
+from ddprun.distributed.process_group import Group
+from ddprun.errors import ConfigMismatch, DataCorrupt, DataMismatch, VolumeError
 from ddptrain import weights
-from ddptrain.checkpoint_files import Checkpoints, Saved, newest_place, run_folder, set_aside
 from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
-from ddptrain.distributed.device import numerics
-from ddptrain.distributed.process_group import Group
-from ddptrain.errors import ConfigMismatch, DataCorrupt, DataMismatch, VolumeError
+from ddptrain.device import numerics
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer

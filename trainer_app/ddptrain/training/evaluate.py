@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ddprun.distributed.process_group import Group
 from ddptrain.data.batches import normalise
 from ddptrain.data.sampling import shard
-from ddptrain.distributed.process_group import Group
 
 CHUNK = 250
 GPU_PASS = 20_000  # samples of one pass on a GPU, at most: the cnn needs 90 KB of memory for each

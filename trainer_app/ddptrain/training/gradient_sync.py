@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from ddprun.distributed.process_group import Group
 from ddptrain.data.batches import GlobalBatch, Piece
 from ddptrain.data.sampling import micro_shards
-from ddptrain.distributed.process_group import Group
 
 LOSS, STOP, SECONDS = range(3)  # positions in the numbers of a step
 NUMBERS = 3

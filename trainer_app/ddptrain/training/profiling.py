@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from ddptrain.files import share, write_atomically
-from ddptrain.heartbeat import Heartbeat
+from ddprun.files import share, write_atomically
+from ddprun.heartbeat import Heartbeat
 from ddptrain.training.optim import Optimizer
 
 WAIT, WARMUP = 5, 2  # steps: the first ones allocate memory, and the profiler's own first ones are slower

@@ -11,8 +11,8 @@ import time
 
 import torch
 
+from ddprun.distributed.process_group import Group
 from ddptrain.data.batches import TrainingBatches
-from ddptrain.distributed.process_group import Group
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync
 from ddptrain.training.optim import Optimizer
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ddprun.distributed.process_group import Group
+from ddprun.errors import RanksError, UsageError
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.sampling import shard
-from ddptrain.distributed.process_group import Group
-from ddptrain.errors import RanksError, UsageError
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, STOP, GradientSync
 from ddptrain.training.optim import Optimizer
 from ddptrain.training.step import Step, note_not_finite

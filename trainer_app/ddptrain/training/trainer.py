@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ddprun.distributed.process_group import Group
+from ddprun.errors import NotFinite, Stopped
+from ddprun.reporting.console import Console
+from ddprun.reporting.progress import Progress
+from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Audit, Schedule
-from ddptrain.distributed.process_group import Group
-from ddptrain.errors import NotFinite, Stopped
-from ddptrain.reporting.console import Console
 from ddptrain.reporting.metrics import MetricsLogger
-from ddptrain.reporting.progress import Progress
-from ddptrain.signals import StopFlag
 from ddptrain.training import gradient_sync, models, optim, step_graph
 from ddptrain.training.bitwise import Bitwise
 from ddptrain.training.checkpointer import Checkpointer, SaveResult, resume

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddptrain.distributed.process_group import Group
+from ddprun.distributed.process_group import Group
 from ddptrain.training.optim import Optimizer, ParameterState
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from ddptrain.files import dumps_json
+from ddprun.files import dumps_json
 
 _WIDTH = 24
 _LINE_INTERVAL = 5.0  # seconds between progress lines where there is no terminal

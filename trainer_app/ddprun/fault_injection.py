@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddptrain.config import Config
-from ddptrain.errors import UsageError, volume_error
+from ddprun.errors import UsageError, volume_error
+from ddprun.settings import Settings
 
 ACTIONS = ("crash", "exit", "kill", "stop", "hang", "slow", "oom", "diskfull")
 SLOW = 0.5  # seconds that ``slow`` adds to every step
@@ -98,26 +98,26 @@ def _act(action: str) -> None:
             blocks.append(b"\1" * 64 * 2**20)
 
 
-def check_rank(config: Config, world_size: int, env: Mapping[str, str] = os.environ) -> None:
+def check_rank(settings: Settings, world_size: int, env: Mapping[str, str] = os.environ) -> None:
     """Refuse a fault of a rank that does not exist; a later attempt, which has no faults, may have fewer ranks.
 
     Raises:
         UsageError: there is no such rank.
     """
-    if not config.chaos or _is_later_attempt(env):
+    if not settings.chaos or _is_later_attempt(env):
         return
-    if (rank := Fault.parse(config.chaos).rank) >= world_size:
+    if (rank := Fault.parse(settings.chaos).rank) >= world_size:
         raise UsageError(
-            f"--chaos {config.chaos} names rank {rank}, but there are {world_size} rank(s)",
+            f"--chaos {settings.chaos} names rank {rank}, but there are {world_size} rank(s)",
             next_step=f"name a rank from 0 to {world_size - 1}",
         )
 
 
-def planned(config: Config, rank: int, env: Mapping[str, str]) -> Fault | None:
+def planned(settings: Settings, rank: int, env: Mapping[str, str]) -> Fault | None:
     """Return the fault to call at every heartbeat of ``rank``, or None if none is planned for it."""
-    if not config.chaos:
+    if not settings.chaos:
         return None
-    fault = Fault.parse(config.chaos)
+    fault = Fault.parse(settings.chaos)
     return None if fault.rank != rank or _is_later_attempt(env) else fault
 
 

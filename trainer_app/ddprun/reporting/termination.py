@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain import exit_codes
-from ddptrain.errors import Stopped, TrainerError, classify
-from ddptrain.errors import where as innermost_frame
-from ddptrain.files import Json, dumps_json
+from ddprun import exit_codes
+from ddprun.errors import Stopped, TrainerError, classify
+from ddprun.errors import where as innermost_frame
+from ddprun.files import Json, dumps_json
 
 SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
 MAX_BYTES = 4096

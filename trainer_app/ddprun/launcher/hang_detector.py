@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddptrain.diagnostics import DUMP_SIGNAL, training_frame
-from ddptrain.errors import Hang
-from ddptrain.heartbeat import StallTimer, activity
-from ddptrain.launcher.processes import WorkerProcess
-from ddptrain.reporting import termination
-from ddptrain.reporting.termination import Report
+from ddprun.diagnostics import DUMP_SIGNAL, training_frame
+from ddprun.errors import Hang
+from ddprun.heartbeat import StallTimer, activity
+from ddprun.launcher.processes import WorkerProcess
+from ddprun.reporting import termination
+from ddprun.reporting.termination import Report
 
 _DUMPING = 2.0  # seconds for dumps to arrive
 _STOPPED = ("T", "t")

@@ -1,4 +1,4 @@
-"""The exit codes of ``ddptrain``. The numbers are stable: job definitions and the operator rely on them."""
+"""The exit codes of ranks and launchers. The numbers are stable: job definitions and the operator rely on them."""
 
 USER_ERROR = 1  # an exception that no other code names
 USAGE = 2

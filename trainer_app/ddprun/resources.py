@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddptrain.errors import RanksError
+from ddprun.errors import RanksError
 
 # Files of WSL, of AMD's driver and of NVIDIA's Tegra, which have no file nvidia0 per card; torch counts there.
 _OTHER_GPUS = ("dxg", "kfd", "nvmap")

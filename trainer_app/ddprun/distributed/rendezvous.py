@@ -18,10 +18,10 @@ from pathlib import Path
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import PeerLost, RanksError, RendezvousError, TrainerError
-from ddptrain.heartbeat import Heartbeat
-from ddptrain.signals import StopFlag
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import PeerLost, RanksError, RendezvousError, TrainerError
+from ddprun.heartbeat import Heartbeat
+from ddprun.signals import StopFlag
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 EXIT_KEY = "left"  # a rank that exits writes its rank and the reason under this key
@@ -44,7 +44,7 @@ def parse_rendezvous_timeout(rdzv_conf: str) -> float:
 def key_prefix(env: Mapping[str, str]) -> str:
     """Return a prefix that separates the keys of two jobs on one port, and those of two attempts of one job."""
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    return "ddptrain/" + "/".join(env.get(name, "") for name in names)
+    return "ddprun/" + "/".join(env.get(name, "") for name in names)
 
 
 @dataclass

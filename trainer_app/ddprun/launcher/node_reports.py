@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ddptrain.config import Config
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import DataMissing, Hang
-from ddptrain.files import dumps_json, share, write_atomically
-from ddptrain.launcher.hang_detector import RankSnapshot, hang_report
-from ddptrain.launcher.processes import WorkerProcess, run_with_timeout
-from ddptrain.reporting.termination import Report, printable, root_cause_lines
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import DataMissing, Hang
+from ddprun.files import dumps_json, share, write_atomically
+from ddprun.launcher.hang_detector import RankSnapshot, hang_report
+from ddprun.launcher.processes import WorkerProcess, run_with_timeout
+from ddprun.reporting.termination import Report, printable, root_cause_lines
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
@@ -41,9 +40,9 @@ class NodeReports:
     ranks: Ranks
 
     @classmethod
-    def of_attempt(cls, config: Config, ranks: Ranks, log_dir: str) -> "NodeReports | None":
+    def of_attempt(cls, checkpoint_dir: str, ranks: Ranks, log_dir: str) -> "NodeReports | None":
         """Return the reports of this attempt; None without a directory to write to."""
-        root = config.checkpoint_dir or log_dir
+        root = checkpoint_dir or log_dir
         if not root:
             return None
         name = f"{os.environ.get('DDPJOB_UID', '')[:5] or 'local'}-{os.environ.get('DDPJOB_ATTEMPT') or '0'}"

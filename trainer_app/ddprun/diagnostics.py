@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddptrain.heartbeat import SIZE, HeartbeatRecord
+from ddprun.code_frames import STARTS_RANKS, innermost_frame
+from ddprun.heartbeat import SIZE, HeartbeatRecord
 
 DUMP_SIGNAL = signal.SIGUSR1
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
@@ -42,7 +43,7 @@ class Diagnostics:
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
         names = ("heartbeat", "stacks", "flight", "trace")
-        diagnostics = cls(*(os.memfd_create(f"ddptrain-{name}-{rank}", 0) for name in names))
+        diagnostics = cls(*(os.memfd_create(f"ddprun-{name}-{rank}", 0) for name in names))
         os.ftruncate(diagnostics.heartbeat, SIZE)
         return diagnostics
 
@@ -141,13 +142,9 @@ def _inductor_not_imported() -> Iterator[None]:
 
 
 def training_frame(stacks: str) -> str | None:
-    """Return ``file.py:line`` of the training thread's innermost frame of this package in a faulthandler dump."""
-    package = Path(__file__).parent
+    """Return ``file.py:line`` of the program's innermost frame in the training thread of a faulthandler dump."""
     for thread in stacks.split("\n\n"):
-        frames = [(Path(m["file"]), m["line"]) for m in _FRAME.finditer(thread)]
-        ours = [(path.name, line) for path, line in frames if package in path.parents]
-        if any(name == "worker.py" for name, _ in ours):  # only the training thread runs worker.py
-            # Frames of the heartbeat and of fault injection wrap the work and say nothing about it.
-            work = [frame for frame in ours if frame[0] not in ("heartbeat.py", "fault_injection.py")] or ours
-            return f"{work[0][0]}:{work[0][1]}"
+        frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(thread)]
+        if any(Path(file) == STARTS_RANKS for file, _ in frames):
+            return innermost_frame(reversed(frames))
     return None

@@ -13,8 +13,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from ddptrain import exit_codes
-from ddptrain.errors import Stopped
+from ddprun import exit_codes
+from ddprun.errors import Stopped
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

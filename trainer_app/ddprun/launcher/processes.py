@@ -21,14 +21,13 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from ddptrain.config import Config
-from ddptrain.diagnostics import Diagnostics
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import Stopped, UsageError, cuda_error, exited_early, nccl_error
-from ddptrain.files import Json, dumps_json
-from ddptrain.jobs import Job
-from ddptrain.reporting import termination
-from ddptrain.reporting.console import (
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import Stopped, UsageError, cuda_error, exited_early, nccl_error
+from ddprun.files import Json, dumps_json
+from ddprun.program import Program, RankProcess
+from ddprun.reporting import termination
+from ddprun.reporting.console import (
     Console,
     count_dropped_as_json,
     json_line,
@@ -36,8 +35,8 @@ from ddptrain.reporting.console import (
     release_output,
     terminal_or_none,
 )
-from ddptrain.reporting.termination import Ending, Report
-from ddptrain.signals import STOP_SIGNALS, die_with_parent
+from ddprun.reporting.termination import Ending, Report
+from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
 LONGEST_LINE = 65536  # bytes
@@ -55,9 +54,8 @@ _OWN_CUDA = re.compile(r"CUDA error:|unhandled cuda error|uncorrectable ECC|\bXi
 class WorkerSpec:
     """What a rank's process needs to know, with the descriptors that it writes to."""
 
-    config: Config
+    program: Program
     ranks: Ranks
-    job: Job
     output: int
     reports: int
     diagnostics: Diagnostics
@@ -91,7 +89,7 @@ class WorkerProcess:
         self.diagnostics.close()
 
 
-def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> WorkerProcess:
+def start(program: Program, ranks: Ranks, *, how: str, log_dir: str) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
@@ -119,7 +117,7 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
             log.close()
         raise
     output, output_write, reports, reports_write = pipes
-    spec = WorkerSpec(config, ranks, job, output_write, reports_write, diagnostics, os.getpid())
+    spec = WorkerSpec(program, ranks, output_write, reports_write, diagnostics, os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal that reached the child before it has handlers would be lost, or would end it without a report.
@@ -127,10 +125,10 @@ def start(config: Config, ranks: Ranks, *, how: str, job: Job, log_dir: str) -> 
     try:
         process = None
         if how == "spawn":
-            program = "from ddptrain.launcher.processes import run_spawned; run_spawned()"
+            script = "from ddprun.launcher.processes import run_spawned; run_spawned()"
             listener = (ranks.listener,) if ranks.is_zero and ranks.listener is not None else ()
             descriptors = (output_write, reports_write, *astuple(diagnostics), *listener)
-            command = [sys.executable, "-c", program, pickle.dumps(spec).hex()]
+            command = [sys.executable, "-c", script, pickle.dumps(spec).hex()]
             process = subprocess.Popen(command, stdout=output_write, stderr=output_write, pass_fds=descriptors)
         pid = process.pid if process else os.fork()
         if pid == 0:
@@ -171,10 +169,8 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
         os.dup2(spec.output, 1)
         os.dup2(spec.output, 2)
         os.environ |= ranks.environment()
-        from ddptrain.worker import run_forked
-
         console = Console(ranks.rank, terminal)
-        code = run_forked(spec.config, ranks, console, job=spec.job, diagnostics=spec.diagnostics, reports=spec.reports)
+        code = spec.program.run(RankProcess(ranks, console, spec.diagnostics, spec.reports))
     except BaseException as error:  # before the worker could report, such as a torch that cannot be imported
         traceback.print_exc()
         report = termination.failure(error, rank=ranks.rank, progress={"phase": "start"})

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from ddptrain.distributed.peer_monitor import PeerMonitor
-from ddptrain.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
-from ddptrain.distributed.topology import Ranks, route_interface
-from ddptrain.errors import Hang, PeerLost, RendezvousError
-from ddptrain.heartbeat import Heartbeat
-from ddptrain.signals import StopFlag
+from ddprun.distributed.peer_monitor import PeerMonitor
+from ddprun.distributed.rendezvous import EXIT_KEY, Rendezvous, key_prefix, wait_for_key
+from ddprun.distributed.topology import Ranks, route_interface
+from ddprun.errors import Hang, PeerLost, RendezvousError
+from ddprun.heartbeat import Heartbeat
+from ddprun.signals import StopFlag
 
 T = TypeVar("T")
 # Renamed in newer versions of PyTorch, which warn of the older names.

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import RanksError
 from ddptrain.config import Config
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import RanksError
 
 
 def resolve_device(config: Config, ranks: Ranks) -> torch.device:

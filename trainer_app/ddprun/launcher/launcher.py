@@ -1,11 +1,9 @@
-"""The launcher of one node: import torch once, start the node's ranks, supervise them, and report how the node ended.
+"""The launcher of one node: import the program once, start its ranks, supervise them, report how the node ended.
 
-The termination message names the root cause, not the first peer that noticed. With ``--how torchrun`` PyTorch's own
-launcher replaces this one.
+The termination message names the root cause, not the first peer that noticed.
 """
 
 import errno
-import importlib
 import os
 import selectors
 import signal
@@ -14,23 +12,23 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ddptrain import exit_codes
-from ddptrain.checkpoint_files import newest_place
-from ddptrain.config import Config
-from ddptrain.diagnostics import DUMP_SIGNAL
-from ddptrain.distributed.topology import Ranks, bind_free_port, free_port
-from ddptrain.errors import RanksError, Stopped, UsageError
-from ddptrain.files import make_directory
-from ddptrain.jobs import Preflight, Train
-from ddptrain.launcher import processes
-from ddptrain.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
-from ddptrain.launcher.node_reports import NodeReports, with_root_cause, without_report
-from ddptrain.launcher.processes import LogPrinter, WorkerProcess
-from ddptrain.reporting import termination
-from ddptrain.reporting.console import continue_output
-from ddptrain.reporting.termination import Ending, Report
-from ddptrain.resources import oom_kills, set_torch_defaults, uncollected_imports
-from ddptrain.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
+from ddprun import exit_codes
+from ddprun.checkpoint_files import newest_place
+from ddprun.diagnostics import DUMP_SIGNAL
+from ddprun.distributed.topology import Ranks, bind_free_port
+from ddprun.errors import RanksError, Stopped, UsageError
+from ddprun.files import make_directory
+from ddprun.launcher import processes
+from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
+from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.program import Program
+from ddprun.reporting import termination
+from ddprun.reporting.console import continue_output
+from ddprun.reporting.termination import Ending, Report
+from ddprun.resources import oom_kills
+from ddprun.settings import Settings
+from ddprun.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
 
 # A restart cannot change these ends, or they are no failures.
 _NOT_RESTARTED = (
@@ -50,6 +48,7 @@ class LaunchOptions:
     """How to launch the ranks.
 
     Attributes:
+        program: what each rank runs.
         how: prefork, or spawn (a fresh interpreter per rank).
         log_dir: also write each rank's output to ``rank-N.log`` there.
         max_restarts: how often the ranks are started again; only on a node that trains alone.
@@ -57,14 +56,14 @@ class LaunchOptions:
             keeps two jobs on one machine apart.
     """
 
-    job: Train | Preflight
+    program: Program
     how: str = "prefork"
     log_dir: str = ""
     max_restarts: int = 0
     fixed_port: bool = False
 
 
-def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
+def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOptions) -> Ending:
     """Start this node's ranks, wait for them, and return how the node ended: the report is that of the root cause.
 
     Args:
@@ -84,16 +83,16 @@ def launch(config: Config, ranks: Ranks, stop: StopFlag, options: LaunchOptions)
         make_directory("--log-dir", options.log_dir)
     signals = SignalQueue()
     if options.how == "prefork":
-        preload(ddp=config.sync == "ddp")
+        options.program.preload()
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
-    reports = NodeReports.of_attempt(config, ranks, options.log_dir)
+    reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
     for restart in range(options.max_restarts + 1):
         if reports:
             reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
-        supervisor = Supervisor(config, _holding_port(ranks, options), options, signals, reports)
+        supervisor = Supervisor(settings, _holding_port(ranks, options), options, signals, reports)
         ending = supervisor.run()
         if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
@@ -115,19 +114,6 @@ def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
     return replace(ranks, master_port=port, listener=bound.detach())
 
 
-def preload(*, ddp: bool) -> None:
-    """Import everything that a rank needs, and nothing that computes.
-
-    Args:
-        ddp: also ``torch._dynamo``, which takes as long as torch itself: the constructor of DistributedDataParallel
-            imports it, with some 900 modules.
-    """
-    set_torch_defaults()
-    with uncollected_imports():
-        for module in (*(["torch._dynamo"] if ddp else []), "ddptrain.worker", "ddptrain.training.gradient_sync"):
-            importlib.import_module(module)
-
-
 class SignalQueue:
     """Collects the numbers of arriving signals; ``wakeup`` becomes readable when a signal arrives."""
 
@@ -143,15 +129,15 @@ class SignalQueue:
 class Supervisor:
     """Starts the ranks of one node and supervises them until all have ended: output, signals, exits and hangs."""
 
-    config: Config
+    settings: Settings
     ranks: Ranks
     options: LaunchOptions
     signals: SignalQueue
     reports: NodeReports | None
 
     def __post_init__(self) -> None:
-        self.printer = LogPrinter(self.config.log_format)
-        timeout = self.config.hang_timeout
+        self.printer = LogPrinter(self.settings.log_format)
+        timeout = self.settings.hang_timeout
         self._detector = HangDetector(timeout, self.ranks.node_rank) if timeout else None
         self._workers: list[WorkerProcess] = []
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
@@ -183,7 +169,7 @@ class Supervisor:
         """
         options = self.options
         try:
-            return processes.start(self.config, ranks, how=options.how, job=options.job, log_dir=options.log_dir)
+            return processes.start(options.program, ranks, how=options.how, log_dir=options.log_dir)
         except OSError as error:
             self._kill()
             for worker in self._workers:
@@ -258,7 +244,7 @@ class Supervisor:
                 continue
             if self.stop_signal is None:
                 self.stop_signal = number
-                self._end_within(self.config.stop_grace)
+                self._end_within(self.settings.stop_grace)
             for worker in self._workers:
                 if worker.status is None:
                     os.kill(worker.pid, number)
@@ -325,7 +311,7 @@ class Supervisor:
     def _final_report(self) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
-        directory = self.config.checkpoint_dir
+        directory = self.settings.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
         report = self._with_oom_kill(report)
@@ -334,7 +320,7 @@ class Supervisor:
         if several_nodes and cause == "own" and unannounced:
 
             def announce() -> None:  # in a child process, because it starts threads and imports torch
-                from ddptrain.distributed.rendezvous import announce_killed
+                from ddprun.distributed.rendezvous import announce_killed
 
                 announce_killed(self.ranks, int(report["rank"]), str(report["message"]))
 
@@ -362,26 +348,3 @@ class Supervisor:
             "hint": None,
             "next": "raise the memory limit, or lower --batch-size or the ranks per node",
         }
-
-
-def torchrun_command(ranks: Ranks, options: LaunchOptions) -> list[str]:
-    """Return the command that starts this node's ranks with torchrun, which has no hang detection and no report.
-
-    The ranks read their settings from the environment.
-
-    Raises:
-        UsageError: an option that only our launcher has.
-    """
-    if options.max_restarts or options.log_dir:
-        raise UsageError(
-            "--how torchrun has neither --max-restarts nor --log-dir",
-            hint="only our own launcher has these flags",
-            next_step="leave them out, or use --how spawn",
-        )
-    if ranks.nnodes == 1 and not options.fixed_port:
-        ranks = replace(ranks, master_port=free_port())
-    return [
-        sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks.nnodes}", f"--node-rank={ranks.node_rank}",
-        f"--nproc-per-node={ranks.nproc_per_node}", f"--master-addr={ranks.master_addr}",
-        f"--master-port={ranks.master_port}", "--max-restarts=0", "-m", "ddptrain", "train",
-    ]  # fmt: skip

@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddptrain import exit_codes
+from ddprun import exit_codes
+from ddprun.code_frames import innermost_frame
 
 
 class TrainerError(Exception):
@@ -296,8 +297,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def where(error: BaseException) -> str | None:
-    """Return ``file.py:line`` of the innermost frame in this package, else of the innermost frame."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if Path(__file__).parent in Path(frame.filename).parents]
-    frame = (ours or frames or [None])[-1]  # type: ignore[list-item]
-    return f"{Path(frame.filename).name}:{frame.lineno}" if frame else None
+    """Return ``file.py:line`` of the innermost frame of the program that raised, else of the innermost frame."""
+    return innermost_frame((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import UsageError, volume_errors
+from ddprun.errors import UsageError, volume_errors
 
 Json = dict[str, Any]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ddptrain.distributed.rendezvous import EXIT_KEY
-from ddptrain.distributed.topology import Ranks
-from ddptrain.errors import PeerLost
-from ddptrain.heartbeat import StallTimer
+from ddprun.distributed.rendezvous import EXIT_KEY
+from ddprun.distributed.topology import Ranks
+from ddprun.errors import PeerLost
+from ddprun.heartbeat import StallTimer
 
 INTERVAL, SILENCE = 5.0, 30.0  # seconds between two signs of life, and without one until a node counts as lost
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ddptrain.files import BackgroundWrite, dumps_json, finite, write_atomically
+from ddprun.files import BackgroundWrite, dumps_json, finite, write_atomically
 
 SCHEMA = 1
 _CONNECTIONS = 16  # open at once; a new connection ends the oldest of them

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddptrain.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder, register_stack_dump
-from ddptrain.errors import Hang, Stopped
-from ddptrain.heartbeat import BEFORE_TRAINING, Heartbeat, StallTimer, activity
-from ddptrain.signals import STOP_SIGNALS, StopFlag, wakeup_pipe
+from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics, dump_flight_recorder, register_stack_dump
+from ddprun.errors import Hang, Stopped
+from ddprun.heartbeat import BEFORE_TRAINING, Heartbeat, StallTimer, activity
+from ddprun.signals import STOP_SIGNALS, StopFlag, wakeup_pipe
 
 _NOTHING_TO_SAVE = 1.5  # seconds that the main thread has to exit by itself before training
 
@@ -93,7 +93,7 @@ class SelfWatchdog:
         if self._stall.observe(record.changes) < limit or not self.claim_report():
             return
         with contextlib.suppress(Exception):  # stderr may be closed; the rank must end all the same
-            stacks = os.memfd_create("ddptrain-stacks", os.MFD_CLOEXEC)
+            stacks = os.memfd_create("ddprun-stacks", os.MFD_CLOEXEC)
             faulthandler.dump_traceback(stacks)  # then printed by Python, so that --log-format json applies
             print(os.pread(stacks, 2**20, 0).decode(errors="replace"), file=sys.stderr, flush=True)
         error = Hang(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ddptrain.errors import UsageError
+from ddprun.errors import UsageError
 
 DEFAULT_PORT = 29500
 MAX_NODES = 4096

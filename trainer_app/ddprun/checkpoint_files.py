@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.errors import ConfigMismatch, DataMissing, Superseded, VolumeError, volume_errors
-from ddptrain.files import Json, dumps_json, share, sync_directory, unique, write_atomically
+from ddprun.errors import ConfigMismatch, DataMissing, Superseded, VolumeError, volume_errors
+from ddprun.files import Json, dumps_json, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
@@ -128,7 +128,7 @@ def verify(manifest_path: Path) -> tuple[str, Json, bytes]:
     if manifest["format"] != FORMAT:
         raise ConfigMismatch(
             f"{manifest_path} has format {manifest['format']}, but this version reads only format {FORMAT}",
-            next_step="use the version of ddptrain that wrote it, or a new checkpoint directory",
+            next_step="use the version of the trainer that wrote it, or a new checkpoint directory",
         )
     if wrong := _wrong_fields(manifest):
         return f"manifest has no valid {', '.join(wrong)}", {}, b""

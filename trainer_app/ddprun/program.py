@@ -1,0 +1,32 @@
+"""What the launcher runs in each rank: the interface between a trainer and the launcher."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.topology import Ranks
+from ddprun.reporting.console import Console
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """What a program gets from the launcher, in the process of its rank.
+
+    Attributes:
+        reports: the pipe on which the launcher reads the ending, as the JSON of ``termination.Ending``.
+    """
+
+    ranks: Ranks
+    console: Console
+    diagnostics: Diagnostics
+    reports: int
+
+
+class Program(Protocol):
+    """A trainer. Its instances are pickled for ``--how spawn``, so the class is defined at the top of a module."""
+
+    def preload(self) -> None:
+        """In the launcher, before it forks: import everything that a rank needs, and nothing that computes."""
+
+    def run(self, rank: RankProcess) -> int:
+        """In the rank: train, send the ending to the launcher, and return the exit code."""

@@ -1,0 +1,1 @@
+"""What a training reports: metrics, progress, console lines, and the termination report."""

@@ -1,0 +1,61 @@
+"""The settings of launcher and ranks that do not depend on what is trained. A trainer adds its own in a subclass."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    name: str = "",
+    identity: bool = False,
+    before: Any = None,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    env: str = "",
+) -> Any:
+    """Return a field of settings with the metadata that the flag parser and the checks need.
+
+    Args:
+        text: the help of its flag.
+        name: name in flags, variables, files and manifests, if it is not the field's.
+        identity: it affects the weights, so a training resumes only if it is unchanged.
+        before: its value in trainings that are older than the setting; None means the default.
+        choices: the valid values; any value is valid if empty.
+        low, high: bounds of a number, both included.
+        env: another variable that sets it, stronger only than the default.
+    """
+    metadata = {
+        "help": text, "name": name, "identity": identity, "before": before, "choices": choices, "low": low,
+        "high": high, "env": env,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_seconds = functools.partial(setting, low=0, high=86_400)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the launcher, the rendezvous, the watchdogs and the checkpoint store read."""
+
+    checkpoint_dir: str = setting(
+        "", "directory of checkpoints and metrics; without it no checkpoint is saved", env="DDPJOB_CHECKPOINT_DIR"
+    )
+    keep: int = setting(3, "number of newest checkpoints to keep", low=1, high=10**6)
+    keep_best: bool = setting(True, "also keep the checkpoint of the highest test accuracy")
+    threads: int = setting(0, "CPU threads per rank; 0 = the container's CPUs divided by its ranks", low=0, high=4096)
+    rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
+    collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
+    hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
+    volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
+    stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
+    log_format: str = setting("text", "format of the output", choices=("text", "json"))
+    chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
+    debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
+    show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
