@@ -61,15 +61,29 @@ def test_progress_without_total_steps_shows_only_the_step() -> None:
         ({"checkpoint": None}, None),
         ({"checkpoint": {"run": 1}}, None),
         ({"checkpoint": {"run": 1, "step": 5}}, {"path": "run-000001/step-000000005.pt", "step": 5}),
+        ({"checkpoint": {"path": "last.ckpt"}}, None),
+        ({"checkpoint": {"step": 5, "path": "v1/last.ckpt"}}, {"path": "v1/last.ckpt", "step": 5}),
+        ({"checkpoint": {"run": 1, "step": 5, "path": "v1/last.ckpt"}}, {"path": "v1/last.ckpt", "step": 5}),
         (
             {"checkpoint": None, "resumedFrom": {"run": 1, "step": 5}},
             {"path": "run-000001/step-000000005.pt", "step": 5, "resumedFromStep": 5},
         ),
     ],
 )
-def test_checkpoint_path_is_that_of_its_file(report: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_checkpoint_path_is_the_reported_one_or_of_ddptrains_file(
+    report: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
     found = checkpoint(report)
     assert (found and {k: v for k, v in found.wire().items() if k != "time"}) == expected
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../other/a.pt", "a/../../b.pt", "a\x1b[2J", "x" * 257, 7, None, ["a"]]
+)
+def test_path_that_is_not_below_the_directory_is_ignored(path: object) -> None:
+    assert checkpoint({"checkpoint": {"step": 5, "path": path}}) is None
+    found = checkpoint({"checkpoint": {"run": 1, "step": 5, "path": path}})
+    assert found is not None and found.path == "run-000001/step-000000005.pt"
 
 
 def test_time_of_the_last_checkpoint_is_kept() -> None:
@@ -86,6 +100,7 @@ junk = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "other"]), junk))
 @example(REPORT | {"phase": "x" * 60_000, "step": 10**4000, "checkpoint": {"run": 3, "step": 250, "files": ["a"] * 9}})
+@example({name: {"run": 3, "step": 250, "path": "x" * 256} for name in ("checkpoint", "resumedFrom")})
 def test_malformed_report_gives_a_valid_status_and_is_small(report: dict[str, Any]) -> None:
     found = training_report(report)
     assert len(repr(found)) < 1024

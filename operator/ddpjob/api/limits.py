@@ -16,6 +16,7 @@ MAX_MESSAGE: Final = 2048
 MAX_ADVICE: Final = 1024
 MAX_LOG_TAIL: Final = 2048
 MAX_AVOIDED: Final = 16
+MAX_REPORTED_PATH: Final = 256
 
 MASTER_PORT: Final = 29500
 """Default of rendezvous.port."""

@@ -52,14 +52,27 @@ _Phase = Annotated[str | None, PlainValidator(lambda v: clean(v[:_MAX_PHASE]) if
 _Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
 _Advice = Annotated[str | None, _text(lambda text: shorten(text, limits.MAX_ADVICE))]
 _Text = Annotated[str | None, _text(lambda text: text[:_MAX_TEXT])]
+_Path = Annotated[str | None, PlainValidator(lambda value: value if _is_inside(value) else None)]
+
+
+def _is_inside(path: object) -> bool:
+    """Return whether ``path`` is a relative path below its directory, and fit to be printed."""
+    if not isinstance(path, str) or not 0 < len(path) <= limits.MAX_REPORTED_PATH or not path.isprintable():
+        return False
+    return not path.startswith("/") and ".." not in path.split("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class Place:
-    """A checkpoint: ``run`` and ``step`` are in the name of its file."""
+    """A checkpoint.
+
+    path: its file, relative to DDPJOB_CHECKPOINT_DIR. Schemas 1 and 2 have no path, but ``run`` and ``step`` of the
+    file's name in ``ddptrain``.
+    """
 
     run: _Count = None
     step: _Count = None
+    path: _Path = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)

@@ -8,6 +8,7 @@ from ddpjob.api.status import CheckpointStatus, Progress
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
+# Of ddptrain, whose reports of schemas 1 and 2 have no path: an image of an earlier release may run.
 _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
 
@@ -44,9 +45,9 @@ def checkpoint_status(
     """Return ``status.checkpoint`` for a report, or the recorded one if the report has no checkpoint."""
     resumed_step = report.resumed_from.step if report.resumed_from else None
     place = report.checkpoint or (report.resumed_from if resumed_step is not None else None)
-    if place is None or place.run is None or place.step is None:
+    if place is None or place.step is None or (place.run is None and place.path is None):
         return before
-    path = _STEP_FILE.format(run=place.run, step=place.step)
+    path = place.path or _STEP_FILE.format(run=place.run, step=place.step)
     time = before.time if before is not None and before.path == path else timestamp(now)
     return CheckpointStatus(path=path, step=place.step, time=time, resumed_from_step=resumed_step)
 
