@@ -149,12 +149,16 @@ def _without_version(obj: Json) -> Json:
 
 
 class Comparison:
-    """Runs sequences. ``outcomes`` counts the responses, ``collections`` the times that the collectors had work."""
+    """Runs sequences. ``outcomes`` counts the responses, ``collections`` the times that the collectors had work.
+
+    ``equal``: the number of sequences without a difference.
+    """
 
     def __init__(self, memory: MemoryTarget, real: RealTarget) -> None:
         self._memory, self._real = memory, real
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.collections = 0
+        self.equal = 0
 
     async def run(self, sequence: Sequence[Request]) -> None:
         """Run a sequence. Raises ``AssertionError`` at the first difference. Leaves both clusters empty."""
@@ -176,6 +180,7 @@ class Comparison:
             raise
         await self._clean(kinds)
         await self._compare_events(memory, real)
+        self.equal += 1
 
     async def _settle(self, where: str, kinds: Sequence[Resource]) -> None:
         """Run the in-memory collector. If it had work, wait until the real one has done the same."""
