@@ -146,7 +146,17 @@ def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess,
     for pod in jobs.pods():
         jobs.delete(pod)
     jobs.settle()
-    assert jobs.writes(about="mnist", since=writes) == []
+    assert_nothing_written(jobs, writes)
+
+
+def assert_nothing_written(jobs: Jobs, since: int) -> None:
+    """Assert that the operator changed nothing.
+
+    Pods and jobs have different watches. If the end of a pod is seen before the deletion of its job, a status is sent,
+    which is refused because it names the version before the deletion. Nothing follows from a decision without a record.
+    """
+    refused = [("patch", "ddpjobs/status", "mnist", code) for code in (404, 409)]
+    assert [write for write in jobs.writes(about="mnist", since=since) if write not in refused] == []
 
 
 def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -160,7 +170,7 @@ def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: Operat
         jobs.delete(pod)
     jobs.settle()
     assert jobs.exists() and not jobs.pods()
-    assert jobs.writes(about="mnist", since=writes) == []
+    assert_nothing_written(jobs, writes)
     jobs.plane.request("PATCH", f"{jobs.path}/mnist", {"metadata": {"finalizers": None}})
     jobs.submit()
     jobs.wait_for_pods(1)
