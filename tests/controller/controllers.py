@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.controller.cache import WATCHED
 from ddpjob.controller.controller import Controller
@@ -22,14 +23,12 @@ def a_controller(cluster: MemoryCluster, *, progress_seconds: float = 10.0, **op
     return Controller(cluster, SETTINGS, lambda on_news: ProgressPoller(progress_seconds, on_news), **given | options)
 
 
-async def serve(
-    controller: Controller, watch: Callable[[Resource], AsyncIterator[Any]], scope: str | None = None
-) -> None:
-    """Run until cancelled; ``watch(resource)`` yields the events of a scope that keep the cache up to date."""
+async def serve(controller: Controller, watch: Callable[..., AsyncIterator[Any]], scope: str | None = None) -> None:
+    """Run until cancelled; ``watch`` of a resource yields the events of a scope that keep the cache up to date."""
 
     async def feed(resource: Resource) -> None:
         await controller.sweeper.filled(scope)
-        async for event in watch(resource):
+        async for event in watch(resource, label_selector=names.SELECTORS.get(resource)):
             controller.cache.take(resource, event)
 
     async with asyncio.TaskGroup() as group:

@@ -417,11 +417,9 @@ class Simulation:
         await self.pause(REST_SECONDS)
         written = [f"{c.type} {c.resource.kind} {c.obj['metadata']['name']}" for _, c in self.changes]
         assert self.store.version == version, f"written at rest: {written[version - self.store.version :]}"
-        # Services are not watched: the sweep finds that those of deleted jobs are gone.
-        allowed = sum(c.type == "DELETED" and c.resource is names.SERVICES for _, c in self.changes)
         # The operator may start during the rest; the retry of one that another forestalled may be due.
         is_disturbed = bool(self.log) or self.watch == "dropped" or self.operators > 1
-        assert is_disturbed or self.reconciles() - reconciles <= allowed, "reconciled at rest"
+        assert is_disturbed or self.reconciles() == reconciles, "reconciled at rest"
 
     def _permuted(self, items: Sequence[Any]) -> Sequence[Any]:
         orders = list(itertools.permutations(items))

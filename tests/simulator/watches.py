@@ -44,9 +44,9 @@ class Watches:
         elif mode == "restored":
             self._later(CALM_SECONDS, self._restore)
 
-    def open(self, resource: Resource) -> AsyncIterator[Any]:
+    def open(self, resource: Resource, label_selector: str | None) -> AsyncIterator[Any]:
         """Return the events of a kind."""
-        watch = self._cluster.watch(resource)
+        watch = self._cluster.watch(resource, label_selector=label_selector)
         is_late = self._mode in ("late", "shuffled", "late-jobs" if resource is names.DDPJOBS else "late-pods")
         if self._mode == "dropped":
             return self._with_losses(watch)

@@ -24,8 +24,8 @@ from ddpjob.controller.stored_jobs import restored, stored
 T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
-WATCHED = (names.DDPJOBS, names.PODS)
-"""Kinds whose changes come as watch events; the others are listed by the sweep."""
+WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES)
+"""Kinds whose changes come as watch events; claims are only listed by the sweep."""
 
 
 Place = tuple[str, str]

@@ -154,7 +154,7 @@ class Operator:
         )
 
     def _watches_of(self, scope: str | None) -> list[Watch]:
-        return [self._watch_of(resource, scope) for resource in (*WATCHED, names.SERVICES)]
+        return [self._watch_of(resource, scope) for resource in WATCHED]
 
     def _watch_of(self, resource: Resource, scope: str | None) -> Watch:
         cache, connection = self.controller.cache, self._connection
