@@ -235,6 +235,16 @@ def test_only_a_step_of_a_pod_that_no_decision_waits_for_is_handled_later(
     assert woken == expected
 
 
+def test_edit_of_a_service_is_handled_later_than_its_creation_and_deletion() -> None:
+    """A tenant may edit it many times a second."""
+    woken: list[str] = []
+    cache = Cache(lambda key: woken.append("now"), lambda key: woken.append("later"))
+    cache.put(names.SERVICES, a_pod("a", 1))
+    cache.put(names.SERVICES, a_pod("a", 2))
+    cache.take(names.SERVICES, {"type": "DELETED", "object": a_pod("a", 3)})
+    assert woken == ["now", "later", "now"]
+
+
 def test_jobs_are_counted_by_state() -> None:
     cache = Cache()
     for number, state in enumerate(("Running", "Running", "Failed", None)):

@@ -40,18 +40,21 @@ class Bench:
         self.cluster = FaultyCluster(self._hook, clock=now)
         self.server = self.cluster.server
         self.metrics = Metrics()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def _hook(self, call: Call) -> Fault | None:
         self.calls.append(call)
         return self.rule(call)
 
     async def begin(self) -> None:
+        """Start an operator, beside those that run."""
         controller = a_controller(self.cluster, progress_seconds=1e9, metrics=self.metrics, now=now)
-        self._task = asyncio.create_task(serve(controller, self.cluster.watch))
+        self._tasks.append(asyncio.create_task(serve(controller, self.cluster.watch)))
 
     async def end(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def submit(self, name: str = "mnist", **spec: Any) -> Json:
         job = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": name, "namespace": "default"}}
@@ -564,27 +567,51 @@ def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_ope
     on_bench(test)
 
 
-def test_service_that_an_admission_webhook_edits_is_not_patched_again_and_again() -> None:
-    """The webhook stamps each version, so that each PATCH makes a new one."""
+@pytest.mark.parametrize("operators", [1, 2])
+def test_service_that_another_program_edits_again_each_time_is_patched_ever_less_often(operators: int) -> None:
+    """An admission webhook spoils each version, so that each PATCH makes a new one, which the watches show first."""
 
     async def test(bench: Bench) -> None:
-        patches, patch = 0, bench.server.patch
+        patch, patch_slowly = bench.server.patch, bench.cluster.patch
+        patches: list[float] = []
 
-        def edited(resource: Resource, namespace: str, name: str, body: Json) -> Json:
-            nonlocal patches
-            if resource is names.SERVICES and patches < 100:
-                patches += 1
-                stamp = {"annotations": {"edit": str(patches)}}
+        def spoiled(resource: Resource, namespace: str, name: str, body: Json) -> Json:
+            if resource is names.SERVICES and len(patches) < 1000:
+                patches.append(asyncio.get_running_loop().time())
+                stamp = {"annotations": {"edit": str(len(patches))}}
                 body = body | {"metadata": body["metadata"] | stamp, "spec": {"publishNotReadyAddresses": False}}
             return patch(resource, namespace, name, body)
 
+        async def slow(resource: Resource, namespace: str, name: str, body: Json) -> Json:
+            answer = await patch_slowly(resource, namespace, name, body)
+            await asyncio.sleep(0.01)
+            return answer
+
+        for _ in range(1, operators):
+            await bench.begin()
         bench.submit()
         await asyncio.sleep(5)
         await bench.run_all()
-        bench.server.patch = edited  # type: ignore[method-assign]
+        bench.server.patch = spoiled  # type: ignore[method-assign]
+        bench.cluster.patch = slow  # type: ignore[method-assign]
         (service,) = bench.cluster.store.all(names.SERVICES)
+        edited = asyncio.get_running_loop().time()
         patch(names.SERVICES, "default", service["metadata"]["name"], {"spec": {"publishNotReadyAddresses": False}})
-        await asyncio.sleep(60)
-        assert 1 <= patches <= 5
+        await asyncio.sleep(1)
+        assert patches[0] - edited < 0.1
+        reconciles = bench.reconciles()
+        await asyncio.sleep(10 * 3600)
+        assert len(patches) <= operators * 75, "1, 2, 4, ... 600 s"
+        assert bench.reconciles() - reconciles <= 3 * len(patches)
+
+        bench.server.patch = patch  # type: ignore[method-assign]
+        await asyncio.sleep(700)
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        assert service["spec"]["publishNotReadyAddresses"]
+        await asyncio.sleep(700)
+        patch(names.SERVICES, "default", service["metadata"]["name"], {"spec": {"publishNotReadyAddresses": False}})
+        await asyncio.sleep(1)
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        assert service["spec"]["publishNotReadyAddresses"], "one more edit is repaired at once"
 
     on_bench(test)

@@ -132,8 +132,7 @@ class Executor:
         try:
             async with self._slots.take(namespace):
                 changed = await self._cluster.patch(change.resource, namespace, change.name, body)
-            # No decision waits for it: an admission webhook that edits each version would cause a PATCH without end.
-            self._cache.put(change.resource, changed, wake=False)
+            self._cache.put(change.resource, changed, wake=False)  # no decision waits for it
         except NotFound:
             self._cache.remove(change.resource, namespace, change.name, change.uid)
         except (Conflict, Forbidden, Invalid) as error:

@@ -5,8 +5,9 @@ wins, and a deleted object stays deleted if an older response arrives later. Of 
 encoded form (``stored_jobs``).
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
-because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job, because
-a tenant may edit a job many times a second. A change that view or encoded form do not show calls nothing.
+because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job or a
+Service, because a tenant may edit them many times a second. A change that view or encoded form do not show calls
+nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -134,17 +135,14 @@ class Cache:
         self._newest[resource] = max(self._newest[resource], entry.version)
         if resource is names.PODS:
             self._put_pod(place, entry, known)
-        elif resource is names.DDPJOBS:
-            if wake:
-                self._wake_for_job(entry, known)
         elif wake:
-            self._wake(entry)
+            self._wake_after_edit(resource, entry, known)
         return True
 
-    def _wake_for_job(self, entry: Entry, known: Entry | None) -> None:
+    def _wake_after_edit(self, resource: Resource, entry: Entry, known: Entry | None) -> None:
         if known is None:
             self._wake(entry)
-        elif entry.job is not None and not entry.value.has_content_of(known.value):
+        elif entry.job is not None and not (resource is names.DDPJOBS and entry.value.has_content_of(known.value)):
             self._on_update(entry.job)
 
     def _put_pod(self, place: Place, entry: Entry, known: Entry | None) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ddpjob.api import names
@@ -27,7 +27,7 @@ from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, status_patch
-from ddpjob.engine.attempt import retry_seconds
+from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
 from ddpjob.engine.plan import plan as make_plan
@@ -47,6 +47,7 @@ class Memory:
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
+    repairs: how many times in a row the Service was repaired. repair_after: monotonic time before the next repair.
     patched_at: monotonic time of the last status patch.
     unannounced: status and events of a patch whose response was lost.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
@@ -61,6 +62,8 @@ class Memory:
     begun: int = 0
     complete: int = 0
     created: frozenset[str] = frozenset()
+    repairs: int = 0
+    repair_after: float = float("-inf")
     patched_at: float = float("-inf")
     unannounced: tuple[Json, Plan] | None = None
     unrecorded: bool = False
@@ -120,6 +123,7 @@ class Reconciler:
         plan = self._plan(key, job, memory)
         if plan.needs_live:
             plan = self._plan(key, job, memory, live=await self._live_pods(job))
+        plan = self._without_early_repair(key, plan, memory)
         self.poller.follow(key, plan.poll)
         self.claims.follow(key, plan.claims)
         if plan.requeue_after is not None:
@@ -211,6 +215,17 @@ class Reconciler:
         listing.finish()
         return self.cache.pods(uid)
 
+    def _without_early_repair(self, key: Key, plan: Plan, memory: Memory) -> Plan:
+        """Return the plan without the repair of a Service that would follow the last one too soon.
+
+        An admission webhook, another program or a second operator may undo each repair.
+        """
+        wait = memory.repair_after - self.clock()
+        if wait <= 0 or not _repairs_service(plan):
+            return plan
+        self.queue.add_after(key, wait)
+        return replace(plan, changes=tuple(change for change in plan.changes if change.resource is names.PODS))
+
     def _is_too_soon(self, key: Key, plan: Plan, memory: Memory) -> bool:
         """Return whether to delay a status that is not urgent and combine it with the next one.
 
@@ -294,6 +309,10 @@ class Reconciler:
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
+        if _repairs_service(plan):
+            is_new = self.clock() - memory.repair_after > MAX_RETRY_SECONDS
+            memory.repairs = 1 if is_new else memory.repairs + 1
+            memory.repair_after = self.clock() + retry_seconds(memory.repairs)
         memory.created |= outcome.created
         refused = any(problem.reason not in REFUSALS_TO_SHOW for problem in outcome.problems)
         if number is not None and not refused and not outcome.namespace_gone:
@@ -351,6 +370,10 @@ class Reconciler:
             logger.error("the same error again, retrying in %.1f s: %s", delay, text)
         else:
             logger.exception("unexpected error, retrying in %.1f s", delay)
+
+
+def _repairs_service(plan: Plan) -> bool:
+    return any(change.resource is names.SERVICES for change in plan.changes)
 
 
 async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:
