@@ -50,6 +50,8 @@ RECONCILES_OF_A_FAILED_CREATE = 2
 """Reconciles that show in the status that a create failed, and delay this status."""
 RECONCILES_OF_A_REPORT = 2
 """Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
+BEFORE_RESTORE = 10**6
+"""Lowest version of an object before etcd is restored, so that versions go far back."""
 QUIET_SECONDS = 60.0
 REST_SECONDS = 1300.0
 """Long enough for two sweeps."""
@@ -169,7 +171,7 @@ class Simulation:
         self.cluster = RecordedCluster(self._hook, self._on_change, clock=now, new_uid=self._new_uid)
         self.server, self.store = self.cluster.server, self.cluster.store
         if watch == "restored":
-            self.store.version = 10**6  # so that versions go far back
+            self.store.version = BEFORE_RESTORE
         self.kubelets = Kubelets(self.server, str(seed), now, eager=eager, sidecar=sidecar, skewed=skewed)
         self.create_errors = create_errors
         self._create_chance = random.Random(f"creates {seed}")
@@ -196,6 +198,7 @@ class Simulation:
         self._progress: Polled | None = None
         self.operators = operators
         self._reports: list[Reports] = []
+        self._watches: list[Watches] = []
 
     # The operator.
 
@@ -233,13 +236,14 @@ class Simulation:
             clock=asyncio.get_running_loop().time,
             now=now,
         )
-        is_restored = self.watch == "restored" and self.starts > 1
+        is_restored = self.watch == "restored" and self.store.version < BEFORE_RESTORE
         watches = Watches(
             "prompt" if is_restored else self.watch,
             f"{self._seed} {self.starts}{' second' * number}",
             self.cluster,
             partial(controller.sweeper.want, KEY.namespace),
         )
+        self._watches.append(watches)
         serving = serve(controller, watches.open, KEY.namespace)
         asyncio.create_task(serving, name="operator")  # noqa: RUF006 - ``_kill_tasks`` finds it
 
@@ -252,6 +256,8 @@ class Simulation:
 
     async def _kill_tasks(self) -> None:
         """Cancel all tasks of the operator, so that it writes nothing any more."""
+        while self._watches:
+            self._watches.pop().close()
         spared = {asyncio.current_task(), self._script, *self.cluster.late}
         while tasks := asyncio.all_tasks() - spared:  # one that ends may have started another
             for task in tasks:

@@ -39,10 +39,16 @@ class Watches:
         self._cluster = cluster
         self._relist = relist
         self._is_open = True
+        self._timers: list[asyncio.TimerHandle] = []
         if mode == "interrupted":
             self._later(CALM_SECONDS, self._interrupt)
         elif mode == "restored":
             self._later(CALM_SECONDS, self._restore)
+
+    def close(self) -> None:
+        """Disturb nothing any more, because the process has ended."""
+        for timer in self._timers:
+            timer.cancel()
 
     def open(self, resource: Resource, label_selector: str | None) -> AsyncIterator[Any]:
         """Return the events of a kind."""
@@ -80,7 +86,7 @@ class Watches:
         self._later(MAX_DELAY_SECONDS, self._relist)
 
     def _later(self, longest: float, act: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(self._chance.uniform(1.0, longest), act)
+        self._timers.append(asyncio.get_running_loop().call_later(self._chance.uniform(1.0, longest), act))
 
     async def _delayed(self, watch: AsyncIterator[Any]) -> AsyncIterator[Any]:
         arrived: asyncio.Queue[Any] = asyncio.Queue()
