@@ -51,3 +51,8 @@ def rank_state(rank: int, **more: Any) -> RankSnapshot:
         "quiet": 60.0, "stopped": False, "answered": True, "where": None,
     }  # fmt: skip
     return RankSnapshot(**facts | more)
+
+
+def place(run: int, step: int) -> dict[str, Any]:
+    """Return a checkpoint as reports name it, of a run without DDPJOB_CHECKPOINT_DIR."""
+    return {"run": run, "step": step, "path": f"run-{run:06d}/step-{step:09d}.pt"}

@@ -70,7 +70,7 @@ class Run:
         content = self.termination_log.read_bytes()
         assert len(content) <= 4096
         message: dict[str, Any] = json.loads(content)
-        assert message["schema"] == 2
+        assert message["schema"] == 3
         return message
 
     def progress(self) -> dict[str, Any] | None:

@@ -12,9 +12,19 @@ from typing import Any
 import pytest
 
 from ddprun import checkpoint_files
-from ddprun.checkpoint_files import Checkpoints, manifests, newest_valid, run_numbers, seal, verify
+from ddprun.checkpoint_files import (
+    Checkpoints,
+    checkpoint_file,
+    manifests,
+    newest_valid,
+    reported_place,
+    run_numbers,
+    seal,
+    verify,
+)
 from ddprun.errors import Mismatch, Superseded, VolumeError
 from ddprun.files import write_atomically
+from tests.trainer.builders import place
 
 
 def store(root: Path, *, keep: int = 3) -> Checkpoints:
@@ -36,7 +46,7 @@ def test_a_saved_checkpoint_is_found(tmp_path: Path) -> None:
     found = newest_valid(tmp_path, lambda path, reason: None)
     assert found is not None
     saved, content = found
-    assert (saved.place, content, saved.manifest["complete"]) == ({"run": 1, "step": 7}, b"weights", True)
+    assert (saved.place, content, saved.manifest["complete"]) == (place(1, 7), b"weights", True)
     assert saved.path == tmp_path / "run-000001" / "step-000000007.pt"
     assert sorted(path.name for path in saved.path.parent.iterdir()) == [
         "owner.json", "step-000000007.json", "step-000000007.pt",
@@ -364,3 +374,18 @@ def test_a_failed_last_save_on_a_full_volume_leaves_no_partial_files(
         writer.save(2, b"y", {}, last=True)
     names = {path.name for path in (tmp_path / "run-000001").iterdir()}
     assert names == {"owner.json", "step-000000001.pt", "step-000000001.json"}
+
+
+@pytest.mark.parametrize(
+    ("directory", "path"),
+    [
+        ("", "run-000003/step-000000250.pt"),
+        ("/ckpt/exp", "run-000003/step-000000250.pt"),
+        ("/ckpt", "exp/run-000003/step-000000250.pt"),
+        ("/ckpt/other", None),  # the operator could not find it
+    ],
+)
+def test_reported_path_is_relative_to_the_jobs_directory(directory: str, path: str | None) -> None:
+    file = checkpoint_file(Path("/ckpt/exp"), 3, 250)
+    place = reported_place(file, 3, 250, {"DDPJOB_CHECKPOINT_DIR": directory})
+    assert place == {"run": 3, "step": 250} | ({"path": path} if path else {})

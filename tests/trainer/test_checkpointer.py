@@ -21,6 +21,7 @@ from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
 from ddptrain.reporting.metrics import MetricsLogger, effective_rows
 from ddptrain.training.checkpointer import Checkpointer, SaveResult
+from tests.trainer.builders import place
 
 LAST = 9  # step
 
@@ -48,8 +49,8 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     for step in range(1, 5):
         metrics.step(step, loss=1.0, learning_rate=0.1, samples=37, seconds=0.1)
     result = checkpointer.save(4, state, None)
-    assert result == SaveResult({"run": 1, "step": 4})
-    assert progress.snapshot()["checkpoint"] == {"run": 1, "step": 4}
+    assert result == SaveResult(place(1, 4))
+    assert progress.snapshot()["checkpoint"] == place(1, 4)
     assert [row["step"] for row in effective_rows(tmp_path, "train")] == [1, 2, 3, 4]
     manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
     assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
@@ -92,7 +93,7 @@ def test_last_save_makes_a_directory_that_has_vanished(tmp_path: Path, idx: Path
     checkpointer, _, _ = claimed(root, idx)
     checkpointer.save(4, state, None)
     root.rename(tmp_path / "elsewhere")
-    assert checkpointer.save(LAST, state, None).checkpoint == {"run": 1, "step": LAST}
+    assert checkpointer.save(LAST, state, None).checkpoint == place(1, LAST)
     assert newest_valid(root, lambda path, reason: None) is not None
 
 
@@ -104,5 +105,5 @@ def test_refused_save_returns_the_reason_and_raises_only_at_the_last_step(tmp_pa
     with pytest.raises(VolumeError):
         checkpointer.save(LAST, state, None)
     (tmp_path / "run-000001").mkdir()
-    assert checkpointer.save(5, state, None).checkpoint == {"run": 1, "step": 5}
+    assert checkpointer.save(5, state, None).checkpoint == place(1, 5)
     assert progress.snapshot()["checkpointProblem"] is None

@@ -13,7 +13,7 @@ from ddprun.checkpoint_files import Checkpoints, newest_valid
 from ddprun.launcher import node_reports as why
 from ddptrain import commands as ckpt
 from ddptrain.cli import main
-from tests.trainer.builders import command, rank_state
+from tests.trainer.builders import command, place, rank_state
 from tests.trainer.runs import ForkServer, assert_same_end
 
 
@@ -82,7 +82,7 @@ def test_a_file_named_like_a_run_and_a_folder_named_like_a_manifest_are_ignored(
     writer = Checkpoints(saved, keep=9)
     found = writer.resume(lambda _: None)
     assert found is not None
-    assert found[0].place == {"run": 2, "step": 25}
+    assert found[0].place == place(2, 25)
     assert writer.claim({}) == 8
 
 
@@ -104,7 +104,7 @@ def test_rollback_sets_newer_checkpoints_aside_and_deletes_nothing(saved: Path) 
     assert rollback(saved, "--run", "1", "--step", "10") == 0
     found = newest_valid(saved, lambda path, reason: None)
     assert found is not None
-    assert found[0].place == {"run": 1, "step": 10}
+    assert found[0].place == place(1, 10)
     assert len(list(saved.rglob("*.rolled-back"))) == 6
 
 
@@ -127,7 +127,7 @@ def test_a_rolled_back_run_ends_with_the_same_weights(ddptrain: ForkServer, idx:
         ddptrain.run(*command(1, idx, folder, "--model", "mlp"))
     assert rollback(cut, "--step", "12") == 0
     again = ddptrain.run(*command(1, idx, cut, "--model", "mlp"))
-    assert again.message()["resumedFrom"] == {"run": 1, "step": 12}
+    assert again.message()["resumedFrom"] == place(1, 12)
     assert_same_end(whole, cut)
 
 

@@ -24,6 +24,7 @@ from ddprun.distributed.topology import (
 )
 from ddprun.errors import RanksError, TrainerError
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
+from ddprun.program import RankProcess
 from ddprun.reporting.console import Console
 from ddprun.resources import available_cpus, check_gpus, oom_kills, threads_per_rank
 from ddprun.signals import StopFlag
@@ -281,9 +282,7 @@ def test_nccl_is_given_exactly_the_interface_that_routes_to_the_master() -> None
 def test_a_rank_that_was_forked_after_cuda_was_initialized_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(AssertionError, match="CUDA was initialized before the fork"):
-        run_forked(
-            Config(), Ranks(), Console(0, None), job=Train(), diagnostics=Diagnostics(-1, -1, -1, -1), reports=-1
-        )
+        run_forked(Config(), RankProcess(Ranks(), Console(0, None), Diagnostics(-1, -1, -1, -1), -1), job=Train())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")

@@ -61,7 +61,7 @@ def test_a_failure_report_has_every_field() -> None:
     report = termination.failure(raised(ValueError("boom")), rank=3, progress=progress)
     assert set(report) == FAILURE | {"traceback"}
     assert (report["outcome"], report["code"], report["cause"]) == ("failed", 1, "own")
-    assert (report["schema"], report["kind"], report["exception"]) == (2, "ValueError", "ValueError")
+    assert (report["schema"], report["kind"], report["exception"]) == (3, "ValueError", "ValueError")
     assert (report["hint"], report["next"]) == (None, None)
     assert (report["step"], report["checkpoint"]) == (300, {"run": 3, "step": 250})
     assert report["where"].startswith("test_reports.py:")

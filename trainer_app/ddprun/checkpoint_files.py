@@ -45,9 +45,22 @@ class Saved:
     manifest: Json
 
     @property
-    def place(self) -> dict[str, int]:
-        """The run and step as in progress, metrics and the termination report."""
-        return {"run": self.run, "step": self.step}
+    def place(self) -> Json:
+        """The run, step and path as in progress, metrics and the termination report."""
+        return reported_place(self.path, self.run, self.step)
+
+
+def reported_place(file: Path, run: int, step: int, env: Mapping[str, str] = os.environ) -> Json:
+    """Return a checkpoint as reports name it.
+
+    The path is relative to DDPJOB_CHECKPOINT_DIR, so that no reader has to know this layout; without that variable, to
+    the checkpoint directory. A file elsewhere has no path, because a reader could not find it.
+    """
+    place: Json = {"run": run, "step": step}
+    base = Path(env.get("DDPJOB_CHECKPOINT_DIR") or file.parent.parent).absolute()
+    if base in file.absolute().parents:
+        place["path"] = str(file.absolute().relative_to(base))
+    return place
 
 
 def run_folder(root: Path, run: int) -> Path:
@@ -95,11 +108,11 @@ def reading(root: Path) -> Iterator[None]:
         ) from error
 
 
-def newest_place(root: Path) -> dict[str, int] | None:
-    """Return run and step of the newest checkpoint by its name; reports do not need its content."""
+def newest_place(root: Path) -> Json | None:
+    """Return the newest checkpoint by its name, as reports name it; they do not need its content."""
     with contextlib.suppress(OSError):
         for run, step, _ in all_manifests(root):
-            return {"run": run, "step": step}
+            return reported_place(checkpoint_file(root, run, step), run, step)
     return None
 
 

@@ -198,7 +198,8 @@ class Worker:
         if not result.already_finished:
             fault_injection.check_occurred(self._fault)
         message = f"{'already finished' if result.already_finished else 'finished'}: test accuracy {accuracy:.4f}"
-        saved = f"; checkpoint {checkpoint_file(Path(config.checkpoint_dir), **place)}" if place else ""
+        file = checkpoint_file(Path(config.checkpoint_dir), place["run"], place["step"]) if place else None
+        saved = f"; checkpoint {file}" if file else ""
         self.console.log(f"{message}, loss {loss:.4f}{saved}")
         outcome = "already finished" if result.already_finished else "succeeded"
         report = termination.done(

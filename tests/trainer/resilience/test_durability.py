@@ -17,7 +17,7 @@ import pytest
 from ddprun.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
 from ddprun.errors import VolumeError
 from ddptrain.reporting.metrics import read_rows
-from tests.trainer.builders import SAVING, command
+from tests.trainer.builders import SAVING, command, place
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, losses
 
@@ -163,7 +163,7 @@ def test_volume_that_fills_up_during_a_run_costs_checkpoints_but_not_the_run(
     assert run.wait() == 0, run.output()
     message = run.message()
     assert message["progress"]["checkpointProblem"] is None
-    assert message["checkpoint"] == {"run": 1, "step": 27}
+    assert message["checkpoint"] == place(1, 27)
     assert "training continues without saving" in run.output()
     assert_same_end(whole(2, *SAVING, "--model", "mlp").folder, small_disk)
     assert len(losses(small_disk)) == 27, "no row was lost or written twice"
@@ -186,7 +186,7 @@ def test_volume_that_stays_full_exits_with_73_only_at_the_last_save(
 ) -> None:
     run = ddptrain.run(*command(1, idx, tmp_path, "--model", "mlp", "--chaos", "diskfull:0:6"), code=73)
     message = run.message()
-    assert (message["step"], message["checkpoint"]) == (27, {"run": 1, "step": 4})
+    assert (message["step"], message["checkpoint"]) == (27, place(1, 4))
     assert "No space left" in message["message"]
 
 

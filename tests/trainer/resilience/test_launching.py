@@ -17,7 +17,7 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.launcher.hang_detector import process_state
 from ddptrain.data.sampling import Schedule, epoch_order
 from tests.processes import free_port
-from tests.trainer.builders import PROGRESS, SMALL, node
+from tests.trainer.builders import PROGRESS, SMALL, node, place
 from tests.trainer.runs import ForkServer, losses, wait_until
 
 pytestmark = pytest.mark.together
@@ -44,7 +44,7 @@ def test_two_nodes_train_together_and_rank_zero_serves_the_progress(
     assert [message["rank"] for message in messages] == [0, 2]
     for message in messages:
         assert (message["outcome"], message["code"], message["resumedFrom"]) == ("succeeded", 0, None)
-        assert message["checkpoint"] == {"run": 1, "step": 18}
+        assert message["checkpoint"] == place(1, 18)
         assert (message["progress"]["phase"], message["progress"]["step"]) == ("done", 18)
     assert messages[0]["accuracy"] == messages[1]["accuracy"] == messages[0]["progress"]["accuracy"]
     assert len(losses(tmp_path / "checkpoints")) == 18
@@ -326,7 +326,7 @@ def test_a_checkpoint_whose_loss_is_not_finite_is_set_aside(
     folder = tmp_path / "run-000001"
     assert (folder / f"step-{step:09d}.json.not-finite").exists()
     assert not (folder / f"step-{step:09d}.pt").exists()
-    assert run.message()["checkpoint"] == {"run": 1, "step": step - 1}
+    assert run.message()["checkpoint"] == place(1, step - 1)
     assert f"the checkpoint of these weights, step {step}, was renamed to *.not-finite" in run.message()["message"]
     newest = newest_valid(tmp_path, lambda path, reason: None)
     assert newest is not None

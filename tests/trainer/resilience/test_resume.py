@@ -13,7 +13,7 @@ import pytest
 
 from ddprun.checkpoint_files import manifests, run_numbers, seal
 from ddptrain.reporting.metrics import read_rows
-from tests.trainer.builders import RESUMED, SAVING, STEPS, command
+from tests.trainer.builders import RESUMED, SAVING, STEPS, command, place
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx
 
@@ -55,7 +55,7 @@ def test_sigterm_saves_and_exits_with_75_and_the_resumed_run_loses_no_step(
     assert stopped.wait() == 75
     message = stopped.message()
     assert (message["outcome"], message["code"], message["saved"]) == ("stopped", 75, True)
-    assert message["checkpoint"] == {"run": 1, "step": message["step"]}
+    assert message["checkpoint"] == place(1, message["step"])
     assert "error:" not in stopped.output()
 
     second = ddptrain.run(*command(world_size, idx, cut, "--checkpoint-every", 0))
@@ -109,7 +109,7 @@ def test_damaged_checkpoint_is_quarantined_and_the_previous_one_resumed(
     manifest.with_suffix(".pt").write_bytes(content)
 
     second = ddptrain.run(*command(1, idx, cut))
-    assert second.message()["resumedFrom"] == {"run": 1, "step": previous}
+    assert second.message()["resumedFrom"] == place(1, previous)
     assert f"step-{newest:09d}.json is unusable: content does not match its digest" in second.output()
     assert (cut / "run-000001" / f"step-{newest:09d}.pt.corrupt").exists()
     assert_same_end(whole(1, *SAVING).folder, cut)
@@ -131,7 +131,7 @@ def test_an_intact_checkpoint_that_cannot_be_loaded_is_skipped(ddptrain: ForkSer
         "sha256": hashlib.sha256(older.with_suffix(".pt").read_bytes()).hexdigest()
     }
     older.write_text(json.dumps(manifest | {"seal": seal(manifest)}))
-    assert ddptrain.run(*command(1, idx, tmp_path)).message()["resumedFrom"] == {"run": 1, "step": 4}
+    assert ddptrain.run(*command(1, idx, tmp_path)).message()["resumedFrom"] == place(1, 4)
     assert paths[0].exists()
 
 

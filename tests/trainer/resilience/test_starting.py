@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import free_port
-from tests.trainer.builders import SAVING, SMALL, command, node
+from tests.trainer.builders import SAVING, SMALL, command, node, place
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, wait_until
 from tests.trainer.synthetic import write_idx
 
@@ -160,7 +160,7 @@ def test_max_restarts_starts_the_ranks_again_and_they_resume(
     shown = [line["message"].split() for line in said if line["message"].startswith("environment: ")]
     assert sorted(words[1] for words in shown) == ["RANK=0", "RANK=0", "RANK=1", "RANK=1"]
     assert sum("TORCHELASTIC_RESTART_COUNT=1" in words for words in shown) == 2
-    assert run.message()["resumedFrom"] == {"run": 1, "step": 9}
+    assert run.message()["resumedFrom"] == place(1, 9)
     assert_same_end(whole(2, *SAVING).folder, tmp_path / "cut")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddprun.files import BackgroundWrite, dumps_json, finite, write_atomically
 
-SCHEMA = 1
+SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
 _CONNECTIONS = 16  # open at once; a new connection ends the oldest of them
 _FILE_PATIENCE = 30.0  # seconds at the end for a volume to take the file
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume

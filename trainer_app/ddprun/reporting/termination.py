@@ -21,7 +21,9 @@ from ddprun.errors import Stopped, TrainerError, classify
 from ddprun.errors import where as innermost_frame
 from ddprun.files import Json, dumps_json
 
-SCHEMA = 2  # 1 has no kind, hint and next, and its message ends with "; next: ..."; every reader accepts both
+# 1 has no kind, hint and next, and its message ends with "; next: ..."; 1 and 2 have no path of a checkpoint. Readers
+# accept all three.
+SCHEMA = 3
 MAX_BYTES = 4096
 _SHORT = 120  # bytes; some twenty such fields fit
 _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {

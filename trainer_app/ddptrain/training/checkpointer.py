@@ -44,7 +44,7 @@ class SaveResult:
         reason: why none was written; empty if one was.
     """
 
-    checkpoint: dict[str, int] | None
+    checkpoint: dict[str, Any] | None
     reason: str = ""
 
 
@@ -257,7 +257,7 @@ class ResumePoint:
         evaluation: the evaluation recorded in it, if any.
     """
 
-    checkpoint: dict[str, int] | None
+    checkpoint: dict[str, Any] | None
     complete: bool
     evaluation: dict[str, Any] | None
 

@@ -36,8 +36,8 @@ class Result:
     """How a training ended: its last evaluation, and the checkpoints that it resumed from and wrote last."""
 
     evaluation: dict[str, Any]
-    resumed_from: dict[str, int] | None
-    checkpoint: dict[str, int] | None
+    resumed_from: dict[str, Any] | None
+    checkpoint: dict[str, Any] | None
     already_finished: bool
 
 
