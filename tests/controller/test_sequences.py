@@ -151,13 +151,20 @@ def test_large_job_starts_although_creates_fail_again_and_again() -> None:
     on_bench(test)
 
 
-def test_no_pod_is_created_again_that_was_lost_while_others_are_created() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_no_pod_is_created_again_that_was_lost_while_others_are_created(seconds: float) -> None:
+    """The create of another pod fails after some seconds: the pod is lost after its failure, or while it is sent."""
+
     async def test(bench: Bench) -> None:
-        bench.rule = lambda call: (
-            Fault(before=Unavailable("webhook is down", code=500))
-            if (call.verb, call.resource) == ("create", names.PODS) and call.name.endswith("-1-2")
-            else None
-        )
+        create = bench.cluster.create
+
+        async def fail(resource: Resource, namespace: str, body: Json) -> Json:
+            if resource is names.PODS and body["metadata"]["name"].endswith("-1-2"):
+                await asyncio.sleep(seconds)
+                raise Unavailable("webhook is down", code=500)
+            return await create(resource, namespace, body)
+
+        bench.cluster.create = fail  # type: ignore[method-assign]
         bench.submit(numNodes=3)
         await asyncio.sleep(0.5)
         assert len(bench.pods(1)) == 2 and bench.status()["attempt"] == 1
