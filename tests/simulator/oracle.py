@@ -105,9 +105,12 @@ def _job_changes(changes: History) -> Iterator[Change]:
 
 
 def _ordinals(changes: History) -> dict[int, int]:
-    """Return the attempts that ran, or failed by themselves, numbered from 1."""
+    """Return the attempts of the last job of the name that ran, or failed by themselves, numbered from 1."""
     ran: set[int] = set()
+    uid = None
     for change in _job_changes(changes):
+        if change.obj["metadata"]["uid"] != uid:
+            uid, ran = change.obj["metadata"]["uid"], set()
         status = change.obj.get("status") or {}
         if (status.get("currentAttempt") or {}).get("phase") == "Running":
             ran.add(status["attempt"])
