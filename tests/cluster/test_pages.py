@@ -1,5 +1,6 @@
 """The pages of a LIST are bounded: in the number of jobs, and in bytes."""
 
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from ddpjob.api import names
 from ddpjob.cluster import kubernetes
 from ddpjob.cluster.connection import Connection
-from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE, KubernetesCluster
+from ddpjob.cluster.kubernetes import JOBS_PAGE_SIZE, MAX_PAGE_BYTES, KubernetesCluster, decode
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
 
@@ -49,3 +50,16 @@ async def test_page_of_too_many_bytes_is_read_again_in_smaller_pages(
     monkeypatch.setattr(kubernetes, "MAX_PAGE_BYTES", 20_000)
     found = await sizes(client, names.CLAIMS)
     assert sum(found) == NUMBER and max(found) < 20
+
+
+def test_largest_page_of_decoded_objects_fits_into_the_operators_memory() -> None:
+    """A tenant may fill a page with pods of 1.4 MB of small values; jobs are read without the values of their specs."""
+    pod = b'{"spec":{"tolerations":[' + b",".join([b'{"operator":"Exists"}'] * 60_000) + b"]}}"
+    page = b'{"items":[' + b",".join([pod] * (MAX_PAGE_BYTES // len(pod))) + b"]}"
+    tracemalloc.start()
+    try:
+        decoded = decode(page)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded["items"] and size < 128 * 2**20

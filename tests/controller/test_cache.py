@@ -1,5 +1,6 @@
 """The cache keeps the newest state, in any order of events."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.cluster.base import Page
 from ddpjob.controller.cache import Cache, Entry, Listing
 from tests.builders import ended, running
@@ -282,3 +284,24 @@ def test_version_that_is_not_a_number_is_the_oldest(version: str) -> None:
     odd = a_pod("a", 2)
     odd["metadata"]["resourceVersion"] = version
     assert not cache.put(names.PODS, odd)
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec"),
+    [
+        (names.SERVICES, {"externalIPs": ["192.0.2.1"] * 50_000}),
+        (names.SERVICES, {"selector": {f"key-{n}": "" for n in range(50_000)}}),
+        (names.CLAIMS, {"accessModes": ["ReadWriteOnce"] * 50_000}),
+    ],
+)
+def test_large_object_with_the_label_of_a_job_takes_little_memory(resource: names.Resource, spec: Json) -> None:
+    """Every tenant may create Services and claims, of which each may have 1.5 MB."""
+    labels = {names.LABEL_JOB_UID: JOB, names.LABEL_JOB_NAME: "mnist"}
+    owners = [{"kind": "DDPJob", "name": "mnist", "uid": f"{n}", "controller": n == 9_999} for n in range(10_000)]
+    meta = {"name": "a", "namespace": "default", "uid": "1", "resourceVersion": "5", "ownerReferences": owners}
+    obj = {"metadata": meta | {"labels": labels | {f"x-{n}": "" for n in range(10_000)}}, "spec": spec}
+    cache = Cache()
+    cache.put(resource, obj)
+    kept = cache.get(resource, "default", "a")
+    assert len(json.dumps(kept)) < 20_000
+    assert owner_uid(kept) == "9999" and kept["metadata"]["labels"][names.LABEL_JOB_NAME] == "mnist"

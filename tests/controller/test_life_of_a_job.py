@@ -138,10 +138,16 @@ def test_finished_job_is_deleted_after_its_ttl(operator: OperatorProcess, jobs: 
     eventually("the job is gone", lambda: not jobs.exists())
 
 
-def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
+def writes_of_the_start(jobs: Jobs) -> int:
+    """Submit a job of two nodes, and return the number of the operator's writes when no other follows."""
     jobs.submit(numNodes=2)
-    jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
-    writes = len(jobs.writes(about="mnist"))
+    eventually("all is created", lambda: (jobs.status().get("currentAttempt") or {}).get("phase") == "Running")
+    jobs.settle()
+    return len(jobs.writes(about="mnist"))
+
+
+def test_deleted_job_is_left_to_the_garbage_collector(operator: OperatorProcess, jobs: Jobs) -> None:
+    writes = writes_of_the_start(jobs)
     jobs.plane.request("DELETE", f"{jobs.path}/mnist")
     for pod in jobs.pods():
         jobs.delete(pod)
@@ -161,9 +167,7 @@ def assert_nothing_written(jobs: Jobs, since: int) -> None:
 
 def test_job_that_is_deleted_in_the_foreground_gets_no_new_pods(operator: OperatorProcess, jobs: Jobs) -> None:
     """The job exists until the garbage collector has deleted its pods; then its finalizer is removed."""
-    jobs.submit(numNodes=2)
-    jobs.wait_for("Pending", nodes={"desired": 2, "pending": 2, "running": 0, "succeeded": 0, "failed": 0})
-    writes = len(jobs.writes(about="mnist"))
+    writes = writes_of_the_start(jobs)
     jobs.plane.request("DELETE", f"{jobs.path}/mnist", {"propagationPolicy": "Foreground"})
     assert jobs.get()["metadata"]["finalizers"] == ["foregroundDeletion"]
     for pod in jobs.pods():

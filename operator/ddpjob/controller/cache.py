@@ -2,7 +2,7 @@
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
 wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views, of jobs their
-encoded form (``stored_jobs``).
+encoded form (``stored_jobs``), of other objects the fields that plans read.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
 because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job or a
@@ -20,11 +20,20 @@ from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView, pod_view
 from ddpjob.cluster.base import Page
+from ddpjob.cluster.kubernetes import encode
 from ddpjob.controller.stored_jobs import restored, stored
 
 T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
+MAX_SPEC_BYTES = 16 * 1024
+"""Of the spec of a Service or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+_SPEC: Mapping[Resource, tuple[str, ...]] = {
+    names.SERVICES: ("selector", "ports", "publishNotReadyAddresses"),
+    names.CLAIMS: (),
+}
+"""The fields of the specs that plans read; of other kinds all."""
 WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES)
 """Kinds whose changes come as watch events; claims are only listed by the sweep."""
 
@@ -38,7 +47,7 @@ class Entry(NamedTuple):
 
     job: the key of its job, by its label, or by its owner if a user removed the label.
     is_labelled: the operator's own label selector of this kind finds it.
-    value: of a pod its view, of a job its ``StoredJob``, of any other object its JSON.
+    value: of a pod its view, of a job its ``StoredJob``, of any other object the part of its JSON that plans read.
     """
 
     namespace: str
@@ -257,8 +266,6 @@ def _entry(resource: Resource, obj: Json) -> Entry:
     meta = obj["metadata"]
     namespace, name, labels = intern(meta["namespace"]), meta["name"], meta.get("labels") or {}
     job = name if resource is names.DDPJOBS else labels.get(names.LABEL_JOB_NAME) or _owner_of(meta)
-    if resource is not names.PODS:
-        meta.pop("managedFields", None)  # half of an object's size, and never used
     return Entry(
         namespace,
         name,
@@ -273,7 +280,17 @@ def _entry(resource: Resource, obj: Json) -> Entry:
 def _value(resource: Resource, obj: Json) -> Any:
     if resource is names.PODS:
         return pod_view(obj)
-    return stored(obj) if resource is names.DDPJOBS else obj
+    return stored(obj) if resource is names.DDPJOBS else _part_in_use(resource, obj)
+
+
+def _part_in_use(resource: Resource, obj: Json) -> Json:
+    """Return what plans read of an object. A tenant may create Services and claims of 1.5 MB, as many as its quota."""
+    given, spec = obj["metadata"], obj.get("spec") or {}
+    meta = {key: given[key] for key in _METADATA if key in given}
+    meta["labels"] = {key: value for key, value in (given.get("labels") or {}).items() if key == names.LABEL_JOB_NAME}
+    meta["ownerReferences"] = [owner for owner in given.get("ownerReferences") or () if owner.get("controller")]
+    used = {key: spec[key] for key in _SPEC.get(resource, spec) if key in spec}
+    return {"metadata": meta, "spec": used if len(encode(used)) <= MAX_SPEC_BYTES else {}}
 
 
 def _owner_of(meta: Mapping[str, Any]) -> str | None:
