@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ddpjob.api import names
 from ddpjob.cluster.connection import Connection
 from ddpjob.controller import watches
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.watch_status import WatchStatus
+from ddpjob.controller.watch_status import WatchStatus, liveness
 from ddpjob.controller.watches import JobWatch
 from tests.cluster.memory_http import MemoryHttp
 from tests.memory import MemoryCluster
@@ -26,7 +27,7 @@ ERROR = b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"inject
 class Server(MemoryHttp):
     """Leaves the group out of the list of groups while ``hides_group``; ends ``broken`` watches with an error.
 
-    Answers a request for the kinds of the group with ``status``.
+    Answers requests for ``path``, by default the kinds of the group, with ``status``, and counts these ``refusals``.
     """
 
     def __init__(self, cluster: MemoryCluster) -> None:
@@ -34,10 +35,13 @@ class Server(MemoryHttp):
         self.hides_group = False
         self.broken = 0
         self.status = 200
+        self.path = f"/apis/{names.API_VERSION}"
+        self.refusals = 0
         self.group_lists = 0
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self.status != 200 and request.path == f"/apis/{names.API_VERSION}":
+        if self.status != 200 and request.path == self.path:
+            self.refusals += 1
             return web.Response(status=self.status)
         if request.path == "/apis":
             self.group_lists += 1
@@ -50,10 +54,12 @@ class Server(MemoryHttp):
 
 
 @asynccontextmanager
-async def watching(tmp_path: Path, cluster: MemoryCluster) -> AsyncIterator[tuple[Server, JobWatch]]:
+async def watching(
+    tmp_path: Path, cluster: MemoryCluster, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[tuple[Server, JobWatch]]:
     async with Server(cluster) as http:
         connection = await Connection.open(str(http.kubeconfig(tmp_path)))
-        status = WatchStatus(names.DDPJOBS, None)
+        status = WatchStatus(names.DDPJOBS, None, clock=clock)
         yield http, JobWatch(connection=connection, cache=Cache(), scope=None, status=status)
         await connection.close()
 
@@ -101,6 +107,22 @@ async def test_watch_that_waits_for_the_kind_says_why(tmp_path: Path, status: in
         task.cancel()
         await asyncio.wait({task})
         assert kopf_threads() == 0
+
+
+@pytest.mark.parametrize("path", ["/apis", f"/apis/{names.API_VERSION}", f"/{names.DDPJOBS.path()}"])
+async def test_request_of_kopf_that_is_refused_for_hours_explains_the_silence(tmp_path: Path, path: str) -> None:
+    """A restart of the process, after which the same requests are refused, would not help."""
+    now = 1000.0
+    async with watching(tmp_path, MemoryCluster(), lambda: now) as (http, watch):
+        http.path, http.status = path, 403
+        task = asyncio.create_task(watch.run())
+        for number in range(1, 4):
+            await eventually_async("a request is refused", lambda number=number: http.refusals > number)
+            now += 200
+        await eventually_async("it is noted", lambda: liveness([watch.status])[0])
+        assert watch.status.report()[1].endswith("the API server answered 403 Forbidden")
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def test_each_error_of_the_watch_ends_one_thread_and_starts_another(tmp_path: Path) -> None:

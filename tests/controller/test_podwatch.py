@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
@@ -63,14 +64,19 @@ class Server:
 
 @asynccontextmanager
 async def watching(
-    server: Server, silent_seconds: float = 60.0, status: WatchStatus | None = None
+    server: Server,
+    silent_seconds: float = 60.0,
+    status: WatchStatus | None = None,
+    read_token: Callable[[Configuration], None] | None = None,
 ) -> AsyncIterator[Cache]:
-    """Run a watch of ``server`` and yield the cache that it fills."""
+    """Run a watch of ``server`` and yield the cache that it fills. ``read_token`` is called before each request."""
     runner = web.ServerRunner(web.Server(server.handle), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    connection = Connection(None, Configuration(host=f"http://{host}:{port}"))
+    configuration = Configuration(host=f"http://{host}:{port}")
+    configuration.refresh_api_key_hook = read_token
+    connection = Connection(None, configuration)
     cluster, cache = KubernetesCluster(connection), Cache()
     watch = PodWatch(
         cluster=cluster,
@@ -172,6 +178,28 @@ async def test_refused_list_explains_silence_so_that_no_restart_follows() -> Non
             now, refused = now + 200, server.refused
             await until(lambda refused=refused: server.refused >= refused + 2)  # type: ignore[misc]
         assert liveness([status]) == (True, "ok")
+
+
+async def test_unreadable_token_interrupts_the_watch_and_does_not_end_it() -> None:
+    """For example a file that is empty while it is replaced."""
+    ended = False
+
+    async def end(response: web.StreamResponse, number: int) -> None:
+        nonlocal ended
+        ended = number == 0
+
+    def read_token(configuration: Configuration) -> None:
+        nonlocal ended
+        if ended:
+            ended = False
+            raise ConfigException("Token file exists but empty.")
+
+    server, status = Server(end), WatchStatus(names.PODS, None)
+    failures: list[str] = []
+    status._on_failure = lambda: failures.append("noted")
+    async with watching(server, status=status, read_token=read_token):
+        await until(lambda: len(server.since) == 2)
+        assert failures == ["noted"]
 
 
 async def test_burst_of_events_leaves_time_for_other_tasks() -> None:

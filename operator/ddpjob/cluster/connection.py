@@ -80,7 +80,7 @@ class Connection:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=limit, ssl=rest.ssl_context, keepalive_timeout=KEEPALIVE_SECONDS),
             headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
-            middlewares=(self._authorize, *middlewares),
+            middlewares=(*middlewares, self._authorize),
             read_bufsize=READ_BUFFER,
             # HTTPS_PROXY and NO_PROXY apply, as in the official client. They are read once, because aiohttp's
             # trust_env looks them up in a thread for every request.
@@ -105,7 +105,11 @@ class Connection:
     async def _authorize(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if header := await self.authorization():
+        try:
+            header = await self.authorization()
+        except kubernetes_config.ConfigException as error:  # for example a token file that is just being replaced
+            raise aiohttp.ClientError(f"cannot read the credentials: {error}") from error
+        if header:
             request.headers["Authorization"] = header
         return await handler(request)
 

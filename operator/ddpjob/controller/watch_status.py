@@ -63,7 +63,7 @@ class WatchStatus:
     async def middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Record the response to a LIST or a watch, or why there is none."""
+        """Record the response to a LIST, a watch or discovery, or why there is none."""
         self._active = self._clock()
         try:
             response = await handler(request)
@@ -75,19 +75,24 @@ class WatchStatus:
         self._active = self._clock()
         if request.url.path == self.path:
             self._note(response, is_watch=request.url.query.get("watch") == "true")
+        elif response.status not in (200, 404):  # of discovery, without which kopf watches nothing
+            self._refuse(response)
         return response
 
     def _note(self, response: aiohttp.ClientResponse, *, is_watch: bool) -> None:
         if response.status == 410:
             return  # the watch begins again with a LIST
         if response.status != 200:
-            self.fail(f"the API server answered {response.status} {response.reason or ''}".rstrip())
+            self._refuse(response)
         elif is_watch:
             self._open(response)
         elif self._is_listed:
             self._on_relist()
         else:
             self._is_listed = True
+
+    def _refuse(self, response: aiohttp.ClientResponse) -> None:
+        self.fail(f"the API server answered {response.status} {response.reason or ''}".rstrip())
 
     def _open(self, response: aiohttp.ClientResponse) -> None:
         """Note a new stream. It counts as data only if the stream before it was not silent without an explanation."""

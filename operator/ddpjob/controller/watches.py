@@ -189,7 +189,6 @@ class KopfThread:
         except (aiohttp.ClientError, ClusterError, OSError):  # among them every timeout
             return False  # the session's middleware has noted why
         if response.status not in (200, 404):
-            self._status.fail(f"the API server answered {response.status} {response.reason or ''}".rstrip())
             return False
         if any(kind.get("name") == names.DDPJOBS.plural for kind in answer.get("resources") or ()):
             return True
