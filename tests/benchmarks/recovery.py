@@ -40,7 +40,7 @@ from tests.e2e import nodes, storage
 from tests.e2e.demo import set_up
 from tests.e2e.jobs import JOB_KIND, mnist_job
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.namespace import CLAIM, claim_of, job_namespace, until_all_are_gone
+from tests.e2e.namespace import CLAIM, job_namespace, shared_claim, until_all_are_gone
 from tests.kind.cluster import DEFAULT_NAME, Cluster
 from tests.kind.toolchain import binary
 from tests.processes import end
@@ -67,7 +67,7 @@ class Life:
 def live_on_kind(cluster: Cluster) -> Life:
     """Apply the example, kill node 1's launcher during training, and wait for the end."""
     with job_namespace(cluster, NAME) as namespace:
-        namespace.kubectl.apply(claim_of(namespace))
+        namespace.kubectl.apply(shared_claim())
         with _watch(namespace.kubectl, JOB_KIND) as jobs, _watch(namespace.kubectl, "pods") as pods:
             applied = time.time()
             namespace.kubectl.apply(mnist_job(NAME, *PACE, claim=CLAIM))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.e2e import namespace as namespaces
-from tests.e2e import nodes
+from tests.e2e import nodes, storage
 from tests.e2e.installation import Installation
-from tests.e2e.namespace import JobNamespace, claim_of, job_namespace
+from tests.e2e.namespace import JobNamespace, job_namespace, shared_claim
 from tests.e2e.reference import ReferenceRun, reference
 from tests.e2e.trials import Outcome, Trial, Trials, Wait, Watcher, running, undisturbed
 from tests.kind import images
@@ -55,6 +55,7 @@ def cluster() -> Iterator[Cluster]:
         made = up(name, workers=WORKERS, images=(images.OPERATOR_TAG, images.TRAINER_TAG))
     except (DockerUnavailableError, ToolchainError) as error:
         skip_unless_ci(error)
+    storage.put_mnist(made.initial)
     for pid in made.pids():
         also_count(pid, from_now=kept)
     with nodes.leaving_node(made):
@@ -85,7 +86,7 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[JobNamespace]:
-    """Make a namespace with a volume for one test."""
+    """Make a namespace for one test."""
     name: Any = request.node.name
     with job_namespace(cluster, str(name).removeprefix("test_")) as made:
         yield made
@@ -128,7 +129,7 @@ def trial(cluster: Cluster, trials_ended: None, request: pytest.FixtureRequest) 
     """Provide a namespace for one job, with a watcher, when no trial runs."""
     name = request.node.name.removeprefix("test_")
     with job_namespace(cluster, name) as namespace, Watcher(namespace.kubectl) as watcher:
-        namespace.kubectl.apply(claim_of(namespace))
+        namespace.kubectl.apply(shared_claim())
         yield Trial("training", cluster, namespace, watcher)
 
 

@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import yaml
 
@@ -23,20 +24,16 @@ from tests.e2e.follow import Follower
 from tests.e2e.installation import ROOT, Installation
 from tests.e2e.jobs import EXAMPLE, JOB_KIND
 from tests.e2e.kubectl import Kubectl, condition_of
+from tests.e2e.namespace import JobNamespace
 from tests.kind import images, prepare
 from tests.kind.cluster import DEFAULT_NAME, Cluster, up
 from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError
 from tests.kind.toolchain import ToolchainError, binary
 
-SHARED_VOLUME = ROOT / "manifests" / "examples" / "shared-volume.yaml"
 NAME = "mnist-cpu"
 CLAIM = f"{NAME}-checkpoints"
 SECONDS = 1800.0
-
-
-class DemoError(Exception):
-    """The demo stops; the message says what to do."""
 
 
 def main() -> int:
@@ -49,17 +46,18 @@ def main() -> int:
     try:
         cluster = set_up(options.name)
         kubectl = Kubectl(cluster.kubeconfig)
-        prepare_volume(cluster, kubectl)
+        delete_earlier(kubectl)
         apply_example(cluster, kubectl)
         job = Follower(kubectl, NAME, sys.stderr if options.json else sys.stdout).follow(SECONDS)
-    except (DemoError, CommandError, ToolchainError, DockerUnavailableError, AssertionError) as error:
+    except (CommandError, ToolchainError, DockerUnavailableError, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         say("interrupted. What was created keeps running. Start again: make demo-kind. Clean up: make demo-down")
         return 130
     succeeded = condition_of(job, "Succeeded").get("status") == "True"
-    result = summary(cluster, job, time.monotonic() - begin)
+    folder = JobNamespace(kubectl, cluster).folder_of(CLAIM)
+    result = summary(cluster, folder, job, time.monotonic() - begin)
     print(json.dumps(result, indent=2) if options.json else ending(cluster, job, result))
     return 0 if succeeded else 1
 
@@ -81,36 +79,21 @@ def set_up(name: str) -> Cluster:
     return cluster
 
 
-def prepare_volume(cluster: Cluster, kubectl: Kubectl) -> None:
-    """Create the volume of shared-volume.yaml with the data, and delete what an earlier demo left on it."""
+def delete_earlier(kubectl: Kubectl) -> None:
+    """Delete the job of an earlier demo, and its claim with the checkpoints."""
     if kubectl("get", JOB_KIND, NAME, "--ignore-not-found"):
         say(f"deleting the job of an earlier demo, {NAME}, and its checkpoints")
     kubectl("delete", JOB_KIND, NAME, "--ignore-not-found", "--cascade=foreground", "--timeout=90s", timeout=120)
     kubectl("delete", "persistentvolumeclaim", CLAIM, "--ignore-not-found", "--timeout=60s", timeout=90)
-    volume = next(d for d in yaml.safe_load_all(SHARED_VOLUME.read_text()) if d["kind"] == "PersistentVolume")
-    name = volume["metadata"]["name"]
-    for bound in kubectl.objects("persistentvolumes", "--field-selector", f"metadata.name={name}"):
-        claim = bound["spec"].get("claimRef", {})
-        if bound["status"].get("phase") == "Bound":
-            raise DemoError(
-                f"volume {name} is bound to claim {claim.get('namespace')}/{claim.get('name')}, "
-                "which is not the demo's. Delete that claim, or start again with `make demo-down` and `make demo-kind`"
-            )
-        kubectl("delete", "persistentvolume", name, "--timeout=60s", timeout=90)
-    for left in [*cluster.shared_dir.glob("run-*"), cluster.shared_dir / "metrics"]:
-        shutil.rmtree(left, ignore_errors=True)
-    (cluster.shared_dir / "progress.json").unlink(missing_ok=True)
-    kubectl("apply", "--filename", str(SHARED_VOLUME))
-    storage.put_mnist(cluster.shared_dir)
 
 
 def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
     """Apply the example, or its variant with scikit-learn's digits if MNIST is missing and cannot be downloaded."""
-    data = cluster.shared_dir / "data"
+    storage.put_mnist(cluster.initial)
     try:
         if not storage.has_mnist():
             say("MNIST: downloading what is missing (11 MB)")
-            fetch.fetch(str(data), log=say)
+            fetch.fetch(str(cluster.initial / "data"), log=say)
     except TrainerError as error:
         say(f"MNIST could not be downloaded ({str(error).splitlines()[0]}): training on scikit-learn's digits instead")
         job: Json = yaml.safe_load(EXAMPLE.read_text())
@@ -121,8 +104,8 @@ def apply_example(cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl("apply", "--filename", str(EXAMPLE))
 
 
-def summary(cluster: Cluster, job: Json, seconds: float) -> Json:
-    """Return the result as JSON fields."""
+def summary(cluster: Cluster, folder: Path, job: Json, seconds: float) -> Json:
+    """Return the result as JSON fields. ``folder`` is the folder of the job's volume on this machine."""
     status = job["status"]
     checkpoint = status.get("checkpoint", {}).get("path")
     return {
@@ -130,8 +113,8 @@ def summary(cluster: Cluster, job: Json, seconds: float) -> Json:
         "accuracy": float(status["progress"]["accuracy"]) if "accuracy" in status.get("progress", {}) else None,
         "worldSize": status["world"]["worldSize"],
         "restarts": status["restarts"],
-        "checkpoint": str(cluster.shared_dir / checkpoint) if checkpoint else None,
-        "metrics": str(cluster.shared_dir / "metrics"),
+        "checkpoint": str(folder / checkpoint) if checkpoint else None,
+        "metrics": str(folder / "metrics"),
         "kubeconfig": str(cluster.kubeconfig),
         "seconds": round(seconds, 1),
     }
@@ -160,6 +143,8 @@ def ending(cluster: Cluster, job: Json, result: Json) -> str:
             f"  kubectl describe ddp {NAME}",
             f"  kubectl logs -l ddpjob.dev/job-name={NAME} --prefix",
             "  kubectl explain ddpjob.spec",
+            "Another job beside it, with a volume of its own:",
+            f"  sed s/{NAME}/mnist-again/ {EXAMPLE.relative_to(ROOT)} | kubectl apply -f -",
             "",
             "Clean up: make demo-down",
         ]

@@ -13,9 +13,13 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json
 from tests.e2e.installation import ROOT
 from tests.e2e.storage import has_mnist
+from tests.kind.images import TRAINER_TAG
 
 EXAMPLE = ROOT / "manifests" / "examples" / "mnist-cpu.yaml"
 JOB_KIND = f"{names.DDPJOBS.plural}.{names.GROUP}"
+# What Pod Security "restricted" requires.
+POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,50 @@ def training() -> Training:
     return Training(("train", "--epochs", "2", "--data", "digits"), least_accuracy=0.85)
 
 
-def mnist_job(name: str, *arguments: str, storage_class: str = "", claim: str = "") -> Json:
+def mnist_job(name: str, *arguments: str, claim: str = "") -> Json:
     """Return the example with its nodes on different machines.
 
-    arguments: additional flags of the trainer.
-    storage_class: of the claim template. claim: the name of an existing claim, used instead of the template.
+    arguments: additional flags of the trainer. claim: the name of an existing claim, used instead of the template.
     """
     job = copy.deepcopy(_example())
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["args"] = [*training().arguments, *arguments]
-    spec["template"] = {"spec": {"affinity": _apart(name)}}
+    spec["template"] = {"spec": {"affinity": strictly_apart(name)}}
     if claim:
         spec["checkpoint"] = {"mountPath": spec["checkpoint"]["mountPath"], "claimName": claim}
-    else:
-        spec["checkpoint"]["claimTemplate"]["spec"]["storageClassName"] = storage_class
     return job
+
+
+def shell_job(name: str, script: str, **spec: Any) -> Json:
+    """Return a job of one node that runs a shell script, and ends within a second after SIGTERM.
+
+    spec: fields that replace those of the job.
+    """
+    given = {
+        "image": TRAINER_TAG,
+        "command": ["sh", "-c", script],
+        "template": {"spec": {"terminationGracePeriodSeconds": 1}},
+        **spec,
+    }
+    return {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": name}, "spec": given}
+
+
+def sleeping_pod(name: str) -> Json:
+    """Return a pod without a job that does nothing."""
+    container = {
+        "name": "sleep",
+        "image": TRAINER_TAG,
+        "command": ["sleep", "600"],
+        "securityContext": CONTAINER_SECURITY,
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": POD_SECURITY,
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def evaluation_pod(name: str, claim: str, image: str) -> Json:
@@ -62,13 +94,12 @@ def evaluation_pod(name: str, claim: str, image: str) -> Json:
         "image": image,
         "args": arguments,
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "ddpjob"}],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints", "readOnly": True}],
     }
-    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "securityContext": security,
+        "securityContext": POD_SECURITY,
         "containers": [container],
         "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}],
     }
@@ -81,7 +112,8 @@ def _example() -> Json:
     return job
 
 
-def _apart(name: str) -> Json:
+def strictly_apart(name: str) -> Json:
+    """Return the affinity of pods that only run on different Kubernetes nodes."""
     term = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {names.LABEL_JOB_NAME: name}},

@@ -1,20 +1,19 @@
-"""One namespace per test, with a volume that all nodes share, and its state for the report of a failed test."""
+"""One namespace per test, and its state for the report of a failed test."""
 
 from __future__ import annotations
 
 import re
 import secrets
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ddpjob.api.objects import Json
-from tests.e2e import storage
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import JOB_KIND
-from tests.e2e.kubectl import Kubectl, until
+from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.kind.cluster import Cluster
 from tests.kind.command import CommandError
 
@@ -29,12 +28,24 @@ _going: list[str] = []
 
 @dataclass(frozen=True)
 class JobNamespace:
-    """The namespace and the volume of one test."""
+    """The namespace of one test."""
 
     kubectl: Kubectl
-    volume: Path
-    """The volume's folder on this machine."""
-    storage_class: str
+    cluster: Cluster
+
+    @cached_property
+    def volume(self) -> Path:
+        """The folder on this machine of the claim that exists before the job."""
+        return self.folder_of(CLAIM)
+
+    def folder_of(self, claim: str) -> Path:
+        """Wait until a claim is bound, and return the folder of its volume on this machine."""
+
+        def look() -> Path | None:
+            volume = self.kubectl.object("persistentvolumeclaim", claim)["spec"].get("volumeName")
+            return self.cluster.folder_of(self.kubectl.object("persistentvolume", volume)) if volume else None
+
+        return until(f"claim {claim} is bound", look, seconds=60)
 
     def job(self, name: str) -> Json:
         """Return the DDPJob as stored."""
@@ -48,6 +59,25 @@ class JobNamespace:
     def pods(self) -> list[Json]:
         """Return all pods of the namespace."""
         return self.kubectl.objects("pods")
+
+    def identities(self, kinds: str = "pods,services") -> dict[str, tuple[str, int, bool]]:
+        """Return uid, restarts of containers, and whether it is being deleted, of each of these objects by name.
+
+        They change if somebody deletes, replaces or restarts one of them.
+        """
+        return {obj["metadata"]["name"]: _identity(obj) for obj in self.kubectl.objects(kinds)}
+
+    def until_run(self, names: Iterable[str], seconds: float = 120) -> None:
+        """Wait until all these jobs have the condition Running."""
+        wanted = set(names)
+
+        def look() -> bool:
+            jobs = self.kubectl.objects(JOB_KIND)
+            return wanted <= {
+                job["metadata"]["name"] for job in jobs if condition_of(job, "Running").get("status") == "True"
+            }
+
+        until(f"{len(wanted)} jobs run", look, seconds=seconds)
 
     def until_step(self, name: str, least: int, *, checkpoint: int = 0) -> Json:
         """Wait until the status has at least this step and checkpoint, and return the status."""
@@ -84,31 +114,31 @@ class JobNamespace:
 
 @contextmanager
 def job_namespace(cluster: Cluster, what: str) -> Iterator[JobNamespace]:
-    """Make a namespace that enforces Pod Security "restricted", and a volume for it. Delete both at the end."""
+    """Make a namespace that enforces Pod Security "restricted", and delete it at the end."""
     slug = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
     name = f"e2e-{slug}-{secrets.token_hex(3)}"
-    made = JobNamespace(Kubectl(cluster.kubeconfig, name), cluster.shared_dir / name, name)
+    made = JobNamespace(Kubectl(cluster.kubeconfig, name), cluster)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    volume = cluster.shared_volume(name, storage_class=name)
-    storage.put_mnist(made.volume)
     live.append(made)
     try:
-        made.kubectl.apply(namespace, dict(volume))
+        made.kubectl.apply(namespace)
         yield made
     finally:
         live.remove(made)
         _remove(made, name)
 
 
-def claim_of(namespace: JobNamespace, name: str = CLAIM) -> Json:
-    """Return a claim of the namespace's volume."""
-    spec = {
-        "storageClassName": namespace.storage_class,
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
+def shared_claim(name: str = CLAIM) -> Json:
+    """Return a claim of the cluster's default class."""
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def _identity(obj: Json) -> tuple[str, int, bool]:
+    containers = obj["status"].get("containerStatuses", ())
+    meta = obj["metadata"]
+    return meta["uid"], sum(container["restartCount"] for container in containers), "deletionTimestamp" in meta
 
 
 def describe_everything(operator: Installation | None) -> str:
@@ -138,10 +168,6 @@ def _remove(made: JobNamespace, name: str) -> None:
     with suppress(CommandError):
         made.kubectl("delete", "namespace", name, "--wait=false")
         _going.append(name)
-    with suppress(CommandError):
-        made.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
-    # Without root, files of the trainer's user remain until the cluster is deleted.
-    shutil.rmtree(made.volume, ignore_errors=True)
 
 
 def until_all_are_gone(kubectl: Kubectl) -> None:

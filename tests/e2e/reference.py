@@ -25,6 +25,8 @@ class ReferenceRun:
     """The finished job, and what kubectl showed while it ran."""
 
     namespace: JobNamespace
+    folder: Path
+    """The folder of the job's volume on this machine."""
     name: str
     job: Json
     pods: list[Json]
@@ -40,20 +42,21 @@ class ReferenceRun:
     @property
     def losses(self) -> list[float]:
         """Return the loss of every step."""
-        return [row["loss"] for row in effective_rows(self.namespace.volume, "train")]
+        return [row["loss"] for row in effective_rows(self.folder, "train")]
 
 
 def reference(trial: Trial) -> ReferenceRun:
     """Apply the example, watch it with kubectl, and wait until it finishes."""
     namespace = trial.namespace
     with _table(namespace.kubectl) as table:
-        namespace.kubectl.apply(mnist_job(NAME, storage_class=namespace.storage_class))
+        namespace.kubectl.apply(mnist_job(NAME))
         until(
             "all nodes run", lambda: condition_of(namespace.job(NAME), "Running").get("status") == "True", seconds=120
         )
         pods = namespace.pods()
         namespace.until_finished(NAME)
-        return ReferenceRun(namespace, NAME, namespace.job(NAME), pods, table.read_text().splitlines())
+        folder = namespace.folder_of(f"{NAME}-checkpoints")
+        return ReferenceRun(namespace, folder, NAME, namespace.job(NAME), pods, table.read_text().splitlines())
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""Put MNIST's files on a training's volume, in the folder that the example's ``--data-dir`` names.
+"""Put MNIST's files on the volumes of trainings, in the folder that the example's ``--data-dir`` names.
 
-The volume is a folder of this machine that ``tests.kind`` mounts into every node, so tests read checkpoints and metrics
-as plain files.
+A volume is a folder of this machine, so tests read checkpoints and metrics as plain files.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ def has_mnist() -> bool:
 
 
 def put_mnist(volume: Path) -> None:
-    """Copy missing files to ``volume``/data. All users may write there, because fsGroup does not apply to hostPath."""
-    volume.chmod(0o777)
+    """Copy missing files to ``volume``/data."""
     folder = volume / "data"
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o777)
+    folder.mkdir(parents=True, exist_ok=True)
     source = mnist_dir()
     for name in MNIST_FILES:
         if source is not None and not (folder / name).is_file():
             shutil.copyfile(source / name, folder / name)
-            (folder / name).chmod(0o644)

@@ -15,6 +15,7 @@ from ddpjob.api.objects import Json
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
+from tests.e2e.jobs import sleeping_pod
 from tests.e2e.kubectl import condition_of, until
 from tests.e2e.trials import (
     CHECKPOINT_EVERY,
@@ -120,7 +121,7 @@ def pod_preempted(trial: Trial) -> Outcome:
     trial.apply(template={"spec": {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
     trial.until_trained()
     node = trial.pods()[1]["spec"]["nodeName"]
-    trial.kubectl.apply(sleeping_pod("urgent", node, share))
+    trial.kubectl.apply(urgent_pod(node, share))
     trial.until("the restart", lambda job: job["status"].get("restarts"))
     trial.kubectl("delete", "pod", "urgent", "--grace-period=1")
     try:
@@ -261,21 +262,11 @@ def reason_of_waiting(trial: Trial) -> tuple[str, str]:
     return trial.until("the obstacle is shown", look, SHOWN_SECONDS)
 
 
-def sleeping_pod(name: str, node: str, cpu: str) -> Json:
-    container = {
-        "name": "sleep",
-        "image": "ddpjob/trainer:dev",
-        "command": ["sleep", "600"],
-        "resources": {"requests": {"cpu": cpu}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "nodeSelector": {"kubernetes.io/hostname": node},
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+def urgent_pod(node: str, cpu: str) -> Json:
+    pod = sleeping_pod("urgent")
+    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+    return pod
 
 
 def advice_of(reason: str) -> tuple[str, str]:

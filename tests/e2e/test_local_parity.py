@@ -21,7 +21,7 @@ from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
 from tests.e2e.installation import Installation
-from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
+from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
@@ -134,7 +134,7 @@ def run_in_both(
 ) -> tuple[tuple[Json, list[Json]], tuple[Json, list[Json]]]:
     """Return the finished job and its pods, of local mode and of the cluster."""
     name = manifest["metadata"]["name"]
-    namespace.kubectl.apply(claim_of(namespace), manifest)
+    namespace.kubectl.apply(shared_claim(), manifest)
     namespace.until_finished(name)
     there = namespace.job(name), namespace.pods()
     return run_locally(manifest, namespace.kubectl.namespace, root), there

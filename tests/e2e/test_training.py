@@ -24,7 +24,7 @@ def test_pods_on_both_workers_form_one_world_of_four(reference: ReferenceRun) ->
     assert len(reference.pods) == 2
     assert len(nodes) == 2, f"both pods ran on {nodes}"
     assert reference.status["world"]["worldSize"] == 4
-    starts = [row for row in read_rows(reference.namespace.volume) if row["event"] == "start"]
+    starts = [row for row in read_rows(reference.folder) if row["event"] == "start"]
     assert [start["worldSize"] for start in starts] == [4]
 
 
@@ -35,7 +35,7 @@ def test_status_and_metrics_of_the_finished_job_have_the_accuracy(reference: Ref
     assert reference.status["restarts"] == 0
     accuracy = float(reference.status["progress"]["accuracy"])
     assert accuracy >= training().least_accuracy
-    evaluations = effective_rows(reference.namespace.volume, "eval")
+    evaluations = effective_rows(reference.folder, "eval")
     assert [row["epoch"] for row in evaluations] == [1, 2]
     assert evaluations[-1]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
@@ -66,7 +66,7 @@ def test_pod_with_a_read_only_volume_evaluates_to_the_same_accuracy(
     assert verdict["accuracy"] == pytest.approx(float(reference.status["progress"]["accuracy"]), abs=5e-5)
     path = reference.status["checkpoint"]["path"]
     assert verdict["checkpoint"]["step"] == reference.status["checkpoint"]["step"]
-    assert (namespace.volume / path).is_file()
+    assert (reference.folder / path).is_file()
 
 
 def test_operator_has_every_right_that_a_whole_job_needs(reference: ReferenceRun, operator: Installation) -> None:

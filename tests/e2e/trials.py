@@ -24,7 +24,7 @@ from ddpjob.api.objects import Json
 from ddptrain.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
-from tests.e2e.namespace import CLAIM, JobNamespace, claim_of
+from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 from tests.kind.cluster import Cluster
 
 T = TypeVar("T")
@@ -110,9 +110,9 @@ class Trial:
         """Change fields of the job's spec."""
         self.kubectl("patch", "ddp", self.name, "--type=merge", "--patch", json.dumps({"spec": spec}))
 
-    def pods(self) -> dict[int, Json]:
-        """Return the pods of the newest attempt by node_rank."""
-        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={self.name}")
+    def pods(self, name: str = "") -> dict[int, Json]:
+        """Return the pods of the newest attempt by node_rank. ``name``: of another job than the trial's own."""
+        pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={name or self.name}")
         pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
         return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
 
@@ -196,7 +196,7 @@ class Trials(NamedTuple):
 def running(cluster: Cluster, namespace: JobNamespace, trials: Trials) -> Iterator[Mapping[str, Future[Any]]]:
     """Start the trials in their order, and provide their outcomes by name."""
     if trials.has_claim:
-        namespace.kubectl.apply(claim_of(namespace))
+        namespace.kubectl.apply(shared_claim())
     with Watcher(namespace.kubectl) as watcher:
         pool = ThreadPoolExecutor(trials.at_once, thread_name_prefix="trial")
         try:

@@ -1,7 +1,7 @@
 """A kind cluster for tests and development: one control plane, workers, one host folder that all nodes share.
 
 `up()` creates a cluster or finds a healthy one, `down()` deletes it. A `Cluster` runs kubectl, loads images into its
-nodes and makes volumes that all nodes share. Programs and images must be prepared (prepare.py).
+nodes and finds the folders of volumes. Programs and images must be prepared (prepare.py).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.kind import cluster_config, node_store
 from tests.kind.cache import cache_dir, digest, locked
@@ -47,9 +48,14 @@ class Cluster:
         return tuple(f"{self.name}-worker{number}" for number in numbers)
 
     @property
+    def control_plane(self) -> str:
+        """Return the name of the node that no pods of tests run on."""
+        return f"{self.name}-control-plane"
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Return the names of all nodes."""
-        return (f"{self.name}-control-plane", *self.workers)
+        return (self.control_plane, *self.workers)
 
     def pids(self) -> list[int]:
         """Return the process ids on this machine of the nodes' init processes."""
@@ -96,20 +102,14 @@ class Cluster:
     def _loaded(self, engine: Engine, node: str, tag: str) -> str:
         return docker("exec", node, "cat", _loaded_note(tag), engine=engine, check=False).stdout.strip()
 
-    def shared_volume(
-        self, name: str, *, storage_class: str = "", claim: tuple[str, str] | None = None, capacity: str = "10Gi"
-    ) -> dict[str, object]:
-        """Make an empty folder that all nodes mount and all users can write; return a PersistentVolume for it.
+    @property
+    def initial(self) -> Path:
+        """The folder on this machine whose content is copied into each new volume; it may not exist."""
+        return self.shared_dir / "initial"
 
-        The caller applies the volume. It is ReadWriteMany and survives its claim. ``claim``, a namespace and a name,
-        reserves it for that claim. A claim that binds it must name the volume's ``storage_class``, also if that is
-        "": a claim without storageClassName gets the cluster's default class.
-        """
-        folder = self.shared_dir / name
-        folder.mkdir(parents=True)
-        # Trainers run as an unprivileged user, and kubelet does not change the owner of a hostPath.
-        folder.chmod(0o777)
-        return cluster_config.shared_volume(name, storage_class=storage_class, claim=claim, capacity=capacity)
+    def folder_of(self, volume: Mapping[str, Any]) -> Path:
+        """Return the folder on this machine of a PersistentVolume of the default class."""
+        return self.shared_dir / Path(volume["spec"]["hostPath"]["path"]).relative_to(cluster_config.SHARED_MOUNT)
 
 
 def _loaded_note(tag: str) -> str:
@@ -132,7 +132,8 @@ def up(name: str = DEFAULT_NAME, *, workers: int = WORKERS, images: Sequence[str
     if not (images and is_built_here and engine.started_by_us):
         stores = []
     config = cluster_config.kind_config(cluster.shared_dir, cluster_config.mnist_dir(), workers, stores)
-    inputs = digest(config, image or "", str(binary("kind").parent.name))
+    programs = [str(binary(name).parent.name) for name in ("kind", "provisioner")]
+    inputs = digest(config, image or "", *programs, files=[cluster_config.PROVISIONER])
     note = _folder(name) / "inputs"
     with locked(f"cluster-{name}"):
         if note.exists() and note.read_text() == inputs and _healthy(cluster):
@@ -148,6 +149,7 @@ def up(name: str = DEFAULT_NAME, *, workers: int = WORKERS, images: Sequence[str
             _create(engine, cluster, config, image)
             if is_built_here:
                 _answer_only_cluster_names(cluster)
+            _install_provisioner(engine, cluster)
             _wait_ready(engine, cluster)
         _workers_note(name).write_text(str(workers))
         note.write_text(inputs)
@@ -257,6 +259,14 @@ def _answer_only_cluster_names(cluster: Cluster) -> None:
     # One replica is enough for tests. The restart makes CoreDNS read the new file if it runs already.
     cluster.kubectl(namespace, "scale", "deployment", "coredns", "--replicas=1")
     cluster.kubectl(namespace, "rollout", "restart", "deployment", "coredns")
+
+
+def _install_provisioner(engine: Engine, cluster: Cluster) -> None:
+    """Make the default StorageClass provide ReadWriteMany volumes. Claims wait until its pod runs."""
+    docker("cp", binary("provisioner"), f"{cluster.control_plane}:/usr/local/bin/provisioner", engine=engine)
+    image = "jsonpath={.spec.template.spec.containers[0].image}"
+    present = cluster.kubectl("--namespace=kube-system", "get", "daemonset", "kube-proxy", f"--output={image}").stdout
+    cluster.kubectl("apply", "--filename=-", input=cluster_config.provisioner(present))
 
 
 def _wait_ready(engine: Engine, cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a test cluster as text: kind's file, volumes, CoreDNS's Corefile. cluster.py applies it."""
+"""The configuration of a test cluster as text: kind's file, provisioner, CoreDNS's Corefile. cluster.py applies it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 SHARED_MOUNT = "/ddpjob-shared"
 DATA_MOUNT = "/ddpjob-data"
 CONTAINERD = "/var/lib/containerd"
+STORAGE_CLASS = "ddpjob-shared"
+PROVISIONER = Path(__file__).with_name("provisioner.yaml")
 
 # Within 198.18.0.0/15, reserved for benchmarks between networks (RFC 2544): no real network uses it.
 POD_SUBNET = "198.19.0.0/16"
@@ -79,18 +81,9 @@ def kind_config(shared_dir: Path, data_dir: Path | None, workers: int, stores: S
     return json.dumps(config, indent=1)
 
 
-def shared_volume(name: str, *, storage_class: str, claim: tuple[str, str] | None, capacity: str) -> dict[str, object]:
-    """Return a ReadWriteMany PersistentVolume on the subfolder ``name`` of the shared folder."""
-    spec: dict[str, object] = {
-        "accessModes": ["ReadWriteMany"],
-        "capacity": {"storage": capacity},
-        "storageClassName": storage_class,
-        "persistentVolumeReclaimPolicy": "Retain",
-        "hostPath": {"path": f"{SHARED_MOUNT}/{name}", "type": "Directory"},
-    }
-    if claim is not None:
-        spec["claimRef"] = {"namespace": claim[0], "name": claim[1]}
-    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+def provisioner(image: str) -> str:
+    """Return the manifests of the default StorageClass; its pod runs a program of the node in this image."""
+    return PROVISIONER.read_text(encoding="utf-8").replace("IMAGE", image)
 
 
 def ready_nodes(node_list: Mapping[str, Any]) -> set[str]:

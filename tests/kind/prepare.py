@@ -22,7 +22,7 @@ from tests.kind.command import CommandError
 from tests.kind.docker import DockerUnavailableError, ensure_engine, running_engine
 
 GROUPS = ("docker", "node-image", "images", "chromium")
-CLUSTER = ("kubectl", "kind", "lookup", "docker", "node-image")
+CLUSTER = ("kubectl", "kind", "lookup", "provisioner", "docker", "node-image")
 """What `cluster.up` needs."""
 
 

@@ -92,18 +92,6 @@ def test_missing_data_folder_is_an_error_if_the_variable_names_it(tmp_path: Path
     assert cluster_config.mnist_dir({"DDPJOB_MNIST_DIR": str(tmp_path)}) == tmp_path
 
 
-def test_shared_volume_is_reserved_for_a_named_claim() -> None:
-    volume = cluster_config.shared_volume("v", storage_class="", claim=("ns", "c"), capacity="1Gi")
-    assert volume["spec"] == {
-        "accessModes": ["ReadWriteMany"],
-        "capacity": {"storage": "1Gi"},
-        "storageClassName": "",
-        "persistentVolumeReclaimPolicy": "Retain",
-        "hostPath": {"path": "/ddpjob-shared/v", "type": "Directory"},
-        "claimRef": {"namespace": "ns", "name": "c"},
-    }
-
-
 def test_only_nodes_whose_ready_condition_is_true_count() -> None:
     def node(name: str, status: str) -> dict[str, object]:
         return {

@@ -73,9 +73,10 @@ MODULES = (
     Module("coredns", {"coredns": "github.com/coredns/coredns"}),
     Module("helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, {"helm.sh/helm/v3/internal/version.version": "v3.19.0"}),
     Module("kind", {"kind": "sigs.k8s.io/kind"}),
-    # Written for these tests: programs of the node image, and the DNS check of a new cluster.
+    # Written for these tests: programs of the node image, the DNS check of a new cluster, and its provisioner.
     Module("node", {"pause": "./pause", "runc-reduced": "./runc-reduced"}),
     Module("lookup", {"lookup": "."}),
+    Module("provisioner", {"provisioner": "."}),
 )
 
 BINARIES = tuple(name for module in MODULES for name in module.packages)
