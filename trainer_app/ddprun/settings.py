@@ -6,6 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ddprun.errors import UsageError, nearest
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
 
 def setting(
     default: Any,
@@ -59,3 +63,35 @@ class Settings:
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")
     show_env: bool = setting(False, "debugging aid: every rank prints its variables, such as RANK and GROUP_RANK")
+
+
+def fields_of(settings: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
+    """Return the settings of the class by the names that flags, variables and files use."""
+    return {field.metadata["name"] or field.name: field for field in dataclasses.fields(settings)}
+
+
+def checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
+    """Return the value, which may be text, in the type of the field's default.
+
+    Args:
+        origin: variable, flag or file that gave the value.
+    Raises:
+        UsageError: wrong type, not one of the choices, or out of bounds; it names ``origin``.
+    """
+    kind: type[Any] = type(field.default)
+    try:
+        if isinstance(value, bool) and kind is not bool:
+            raise ValueError(value)  # `epochs: yes` in a file: int() would return 1
+        parsed = _BOOLEANS[str(value).lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError, OverflowError):
+        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
+    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
+    if choices and parsed not in choices:
+        raise UsageError(
+            f"{origin}={value!r} is not one of {', '.join(choices)}",
+            hint=nearest(str(value), choices),
+            next_step=f"correct {origin}",
+        )
+    if kind in (int, float) and not low <= parsed <= high:
+        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
+    return parsed

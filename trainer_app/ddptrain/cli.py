@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError
 from ddprun.fault_injection import Fault, check_rank
+from ddprun.flags import Parser, whole_number
 from ddprun.launcher import launcher
 from ddprun.reporting import termination
 from ddprun.reporting.console import (
@@ -30,7 +31,7 @@ from ddprun.signals import StopFlag
 from ddptrain import __version__, flags
 from ddptrain.commands import add_file_verbs, preflight_text
 from ddptrain.config import Config
-from ddptrain.flags import parse_choices, parse_worlds, resolve_flags, whole_number
+from ddptrain.flags import parse_choices, parse_worlds, resolve_flags
 from ddptrain.jobs import Infer, Preflight, Train
 from ddptrain.lessons.run import lesson_names, run_lesson
 from ddptrain.program import Trainer, torchrun_command
@@ -77,7 +78,7 @@ def _report_start(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = flags.Parser(
+    parser = Parser(
         prog="ddptrain",
         description="Train MNIST data-parallel with PyTorch, on one process or many nodes.",
         epilog="example:\n  ddptrain train --data digits --epochs 2",

@@ -15,6 +15,7 @@ from ddprun import exit_codes
 from ddprun.checkpoint_files import all_manifests, read_newest, reading, set_aside, verify
 from ddprun.errors import DataError, DataMissing, UsageError, volume_errors
 from ddprun.files import Json, dumps_json
+from ddprun.flags import whole_number
 from ddprun.launcher.node_reports import explain
 from ddprun.signals import StopFlag
 from ddptrain.config_sources import given_settings
@@ -25,7 +26,6 @@ from ddptrain.flags import (
     add_verb,
     resolve_flags,
     setting_flags,
-    whole_number,
 )
 
 _CHECKPOINTS = "--checkpoint-dir /tmp/ddptrain-checkpoints"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.errors import ConfigMismatch, UsageError
-from ddprun.settings import Settings, setting
+from ddprun.settings import Settings, fields_of, setting
 
 PREFIX = "DDPTRAIN_"  # of the variable of each setting
 _ON_OFF = {True: "on", False: "off"}  # how older manifests wrote bf16
@@ -142,7 +142,7 @@ class Config(Settings):
         return {PREFIX + name.upper(): str(value) for name, value in self.settings().items()}
 
 
-SETTINGS = {field.metadata["name"] or field.name: field for field in dataclasses.fields(Config)}
+SETTINGS = fields_of(Config)
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:

@@ -3,16 +3,15 @@
 A later source wins. Every value is checked and named with its origin. PyYAML is imported only if there is a file.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ddprun.errors import UsageError, nearest
+from ddprun.settings import checked
 from ddptrain.config import PREFIX, SETTINGS, Config
 
 _FILE_VARIABLE = "DDPTRAIN_CONFIG"
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 # With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
 _DEBUG_DEFAULTS = {"hang_timeout": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0}
 
@@ -27,7 +26,7 @@ def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mappi
     Raises:
         UsageError: unknown name or invalid value; the error names its origin.
     """
-    given = {name: _checked(SETTINGS[name], value, origin) for name, value, origin in given_settings(env, flags)}
+    given = {name: checked(SETTINGS[name], value, origin) for name, value, origin in given_settings(env, flags)}
     debugging = _DEBUG_DEFAULTS if given.get("debug") else {}
     config = Config().replaced({**(defaults or {}), **debugging, **given})
     if config.sync == "bitwise" and config.accum > 1:
@@ -92,30 +91,3 @@ def _settings_of(path: str) -> list[tuple[str, Any, str]]:
             raise UsageError(f"{origin} is not one value", next_step="write one number, word or true/false there")
         given.append((name, value if isinstance(value, bool) else str(value), origin))
     return given
-
-
-def _checked(field: dataclasses.Field[Any], value: Any, origin: str) -> Any:
-    """Return the value, which may be text, in the type of the field's default.
-
-    Args:
-        origin: variable, flag or file that gave the value.
-    Raises:
-        UsageError: wrong type, not one of the choices, or out of bounds; it names ``origin``.
-    """
-    kind: type[Any] = type(field.default)
-    try:
-        if isinstance(value, bool) and kind is not bool:
-            raise ValueError(value)  # `epochs: yes` in a file: int() would return 1
-        parsed = _BOOLEANS[str(value).lower()] if kind is bool else kind(value)
-    except (KeyError, ValueError, OverflowError):
-        raise UsageError(f"{origin}={value!r} is not of type {kind.__name__}", next_step=f"correct {origin}") from None
-    choices, low, high = (field.metadata[k] for k in ("choices", "low", "high"))
-    if choices and parsed not in choices:
-        raise UsageError(
-            f"{origin}={value!r} is not one of {', '.join(choices)}",
-            hint=nearest(str(value), choices),
-            next_step=f"correct {origin}",
-        )
-    if kind in (int, float) and not low <= parsed <= high:
-        raise UsageError(f"{origin}={value} is not between {low:g} and {high:g}", next_step=f"correct {origin}")
-    return parsed

@@ -6,41 +6,16 @@ A flag of a setting is declared once, by its field in ``Config``; ``config_sourc
 import argparse
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ddprun.errors import UsageError, nearest
+from ddprun.flags import declare_node, declare_settings, whole_number
 from ddptrain.config import SETTINGS, Config
 from ddptrain.config_sources import resolve
 
-_MAX_COUNT = 10**12  # of steps, runs and the like
 _MAX_WORLD = 64  # ranks of a trial on one machine
 
 Handler = Callable[[argparse.Namespace], int]
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError, with the nearest flag for one that it does not know."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Any = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse as the base class does, but refuse unknown flags of this verb.
-
-        Raises:
-            UsageError: with the nearest flag of the verb.
-        """
-        known, unknown = super().parse_known_args(args, namespace)
-        for flag in (text.partition("=")[0] for text in unknown if text.startswith("-")):
-            raise UsageError(
-                f"{self.prog} has no flag {flag}",
-                hint=nearest(flag, self._option_string_actions),
-                next_step=f"`{self.prog} --help` lists its flags",
-            )
-        return known, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError for a mistake that the base class found."""
-        raise UsageError(f"{self.prog}: {message}", next_step=f"`{self.prog} --help` lists verbs and flags")
 
 
 def add_verb(
@@ -76,18 +51,8 @@ def add_settings(
         "settings", "also environment variables DDPTRAIN_<NAME> and keys of a YAML file; flags win"
     )
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win")
-    for name, field in SETTINGS.items():
-        if name not in names:
-            continue
-        flag, text = "--" + name.replace("_", "-"), field.metadata["help"]
-        if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-            continue
-        choices = "|".join(field.metadata["choices"])
-        variable = f" [{field.metadata['env']}]" if field.metadata["env"] else ""
-        default = (defaults or {}).get(name, field.default)
-        shown = f" (default: {default})" if default != "" else ""
-        group.add_argument(flag, metavar=choices or name.upper(), help=text + variable + shown)
+    declared = {name: field for name, field in SETTINGS.items() if name in names}
+    declare_settings(group, declared, defaults or {})
 
 
 def resolve_flags(arguments: argparse.Namespace, *, defaults: Mapping[str, Any] | None = None) -> Config:
@@ -124,14 +89,7 @@ def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
         training: also those that only a training needs.
     """
     group = parser.add_argument_group("ranks", "also environment variables of the same names; flags win")
-    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
-    group.add_argument("--node-rank", metavar="N", help="number of this node, from 0 (default: 0)")
-    group.add_argument("--nproc-per-node", metavar="N", help="ranks on this node (default: 1)")
-    group.add_argument("--master-addr", metavar="HOST", help="name or address of node 0")
-    group.add_argument(
-        "--master-port", metavar="PORT", help="port of rank 0's store (default: 29500; a free one with a single node)"
-    )
-    group.add_argument("--log-dir", default="", metavar="DIR", help="also write each rank's output to a file there")
+    declare_node(group)
     if not training:
         return
     group.add_argument(
@@ -142,22 +100,6 @@ def add_node(parser: argparse.ArgumentParser, *, training: bool = True) -> None:
         "--max-restarts", type=whole_number(0), default=0, metavar="N",
         help="restart failed ranks up to N times; only with a single node (default: 0)",
     )  # fmt: skip
-
-
-def whole_number(low: int, high: int = _MAX_COUNT) -> Callable[[str], int]:
-    """Return a flag type: a whole number from ``low`` to ``high``, both included."""
-
-    def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            bounds = f"below {low}" if value < low else f"above {high}"
-            raise argparse.ArgumentTypeError(f"{text} is {bounds}")
-        return value
-
-    return number
 
 
 def parse_worlds(text: str) -> tuple[int, ...]:
