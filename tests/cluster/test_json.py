@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cluster.base import Unavailable
-from ddpjob.cluster.kubernetes import decode, encode
+from ddpjob.cluster.base import NotFound, NotServed, Unavailable
+from ddpjob.cluster.kubernetes import decode, encode, error_of
 
 NUMBERS = st.integers() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=[]))  # with lone surrogates
@@ -64,3 +64,18 @@ def test_a_response_that_is_no_json_object_is_unavailable(body: bytes) -> None:
 
 def test_a_number_beyond_the_range_of_a_float_is_read_as_infinity() -> None:
     assert math.isinf(decode(b'{"a":1e999}')["a"])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"kind": "Status", "reason": "NotFound", "details": {"name": "mnist", "kind": "ddpjobs"}}, NotFound),
+        ({"kind": "Status", "reason": "NotFound", "details": {}}, NotServed),
+        ("404 page not found", NotServed),
+        ("<html>no such cluster</html>", NotServed),
+    ],
+)
+def test_404_says_that_an_object_is_gone_only_if_it_names_the_object(body: object, expected: type) -> None:
+    """The API server sends the second and third for a kind that is not installed, a proxy may send anything."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    assert type(error_of(404, {}, text.encode())) is expected

@@ -273,6 +273,15 @@ def test_quota_that_is_too_small_leaves_no_partial_gang_and_is_reported(
     assert status["attempt"] > 1 and status["restarts"] == 0
 
 
+def test_404_of_a_proxy_loses_no_job(operator_behind_proxy: OperatorProcess, proxy: FaultProxy, jobs: Jobs) -> None:
+    """A 404 that names no object, in place of the answer to the first status, does not mean that the job is gone."""
+    proxy.once("PATCH", "/status", Fault(status=404, body="404 page not found"))
+    operator_behind_proxy.start()
+    jobs.submit()
+    jobs.wait_for_pods(1)
+    jobs.wait_for("Pending", nodes={"desired": 1, "pending": 1, "running": 0, "succeeded": 0, "failed": 0})
+
+
 def test_missing_crd_is_reported_and_the_operator_starts_once_it_exists() -> None:
     with ControlPlane() as plane:
         operator = OperatorProcess(plane, "")

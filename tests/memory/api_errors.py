@@ -18,6 +18,7 @@ from ddpjob.cluster.base import (
     Invalid,
     NamespaceTerminating,
     NotFound,
+    NotServed,
     Unavailable,
 )
 
@@ -86,8 +87,8 @@ def namespace_terminating(resource: Resource, name: str, namespace: str) -> Name
     return NamespaceTerminating(f"{what} is forbidden: {because}", code=403, details=details)
 
 
-def no_such_subresource() -> NotFound:
-    return NotFound("the server could not find the requested resource", code=404)
+def no_such_subresource() -> NotServed:
+    return NotServed("the server could not find the requested resource", code=404)
 
 
 def already_exists(resource: Resource, name: str, *, being_deleted: bool) -> AlreadyExists:

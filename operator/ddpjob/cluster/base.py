@@ -30,7 +30,14 @@ class ClusterError(Exception):
 
 
 class NotFound(ClusterError):  # noqa: N818 - errors are named like the API server's own reasons
-    """404: the object, its namespace or its kind does not exist."""
+    """404: the API server says that the object or its namespace does not exist."""
+
+
+class NotServed(ClusterError):  # noqa: N818
+    """404 that names no object: the kind is not installed, or a proxy in front of the API server answered.
+
+    It says nothing about an object.
+    """
 
 
 class AlreadyExists(ClusterError):  # noqa: N818

@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 import aiohttp
 import orjson
 import yarl
-from kubernetes.aio.config import ConfigException
 
 from ddpjob.api import names
 from ddpjob.api.names import Resource
@@ -29,6 +28,7 @@ from ddpjob.cluster.base import (
     Invalid,
     NamespaceTerminating,
     NotFound,
+    NotServed,
     Page,
     TooManyRequests,
     Unauthorized,
@@ -212,7 +212,7 @@ class KubernetesCluster:
                 body = await (_read_page(response) if url.query.get("limit", "1") != "1" else response.read())
         except TimeoutError as error:
             raise Unavailable(f"{verb} {kind}: no answer within {self._timeout.total:g} s") from error
-        except (aiohttp.ClientError, ssl.SSLError, OSError, ConfigException) as error:
+        except (aiohttp.ClientError, ssl.SSLError, OSError) as error:
             raise Unavailable(f"{verb} {kind}: {type(error).__name__}: {error}") from error
         finally:
             if self._observer is not None:
@@ -315,6 +315,8 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ClusterErr
 def _class_of(status: int, reason: str, details: Json) -> type[ClusterError]:
     if status == 403 and any(c.get("reason") == "NamespaceTerminating" for c in details.get("causes") or ()):
         return NamespaceTerminating
+    if status == 404 and not details.get("name"):
+        return NotServed
     if status == 409:
         return AlreadyExists if reason == "AlreadyExists" else Conflict
     if status >= 500:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ddpjob.api import names
 from ddpjob.api.backoff import doubling
 from ddpjob.api.names import Resource
-from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, Unauthorized
+from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound, NotServed, Unauthorized
 from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.metrics import Metrics
 
@@ -172,7 +172,7 @@ async def list_into(
 
 def explain(error: ClusterError) -> str:
     """Return the error's text with what to do about it."""
-    if isinstance(error, NotFound):
+    if isinstance(error, NotServed):
         return (
             f"the API server does not serve {names.DDPJOBS.plural}.{names.GROUP}/{names.VERSION}: install the "
             "CustomResourceDefinition (kubectl apply -f manifests/crd.yaml, or helm install of the chart)"

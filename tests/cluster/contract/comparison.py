@@ -17,7 +17,7 @@ from typing import Any
 from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Invalid, NotFound, Page
+from ddpjob.cluster.base import ClusterError, Invalid, NotFound, NotServed, Page
 from tests.cluster.contract.bodies import FENCES
 from tests.cluster.contract.requests import KINDS_BY_NAME, Request
 from tests.cluster.contract.targets import KINDS, NAMESPACE, MemoryTarget, RealTarget
@@ -141,7 +141,7 @@ def _with_reported_causes(expected: Any, got: Any) -> Any:
 
 
 def _is_about_a_url(error: ClusterError) -> bool:
-    return isinstance(error, NotFound) and not error.details
+    return isinstance(error, NotServed)
 
 
 def _without_version(obj: Json) -> Json:
