@@ -1,8 +1,13 @@
-"""Send Kubernetes Events about jobs in the background, so that they never delay a reconcile."""
+"""Send Kubernetes Events about jobs in the background, so that they never delay a reconcile.
+
+Namespaces are served in turn, one event of each at a time: a namespace with many events, or one in which the API server
+limits events, does not delay the events of another.
+"""
 
 import asyncio
 import hashlib
 import logging
+from collections import OrderedDict, deque
 from datetime import UTC, datetime
 
 from ddpjob.api import names
@@ -14,34 +19,67 @@ from ddpjob.engine.actions import Note
 logger = logging.getLogger(__name__)
 
 COMPONENT = "ddpjob-operator"
+SENDERS = 4
 MAX_WAITING = 1000
+"""In one namespace."""
+MAX_WAITING_IN_ALL = 10_000
 MAX_MESSAGE = 1024  # the limit of events.k8s.io/v1
 
 
 class EventSender:
-    """``send`` queues notes; ``run`` posts them one after the other."""
+    """``send`` queues notes; ``run`` posts them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
+        self._lines: OrderedDict[str, deque[Json]] = OrderedDict()
+        self._busy: set[str] = set()
+        self._unsent = 0
+        self._may_send, self._is_empty = asyncio.Event(), asyncio.Event()
+        self._is_empty.set()
 
     def send(self, job: Json, note: Note) -> None:
-        """Queue ``note`` about ``job``. If 1,000 events wait, it is dropped."""
-        try:
-            self._waiting.put_nowait(event_body(job, note, datetime.now(UTC)))
-        except asyncio.QueueFull:
+        """Queue ``note`` about ``job``. If too many events wait, it is dropped."""
+        namespace = job["metadata"]["namespace"]
+        if len(self._lines.get(namespace, ())) >= MAX_WAITING or self._unsent >= MAX_WAITING_IN_ALL:
             logger.warning("too many events wait to be sent; dropped event %s", note.reason)
+            return
+        self._lines.setdefault(namespace, deque()).append(event_body(job, note, datetime.now(UTC)))
+        self._unsent += 1
+        self._is_empty.clear()
+        self._may_send.set()
 
     async def run(self) -> None:
         """Post queued events until cancelled."""
-        while True:
-            body = await self._waiting.get()
-            await self._post(body)
-            self._waiting.task_done()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SENDERS):
+                group.create_task(self._send_in_turn(), name="sender of events")
 
     async def flush(self) -> None:
         """Wait until every queued event was posted or has failed."""
-        await self._waiting.join()
+        await self._is_empty.wait()
+
+    async def _send_in_turn(self) -> None:
+        while True:
+            namespace = next((name for name in self._lines if name not in self._busy), None)
+            if namespace is None:
+                self._may_send.clear()
+                await self._may_send.wait()
+                continue
+            self._busy.add(namespace)
+            await self._post(self._next(namespace))
+            self._busy.discard(namespace)
+            self._unsent -= 1
+            self._may_send.set()
+            if not self._unsent:
+                self._is_empty.set()
+
+    def _next(self, namespace: str) -> Json:
+        """Take the first event of a namespace, which is then the last in turn."""
+        line = self._lines.pop(namespace)
+        body = line.popleft()
+        if line:
+            self._lines[namespace] = line
+        return body
 
     async def _post(self, body: Json) -> None:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
