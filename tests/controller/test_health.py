@@ -1,9 +1,11 @@
 """Liveness depends only on the event loop, readiness on the watches."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpjob.controller import health
-from ddpjob.controller.health import HealthServer, Heartbeat, Verdict
+from ddpjob.controller.health import MAX_CONNECTIONS, HealthServer, Heartbeat, Verdict
 from tests.processes import die_with_parent, eventually, eventually_async
 
 
@@ -61,6 +63,17 @@ def test_all_addresses_are_served_by_default(verdicts: Verdicts) -> None:
         assert get(server.port, "/healthz")[0] == 200
     finally:
         server.close()
+
+
+def test_idle_connections_take_few_threads_and_do_not_keep_out_a_probe(server: HealthServer) -> None:
+    """Every pod of the cluster may open connections to the port, unless a NetworkPolicy forbids it."""
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * MAX_CONNECTIONS)]
+    assert get(server.port, "/healthz") == (200, "ok\n")
+    eventually("the older connections are closed", lambda: threading.active_count() - before <= MAX_CONNECTIONS)
+    for connection in idle:
+        connection.close()
+    eventually("all are closed", lambda: threading.active_count() <= before)
 
 
 async def test_running_event_loop_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,21 @@ kill the operator because the API server is unavailable.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 BLOCKED_SECONDS = 30.0
 BEAT_SECONDS = 1.0
 CLIENT_SECONDS = 10.0  # a client that sends nothing must not block a thread
+MAX_CONNECTIONS = 64
 
 Verdict = tuple[bool, str]
 """Whether the check passes, and one line with the reason if not."""
@@ -45,7 +48,37 @@ class Heartbeat:
         return True, "ok"
 
 
-class _DualStackServer(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    """Keeps at most ``MAX_CONNECTIONS``: each has a thread, and every pod of the cluster may reach the port.
+
+    A new connection replaces the oldest, so that idle connections do not keep out the kubelet's probes.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[Any, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= MAX_CONNECTIONS else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+
+class _DualStackServer(_Server):
     # Dual stack if the machine has IPv6, because the kubelet probes the pod's address of either family.
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
@@ -67,7 +100,7 @@ class HealthServer:
         ready: Callable[[], Verdict],
         metrics: Callable[[], bytes],
     ) -> None:
-        server = ThreadingHTTPServer if host and ":" not in host else _DualStackServer
+        server = _Server if host and ":" not in host else _DualStackServer
         self._server = server((host, port), _handler(alive, ready, metrics))
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
