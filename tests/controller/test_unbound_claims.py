@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
+from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json, condition
 from ddpjob.cluster.base import Forbidden, Page
 from ddpjob.controller.controller import Controller
+from ddpjob.controller.unbound_claims import MAX_READERS, UnboundClaims
 from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.memory import MemoryCluster
@@ -57,6 +58,19 @@ class NoEvents(MemoryCluster):
             raise Forbidden("events is forbidden", code=403)
         async for page in super().pages(resource, *args, **options):
             yield page
+
+
+class CountedReads(MemoryCluster):
+    """Counts the reads of claims, and how many there are at a time; each takes 0.1 s."""
+
+    reads = now = most = 0
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        self.reads, self.now = self.reads + 1, self.now + 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.1)
+        self.now -= 1
+        return await super().get(resource, namespace, name)
 
 
 def on_bench(test: Callable[[Bench], Any], cluster: MemoryCluster | None = None) -> None:
@@ -122,3 +136,16 @@ def test_bound_claims_are_read_once_and_not_mentioned() -> None:
         assert followed.task.done()
 
     on_bench(test)
+
+
+def test_claims_of_a_thousand_jobs_are_read_in_turn() -> None:
+    async def test() -> None:
+        cluster = CountedReads()
+        claims = UnboundClaims(cluster, lambda key: None)
+        for number in range(1000):
+            claims.follow(Key("default", f"job-{number}"), ("absent",))
+        await asyncio.sleep(60)
+        assert cluster.reads >= 1000 and cluster.most == MAX_READERS
+        claims.close()
+
+    run(test())

@@ -18,6 +18,8 @@ from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, NotFound
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 15.0
+MAX_READERS = 2
+"""Jobs whose claims are read at a time. For each LIST of events the API server reads all events of the namespace."""
 _MAX_TEXT = 500
 
 
@@ -38,6 +40,7 @@ class UnboundClaims:
         self._cluster = cluster
         self._on_news = on_news
         self._followed: dict[Key, _Followed] = {}
+        self._turns = asyncio.Semaphore(MAX_READERS)
 
     def text(self, key: Key) -> str:
         """Return why claims of a followed job are not bound; empty if they are, or it is not known yet."""
@@ -68,7 +71,8 @@ class UnboundClaims:
     async def _run(self, key: Key, followed: _Followed) -> None:
         while True:
             try:
-                texts = [await self._why(key.namespace, claim) for claim in followed.claims]
+                async with self._turns:
+                    texts = [await self._why(key.namespace, claim) for claim in followed.claims]
             except ClusterError as error:
                 logger.debug("cannot read the claims: %s", error)
             else:
