@@ -264,7 +264,7 @@ def test_conflict_of_a_delete_hides_no_live_pod(conflicts: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 7))
-def test_lost_reply_of_a_status_write_loses_no_event(number: int) -> None:
+def test_lost_reply_of_a_status_write_loses_no_event_and_no_count(number: int) -> None:
     async def test(bench: Bench) -> None:
         lost = 0
 
@@ -286,6 +286,8 @@ def test_lost_reply_of_a_status_write_loses_no_event(number: int) -> None:
         await asyncio.sleep(10)
         assert lost >= number
         assert sorted(bench.events()) == ["Failed", "Restarting", "Running", "Running", "Started"]
+        counts = bench.metrics.render().decode()
+        assert "ddpjob_attempts_total 2.0" in counts and 'ddpjob_restarts_total{counted="true"} 1.0' in counts
 
     on_bench(test)
 

@@ -49,7 +49,7 @@ class Memory:
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
     repairs: how many times in a row the Service was repaired. repair_after: monotonic time before the next repair.
     patched_at: monotonic time of the last status patch.
-    unannounced: status and events of a patch whose response was lost.
+    unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
     stale: a write got no response, so the job must be read again before the next plan.
     """
@@ -65,7 +65,7 @@ class Memory:
     repairs: int = 0
     repair_after: float = float("-inf")
     patched_at: float = float("-inf")
-    unannounced: tuple[Json, Plan] | None = None
+    unannounced: tuple[Json, Json, Plan] | None = None
     unrecorded: bool = False
     stale: bool = False
     last_error: str = ""
@@ -170,9 +170,10 @@ class Reconciler:
             memory.stale = False
         job = self.cache.job(key)
         if job is not None and memory.unannounced is not None:
-            status, unannounced = memory.unannounced
+            before, status, unannounced = memory.unannounced
             memory.unannounced = None
             if job.get("status") == status:  # the write whose response was lost took place
+                self.metrics.observe_status(before, status)
                 self._announce(job, unannounced)
         return None if job is None or job["metadata"].get("deletionTimestamp") else job
 
@@ -246,7 +247,7 @@ class Reconciler:
             self.schema.clear(key)
             return job
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": patch}
-        memory.unannounced = (dict(plan.status or {}), plan) if plan.events else None
+        memory.unannounced = job.get("status") or {}, dict(plan.status or {}), plan
         memory.unrecorded = True
         try:
             recorded = await self.cluster.patch_status(names.DDPJOBS, *key, body)
