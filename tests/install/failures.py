@@ -33,6 +33,26 @@ ended by then, the operator uses what another pod's report says of it (`root`, s
 
 A reason in *italics* comes from the trainer's report (its `kind`), from the exception, or from the kubelet.
 
+## Scripts under torchrun
+
+A plain script writes no report, and torchrun ends with 1 whatever ended a rank. The operator therefore reads the end
+of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last 500
+lines, as far as [its rights](security.md#logs) allow. It looks for
+
+- torchrun's block *Root Cause (first observed failure)*: rank, exit code and signal of the process that ended first;
+- the last exception of a traceback, with file and line of the innermost frame outside of installed packages. A line
+  with the prefix `[rank2]:` belongs to that rank.
+
+The failure's message is the exception. `RuntimeError` and `DistBackendError` of gloo and NCCL because the connection to
+a peer was closed (`Connection closed by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame.
+Without the right to read logs, the message names rank and exit code from torchrun's block, and `next` shows the log.
+With `logTail: Omit`, only the type of the exception and its place are in the status.
+
+The operator does not set `TORCHELASTIC_ERROR_FILE`: torchrun replaces that file, and a termination log cannot be
+removed, so the message would be lost. With `@record` the traceback is in torchrun's block anyway.
+
+## Table
+
 """
 
 

@@ -11,6 +11,7 @@ from sys import intern
 from typing import Any, Literal
 
 from ddpjob.api import limits, names
+from ddpjob.api.log_failure import LogFailure, error_file, log_failure
 from ddpjob.api.objects import condition, element, is_true, owner_uid
 from ddpjob.api.report import EndReport, end_report
 from ddpjob.api.text import clean
@@ -39,6 +40,7 @@ class PodView:
     message: the kubelet's, about the pod or about an init container that failed.
     log: the termination message if it is no report: what the program wrote there, or the end of its log.
     report: the trainer's report in the termination message, or None.
+    logged: what ``log`` says about the failure, or a longer part of the pod's log (``Observed.logs``).
     waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
@@ -81,6 +83,7 @@ class PodView:
     message: str = ""
     log: str = ""
     report: EndReport | None = None
+    logged: LogFailure | None = None
     started_at: str | None = None
     finished_at: str | None = None
     waiting: tuple[str, str] | None = None
@@ -108,6 +111,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     container = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER)
     ended = (container.get("state") or {}).get("terminated") or {}
     text = clean(ended.get("message") or "")
+    text = error_file(text) or text
     report = end_report(text)
     disruption = _disruption(meta, status, ended)
     is_told = bool(ended) and (pod.get("spec") or {}).get("activeDeadlineSeconds") == STOP_SECONDS
@@ -145,6 +149,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         message=message,
         log="" if report else text,
         report=report,
+        logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
         started_at=ended.get("startedAt"),
         finished_at=ended.get("finishedAt"),
         waiting=_waiting(status, container),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, SUPERSEDED
+from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import EndReport
 from ddpjob.api.times import parse_time, seconds_between
@@ -82,6 +83,21 @@ class Evidence:
         return self.pod is not None and _ran_out_of_gpu_memory(self.pod, self.report, self.signal)
 
     @property
+    def logged(self) -> LogFailure | None:
+        """What the log of the node shows, if its trainer wrote no report."""
+        return self.pod.logged if self.pod is not None and self.report is _NO_REPORT else None
+
+    @property
+    def rank(self) -> int | None:
+        """Global rank of the process that failed first on the node."""
+        return self.logged.rank if self.logged is not None else self.report.rank
+
+    @property
+    def exception(self) -> str | None:
+        """Type of its exception."""
+        return self.logged.exception if self.logged is not None else self.report.exception
+
+    @property
     def where(self) -> str:
         return self.pod.where if self.pod else f"node_rank {self.node_rank}"
 
@@ -94,9 +110,9 @@ def failed_pods(pods: Iterable[PodView]) -> list[PodView]:
 def whose_failure(pod: PodView) -> Whose:
     """Return whose failure a failed pod shows.
 
-    Only the trainer's report can name a peer. Without a report, an ordinary exit code says nothing: torchrun ends with
-    1 for a failed rank and for a rank that lost its peers. A kill, a refusal to start, an eviction and a deletion come
-    from outside the training, so they are the pod's own, and so is a GPU with too little memory.
+    Without a report, an ordinary exit code says nothing: torchrun ends with 1 for a failed rank and for a rank that
+    lost its peers; the exception in the log decides. A kill, a refusal to start, an eviction and a deletion come from
+    outside the training, so they are the pod's own, and so is a GPU with too little memory.
     """
     return _whose(pod, pod.report or _NO_REPORT, pod.exit_code)
 
@@ -111,16 +127,24 @@ def _whose(pod: PodView, report: EndReport, exit_code: int | None) -> Whose:
     number = _signal(pod, report, exit_code)
     if _ran_out_of_gpu_memory(pod, report, number):
         return "own"
-    if number is not None:
-        return "unknown" if number in _MAY_FOLLOW_A_PEER else "own"
-    return "own" if exit_code is None or _could_not_start(pod, exit_code) else "unknown"
+    if number is not None and number not in _MAY_FOLLOW_A_PEER:
+        return "own"
+    if pod.logged is not None and report is _NO_REPORT and pod.logged.cause != "unknown":
+        return pod.logged.cause
+    is_own = number is None and (exit_code is None or _could_not_start(pod, exit_code))
+    return "own" if is_own else "unknown"
 
 
 def _ran_out_of_gpu_memory(pod: PodView, report: EndReport, number: int | None) -> bool:
     """Return whether the report says so, or without a report and a signal, a traceback at the end of the log."""
     if report.kind == GPU_OUT_OF_MEMORY or (report.exception or "").rpartition(".")[2] == "OutOfMemoryError":
         return True
-    return number is None and _GPU_OUT_OF_MEMORY_LINE.search(pod.log) is not None
+    if number is not None:
+        return False
+    if pod.logged is not None and pod.logged.exception is not None:
+        line = f"{pod.logged.exception}: {pod.logged.message}"
+        return _GPU_OUT_OF_MEMORY_LINE.search(line) is not None
+    return _GPU_OUT_OF_MEMORY_LINE.search(pod.log) is not None
 
 
 def _could_not_start(pod: PodView, exit_code: int | None) -> bool:
@@ -143,8 +167,9 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
 
     A failure of a pod's own precedes one without evidence, and that precedes a lost peer, because peers fail within
     milliseconds of the root cause and ``finishedAt`` has whole seconds. A pod that failed precedes one that is only
-    being deleted, and one that obeyed SIGTERM follows both: a stop reaches all ranks. Then the earliest end decides,
-    then the lowest node_rank.
+    being deleted, and one that obeyed SIGTERM follows both: a stop reaches all ranks. A rank that torchrun saw end with
+    another exit code than 1 precedes the others: a lost peer raises an exception, which ends Python with 1. Then the
+    earliest end decides, then the lowest node_rank.
     """
     order = ("own", "unknown", "peer")
     return min(
@@ -153,6 +178,7 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
             order.index(whose_failure(p)),
             obeyed_sigterm(p),
             not p.ended,
+            p.logged is None or p.logged.exit_code in (None, 1),
             p.finished_at or "~",
             p.node_rank,
         ),
@@ -242,9 +268,9 @@ def signal_name(number: int) -> str:
 
 
 def _signal(pod: PodView, report: EndReport, exit_code: int | None) -> int | None:
-    """Return the signal that ended the trainer: the report's, the container's, or n of exit code 128 + n."""
+    """Return the signal that ended the trainer: the report's, the container's, n of exit code 128 + n, or a rank's."""
     if number := report.signal or pod.signal:
         return number
     if exit_code is not None and SIGNAL_BASE < exit_code < SIGNAL_BASE + signals.NSIG:
         return exit_code - SIGNAL_BASE
-    return None
+    return pod.logged.signal if pod.logged is not None and report is _NO_REPORT else None

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ddpjob.api import exit_codes
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
+from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.status import Failure
 from ddpjob.api.text import shorten
 from ddpjob.engine.evidence import (
@@ -21,6 +22,8 @@ from ddpjob.engine.evidence import (
     signal_name,
 )
 
+PEER_LOST = "PeerLost"
+"""Reason of a failure that only shows that the connection to a peer was closed; also the trainer's."""
 _MAX_MESSAGE = 2000
 _MAX_LAST_LINE = 300
 
@@ -312,7 +315,7 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         "",
-        "the trainer reports a lost peer, and neither a pod nor a report shows a failure of another",
+        "the trainer reports a lost peer, or its log shows one, and no other pod shows a failure of its own",
         lambda e, _: e.whose == "peer",
         provisional=True,
         hint="a pod or its network failed without a report; its Kubernetes node may be down",
@@ -320,7 +323,7 @@ TABLE: tuple[Judgement, ...] = (
     ),
     Judgement(
         "",
-        "a signal ended the trainer (exit code 128 + n)",
+        "a signal ended the trainer (exit code 128 + n), or by torchrun's report one of its ranks",
         lambda e, _: e.signal is not None,
         provisional=True,
         node_suspected=True,
@@ -380,15 +383,15 @@ def failure_record(
     return Failure(
         attempt=attempt,
         node_rank=evidence.node_rank if evidence else None,
-        rank=report.rank if report else None,
+        rank=evidence.rank if evidence else None,
         pod=pod.name if pod else None,
         node_name=pod.node_name if pod else None,
         exit_code=evidence.exit_code if evidence else None,
         signal=evidence.signal if evidence else None,
         step=report.step if report else None,
-        exception=report.exception if report else None,
+        exception=evidence.exception if evidence else None,
         reason=judgement.reason,
-        message=shorten(_with_last_line(judgement, with_log=with_log), _MAX_MESSAGE),
+        message=shorten(_with_log_text(judgement) if with_log else judgement.message, _MAX_MESSAGE),
         hint=judgement.hint or None,
         next=judgement.next or None,
         log_tail=shorten(pod.log.strip(), MAX_LOG_TAIL) or None if pod and with_log else None,
@@ -405,12 +408,20 @@ def failure_text(failure: Failure) -> str:
     return f"{failure.message}; next: {failure.next}" if failure.next is not None else failure.message
 
 
-def _with_last_line(judgement: Judgement, *, with_log: bool) -> str:
-    """Return the message with the last line of the log, which usually holds the error."""
-    pod = judgement.evidence.pod if judgement.evidence else None
-    lines = pod.log.split("\n") if pod and with_log else []
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{judgement.message}: {shorten(last, _MAX_LAST_LINE)}" if last else judgement.message
+def _with_log_text(judgement: Judgement) -> str:
+    """Return the message with the text of the exception in the log, or else with the log's last line.
+
+    Of the log of torchrun, the last line is the frame of its report: then with the last line of the program.
+    """
+    evidence = judgement.evidence
+    pod = evidence.pod if evidence else None
+    logged = evidence.logged if evidence else None
+    if logged is not None and (logged.exception or logged.rank is not None):
+        text = logged.message if logged.exception else logged.last_line
+    else:
+        lines = pod.log.split("\n") if pod else []
+        text = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{judgement.message}: {shorten(text, _MAX_LAST_LINE)}" if text else judgement.message
 
 
 def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
@@ -427,6 +438,8 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
         return _reported(e, row)
     if e.oom:
         return OOM_KILLED, f"{e.where} was killed because it exceeded its memory limit{_kubelet_message(e)}"
+    if e.logged is not None and (e.logged.exception or e.logged.rank is not None):
+        return _logged(e, e.logged, row)
     if e.signal is not None and not row.reason:
         why = f" ({e.reason})" if e.reason not in ("", "Error") else ""
         reason = e.reason if e.reason not in ("", "Error") else signal_name(e.signal)
@@ -439,11 +452,27 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
 
 def _reported(e: Evidence, row: Judgement) -> tuple[str, str]:
     exception = e.report.exception or e.report.kind or "Error"
-    details = {"rank": e.report.rank, "step": e.report.step, "where": e.report.where}
-    place = "".join(f", {key} {value}" for key, value in details.items() if value is not None)
+    place = _place(rank=e.report.rank, step=e.report.step, where=e.report.where)
     reason = row.reason or e.report.kind or exception  # kind is absent in schema 1
     repeated = "; the attempt before failed in the same way" if row.reason == "DeterministicError" else ""
     return camel_case(reason), f"{e.where}{place}: {exception}: {e.report.message}{repeated}"
+
+
+def _logged(e: Evidence, logged: LogFailure, row: Judgement) -> tuple[str, str]:
+    """Return reason and message of a failure that only the log shows; the text of the log is added where it may be."""
+    place = f"{e.where}{_place(rank=logged.rank, where=logged.where)}"
+    if e.signal is not None and e.whose != "peer":
+        raised = f": {logged.exception}" if logged.exception else ""
+        return row.reason or signal_name(e.signal), f"{place} was ended by {signal_name(e.signal)}{raised}"
+    if logged.exception is not None:
+        reason = row.reason or (PEER_LOST if e.whose == "peer" else logged.exception)
+        return camel_case(reason), f"{place}: {logged.exception}"
+    code = e.exit_code if logged.exit_code is None else logged.exit_code
+    return row.reason or camel_case(e.reason or "Error"), f"{place} ended with exit code {code}"
+
+
+def _place(**details: object) -> str:
+    return "".join(f", {key} {value}" for key, value in details.items() if value is not None)
 
 
 def _kubelet_message(e: Evidence) -> str:

@@ -1,0 +1,187 @@
+"""What the end of a log says about a failure, with logs that the installed torch writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpjob.api.log_failure import MAX_TEXT, LogFailure, error_file, log_failure
+from tests.torchrun import FAULT_LINE, VALUE_ERROR, node_logs
+
+MESSAGE = "sample 17 has 3 channels, expected 1"
+THROW = "ctypes.CDLL('libstdc++.so.6')._ZSt20__throw_length_errorPKc(b'no such size')"
+
+
+def kubelets(log: str) -> str:
+    """Return the part of a log that a kubelet puts into the termination message."""
+    return "\n".join(log.encode()[-2048:].decode(errors="replace").split("\n")[-80:])
+
+
+def read(text: str) -> LogFailure:
+    found = log_failure(text)
+    assert found is not None
+    return found
+
+
+def test_torchruns_log_names_the_exception_its_rank_and_line(tmp_path: Path) -> None:
+    script, (first, second) = node_logs(tmp_path, VALUE_ERROR)
+    found = read(second)
+    assert (found.cause, found.rank, found.where) == ("own", 2, f"{script}:{FAULT_LINE}")
+    # Sometimes the rank aborts later, when the interpreter ends while threads of gloo run.
+    assert (found.exception, found.message, found.signal) == ("ValueError", MESSAGE, None)
+    lost = read(first)
+    assert (lost.cause, lost.exception) == ("peer", "RuntimeError") and lost.rank in (0, 1)
+    # The kubelet's part begins after the tracebacks.
+    part = read(kubelets(second))
+    assert (part.cause, part.rank, part.exception) == ("unknown", 2, None) and (part.exit_code, part.signal) != (
+        None,
+        None,
+    )
+    assert "====" not in part.last_line and "To enable traceback" not in part.last_line
+
+
+def test_recorded_exception_is_within_the_kubelets_part_of_the_log(tmp_path: Path) -> None:
+    script, (first, second) = node_logs(tmp_path, VALUE_ERROR, record=True)
+    for text in (second, kubelets(second)):
+        found = read(text)
+        assert (found.cause, found.rank, found.where) == ("own", 2, f"{script}:{FAULT_LINE}")
+        assert (found.exception, found.message, found.signal) == ("ValueError", MESSAGE, None)
+    assert read(first).cause == read(kubelets(first)).cause == "peer"
+
+
+def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(tmp_path: Path) -> None:
+    _, (first, second) = node_logs(tmp_path, THROW)
+    found = read(second)
+    assert (found.cause, found.rank, found.signal) == ("own", 2, 6)
+    assert (found.exception, found.message) == ("length_error", "no such size")
+    assert (read(kubelets(second)).rank, read(kubelets(second)).signal) == (2, 6)
+    assert read(first).cause == "peer"
+
+
+def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(tmp_path: Path) -> None:
+    script, (first, second) = node_logs(tmp_path, "ctypes.string_at(0)", record=True)
+    found = read(second)
+    assert (found.cause, found.rank, found.signal, found.exception) == ("own", 2, 11, None)
+    assert found.where == f"{script}:{FAULT_LINE}"
+    part = read(kubelets(second))
+    assert (part.cause, part.rank, part.signal) == ("own", 2, 11)
+    assert read(first).cause == "peer"
+
+
+def test_several_killed_ranks_of_one_node(tmp_path: Path) -> None:
+    _, (log,) = node_logs(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", nodes=1, victims="0 1")
+    for text in (log, kubelets(log)):
+        found = read(text)
+        assert (found.cause, found.signal, found.exit_code, found.exception) == ("own", 9, None, None)
+        assert found.rank in (0, 1)
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "/work/train.py", line 7, in main\n    step()\n'
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: /torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3384, "
+    "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+    "Last error:\n"
+)
+BLOCK = (
+    "============\ntrain.py FAILED\n------------\nFailures:\n{others}\n------------\n"
+    "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : {code} (pid: 7) \n"
+    "  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received\n============\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:589] Connection closed by peer [10.0.0.1]:1",
+            "peer",
+        ),
+        ("RuntimeError: [/g/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:1: Connection reset by peer", "peer"),
+        ("RuntimeError: Broken pipe", "peer"),
+        ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", "peer"),
+        (f"{NCCL}socketProgressOpt: Call to recv from 10.0.0.1<1> failed : Connection reset by peer", "peer"),
+        (f"{NCCL}socketPollConnect: connect to 10.0.0.1<1> returned Connection refused", "peer"),
+        (
+            f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left",
+            "own",
+        ),
+        ("RuntimeError: [/g/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv", "unknown"),
+        ("RuntimeError: the tracker says: connection reset by peer", "own"),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "own"),
+        ("requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('…'))", "own"),
+        ("ValueError: gloo: Connection closed by peer", "own"),
+    ],
+)
+def test_only_errors_of_torch_distributed_show_a_lost_peer(error: str, cause: str) -> None:
+    for prefix in ("", "[rank1]: "):
+        lines = (FRAMES + error).split("\n")
+        assert read("\n".join(prefix + line for line in lines)).cause == cause
+
+
+def test_error_that_the_program_raises_for_a_lost_peer_is_the_peers() -> None:
+    lost = f"{FRAMES}RuntimeError: [/g/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    for link in ("During handling of the above exception, another exception occurred:",
+                 "The above exception was the direct cause of the following exception:"):  # fmt: skip
+        assert read(f"{lost}\n\n{link}\n\n{FRAMES}TrainError: step 5 failed").cause == "peer"
+    assert read(f"{lost}\nretrying\n{FRAMES}TrainError: step 5 failed").cause == "own"
+
+
+def test_exception_in_a_worker_of_a_data_loader_is_named_with_its_own_line() -> None:
+    found = read(
+        f"{FRAMES}ValueError: Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 1, in loop\n    fetch()\n'
+        f'  File "/work/data.py", line 9, in __getitem__\n    raise ValueError\nValueError: {MESSAGE}\n'
+    )
+    assert (found.message, found.where) == (MESSAGE, "/work/data.py:9")
+
+
+@pytest.mark.parametrize("mark", ["Exception ignored in: <function Pool.__del__>", "Exception in thread Thread-1:"])
+def test_exception_that_ended_no_process_is_not_the_cause(mark: str) -> None:
+    found = read(f"{FRAMES}ValueError: {MESSAGE}\n{mark}\n{FRAMES}TypeError: 'NoneType' object is not callable\n")
+    assert found.exception == "ValueError"
+
+
+def test_exception_that_was_logged_is_not_the_cause_of_another_exit_code() -> None:
+    retried = f"{FRAMES}OSError: stale file handle\nretry\n"
+    assert read(retried + BLOCK.format(others="", code="3")) == LogFailure("unknown", 1, 3, last_line="")
+    assert read(retried + BLOCK.format(others="", code="-9")).signal == 9
+    assert read(retried + BLOCK.format(others="", code="1")).exception == "OSError"
+
+
+def test_rank_that_torchrun_itself_stopped_is_not_the_first() -> None:
+    other = "[1]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : -11 (pid: 8)  (SIGSEGV)\n  error_file: <N/A>"
+    found = read(BLOCK.format(others=other, code="-15"))
+    assert (found.rank, found.signal) == (3, 11)
+
+
+def test_cut_traceback_and_escape_sequences_are_read() -> None:
+    found = read(
+        "ain\n  File \"/work/train.py\", line 7, in main\n\x1b[31m    step()\x1b[0m\n\x1b[1mKeyError\x1b[0m: 'x'\n"
+    )
+    assert (found.exception, found.message, found.where) == ("KeyError", "'x'", "/work/train.py:7")
+
+
+def test_message_is_one_short_line() -> None:
+    found = read(f"{FRAMES}ValueError: {'x' * 9000}\nmore\n")
+    assert len(found.message) == MAX_TEXT and "\n" not in found.message
+
+
+def test_error_file_of_record_is_read_whole_and_cut() -> None:
+    stack = f"{FRAMES}ValueError: {MESSAGE}\n"
+    extra = {"py_callstack": stack, "timestamp": "1795419252"}
+    document = json.dumps({"message": {"message": f"ValueError: {MESSAGE}", "extraInfo": extra, "errorCode": 1}})
+    assert error_file(document) == stack
+    cut = error_file(document[document.index("  File") :])
+    assert cut is not None and read(cut).exception == "ValueError"
+    assert error_file('{"schema": 2, "message": "m"}') is None
+
+
+@given(st.text(alphabet='[rank01]: Trceb(mosnlt)\nFile ".py",ixVuEoRCs-=WE', max_size=400), st.integers(0, 400))
+def test_any_text_is_read(noise: str, at: int) -> None:
+    log = f"[rank1]: {FRAMES}ValueError: {MESSAGE}\n" + BLOCK.format(others="", code="1")
+    log_failure(noise)
+    log_failure(log[:at] + noise + log[at:])
