@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ddpjob.api import names
+from ddpjob.api.log_failure import log_failure
 from ddpjob.api.pod_view import pod_view
 from ddpjob.api.report import training_report
 from ddpjob.api.status import DDPJobStatus
@@ -77,6 +78,7 @@ class World:
         self.former: list[dict[str, Any]] = []
         self.service: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
+        self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
         self.now = NOW
         self.settings = SETTINGS
@@ -106,6 +108,7 @@ class World:
             claim=self.claim,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
+            logs={uid: log_failure(text) for uid, text in self.logs.items()},
             progress=Polled(pod, shown, self.stalled_seconds, self.progress_problem),
             live=live,
         )

@@ -63,6 +63,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "PET_NPROC_PER_NODE": "2",
         "PET_MAX_RESTARTS": "0",
         "PET_RDZV_CONF": "timeout=60",
+        "PET_RDZV_ID": f"{UID}-1",
         "DDPJOB_NAME": "mnist",
         "DDPJOB_UID": UID,
         "DDPJOB_ATTEMPT": "1",

@@ -1,10 +1,12 @@
 """Failures of scripts under torchrun, which write no report: the log names the rank and the exception."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.builders import a_job, a_running_world, ended
+from ddpjob.engine.state import MAX_LOGS
+from tests.builders import SETTINGS, World, a_job, a_running_world, ended
 
 # The end of torchrun's output for a plain script, shortened (torch 2.13); ``tests/api/test_log_failure`` has real ones.
 FRAME = """\
@@ -116,3 +118,97 @@ def test_rule_for_the_exceptions_name_applies() -> None:
     rules = {"rules": [{"onReasons": ["ValueError"], "action": "Fail"}]}
     found = failure(log(1, PEER_LOST), log(2, VALUE_ERROR), restartPolicy=rules)
     assert found["action"] == "Fail"
+
+
+def a_failed_world(*, ended_nodes: int, nodes: int | None = None, reads_logs: bool = True) -> World:
+    """Return a world whose first nodes ended with 1 in one second; the kubelet's part has only torchrun's block."""
+    world = a_running_world(a_job(numNodes=nodes or ended_nodes, nprocPerNode=2))
+    world.settings = replace(SETTINGS, reads_logs=reads_logs)
+    for node_rank in range(ended_nodes):
+        world.set_pod(node_rank, ended(1, message=BLOCK.format(rank=2 * node_rank, code=1)))
+    world.settle()
+    return world
+
+
+def asked(world: World) -> list[str]:
+    return [name for name, _ in world.plans[-1].logs]
+
+
+def answer(world: World, node_rank: int, text: str) -> None:
+    world.logs[world.pod(node_rank)["metadata"]["uid"]] = text
+    world.settle()
+
+
+def test_logs_are_read_after_the_ending_is_recorded_and_show_the_cause_at_once() -> None:
+    world = a_failed_world(ended_nodes=2)
+    assert [bool(made.logs) for made in world.plans[-2:]] == [False, True], "recorded before"
+    assert world.status["state"] == "Ending" and "failures" not in world.status
+    assert asked(world) == ["mnist-0a1b2-1-0", "mnist-0a1b2-1-1"]
+    answer(world, 0, log(1, PEER_LOST))
+    assert "failures" not in world.status and asked(world) == ["mnist-0a1b2-1-1"]
+    answer(world, 1, log(2, VALUE_ERROR))
+    found = world.status["failures"][0]
+    assert (found["nodeRank"], found["rank"], found["exception"]) == (1, 2, "ValueError")
+    assert asked(world) == []
+
+
+def test_own_error_in_the_first_log_ends_the_wait() -> None:
+    world = a_failed_world(ended_nodes=2)
+    answer(world, 1, log(2, VALUE_ERROR))
+    assert world.status["failures"][0]["exception"] == "ValueError"
+
+
+def test_log_that_cannot_be_read_delays_the_restart_by_the_settle_time_only() -> None:
+    world = a_failed_world(ended_nodes=2)
+    world.forward(4)
+    world.settle()
+    found = world.status["failures"][0]
+    assert found["message"].startswith("node_rank 0 (mnist-0a1b2-1-0), rank 0 ended with exit code 1")
+    assert world.status["attempt"] == 2
+
+
+def test_log_that_says_nothing_delays_no_further() -> None:
+    world = a_failed_world(ended_nodes=1)
+    answer(world, 0, "")
+    assert world.status["attempt"] == 2
+
+
+def test_without_the_right_no_log_is_asked_for() -> None:
+    world = a_failed_world(ended_nodes=2, reads_logs=False)
+    assert not any(made.logs for made in world.plans) and world.status["attempt"] == 2
+
+
+def test_few_logs_of_a_large_job_are_read() -> None:
+    world = a_failed_world(ended_nodes=40)
+    assert len(asked(world)) == MAX_LOGS
+    for node_rank in range(MAX_LOGS):
+        answer(world, node_rank, log(2 * node_rank, PEER_LOST))
+    assert asked(world) == []
+
+
+def test_logs_that_show_only_lost_peers_extend_the_wait_for_the_nodes_that_run() -> None:
+    world = a_failed_world(ended_nodes=1, nodes=2)
+    answer(world, 0, log(1, PEER_LOST))
+    world.forward(6)
+    world.settle()
+    assert "failures" not in world.status
+    world.set_pod(1, ended(1, message=log(2, VALUE_ERROR)))
+    world.settle()
+    assert world.status["failures"][0]["exception"] == "ValueError"
+
+
+def test_wait_for_the_cause_ends_although_only_lost_peers_are_known() -> None:
+    world = a_failed_world(ended_nodes=1, nodes=2)
+    answer(world, 0, log(1, PEER_LOST))
+    world.forward(11)
+    world.settle()
+    assert world.status["failures"][0]["reason"] == "PeerLost"
+
+
+def test_logs_are_asked_for_again_after_the_operator_was_killed() -> None:
+    world = a_failed_world(ended_nodes=2)
+    answer(world, 0, log(1, PEER_LOST))
+    world.logs.clear()
+    world.reconcile(crash_after=0)
+    world.settle()
+    assert len(asked(world)) == 2

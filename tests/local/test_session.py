@@ -19,6 +19,7 @@ from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
+from tests.engine.test_plain_scripts import PEER_LOST, VALUE_ERROR, log
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_config_map, a_local_job
 from tests.local.sessions import Place
@@ -87,6 +88,16 @@ async def test_killed_process_restarts_the_whole_group_at_the_cost_of_a_restart(
     status = run.status
     assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 2, 1)
     assert [(f["nodeRank"], f["exitCode"], f["reason"]) for f in status["failures"]] == [(1, 137, "SIGKILL")]
+
+
+async def test_exception_far_above_the_end_of_the_log_is_named_with_its_node(place: Place, tmp_path: Path) -> None:
+    for node_rank, error in enumerate((PEER_LOST, VALUE_ERROR)):
+        text = log(2 * node_rank, error).replace("train.py FAILED", "-" * 2048)
+        (tmp_path / f"{node_rank}.log").write_text(text)
+    run = await place.finish(a_local_job(f"cat {tmp_path}/$NODE_RANK.log; exit 1", restartPolicy={"maxRestarts": 0}))
+    (failure,) = run.status["failures"]
+    assert (failure["nodeRank"], failure["rank"], failure["exception"]) == (1, 2, "ValueError")
+    assert failure["message"].endswith(f"rank 2, where /work/train.py:25: {VALUE_ERROR}")
 
 
 async def test_missing_command_fails_the_job_without_a_restart(place: Place) -> None:

@@ -24,6 +24,8 @@ from typing import Literal
 from ddpjob.api import limits
 from ddpjob.api.text import shorten
 
+SEARCHED_BYTES = 65_536
+"""How much of the end of a log is searched."""
 MAX_TEXT = 300
 """Characters of a message, of a place and of a last line."""
 _MAX_LINE = 4000
@@ -156,7 +158,8 @@ class _Raised:
 
 def log_failure(text: str) -> LogFailure | None:
     """Return what the end of a log says about a failure; None if it says nothing."""
-    lines = [_ESCAPES.sub("", line.rpartition("\r")[2])[:_MAX_LINE] for line in text.replace("\r\n", "\n").split("\n")]
+    text = text[-SEARCHED_BYTES:].replace("\r\n", "\n")
+    lines = [_ESCAPES.sub("", line.rpartition("\r")[2])[:_MAX_LINE] for line in text.split("\n")]
     root = _root_cause(lines)
     found = _named(root or _Process(), _tracebacks(lines), _aborted(lines))
     if found.exception is None:

@@ -83,6 +83,8 @@ class EngineSettings:
     cluster_domain: str = "cluster.local"
     logs_command: str = "kubectl logs {pod} -n {namespace}"
     """Command that shows the log of a pod, with the fields namespace, job, attempt, node_rank and pod."""
+    reads_logs: bool = False
+    """Whether plans may ask for the logs of failed pods."""
     delete_finished: bool = True
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
 
@@ -103,6 +105,7 @@ class Plan:
     requeue_after: seconds after which the plan can change without an event, or None.
     creates_attempt: number of the attempt whose pods are among the creates, or None.
     poll: (pod name, IP, port) of rank 0 to request progress from, or None.
+    logs: (name, uid) of failed pods whose logs may show the cause. The ending of their attempt is recorded.
     is_first: the creates are those of the first attempt. Nothing can be lost: they may be sent beside the status.
     cautious: earlier creates were refused, so send 1, 2, 4, ... at a time until one is refused.
     """
@@ -118,6 +121,7 @@ class Plan:
     requeue_after: float | None = None
     poll: tuple[str, str, int] | None = None
     claims: tuple[str, ...] = ()
+    logs: tuple[tuple[str, str], ...] = ()
     is_first: bool = False
     cautious: bool = False
 

@@ -233,12 +233,26 @@ def _failure(s: JobState) -> Decision | None:
         return _abandon(s, "PeersNotCreated", f"{found.where} ended before all pods existed")
     # The pod that got SIGTERM first perhaps reports last, for example from a node that shuts down.
     is_planned = judgement.planned and not is_follower
-    if is_planned or is_own or lost or creating or s.all_stopped:
+    if is_planned or is_own or lost or creating or (s.all_stopped and not s.unread_logs):
         return _wait_for_node(s, judgement) or _react(s, judgement)
-    if not s.attempt.is_settling:
-        longest = LATE_SECONDS if found.whose == "peer" else SETTLE_SECONDS
-        return Decision("settle", "Failing", _settling_text(s, cause), until=whole_second_after(s.now, longest))
+    if (until := _settling_until(s, found)) is not None:
+        return Decision("settle", "Failing", _settling_text(s, cause), until=until)
     return CONTINUE if waits(s.attempt, s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
+
+
+def _settling_until(s: JobState, found: Evidence) -> str | None:
+    """Return until when to wait for the cause; None if the recorded wait is long enough.
+
+    It is extended when a log shows that the pods which have ended only lost a peer, and another one still runs.
+    """
+    only_peers = found.whose == "peer" and not s.all_stopped
+    longest = LATE_SECONDS if only_peers else SETTLE_SECONDS
+    ending = s.attempt.ending
+    if ending is None or not s.attempt.is_settling:
+        return whole_second_after(s.now, longest)
+    until = whole_second_after(parse_time(ending.since), longest)
+    is_longer = ending.until is None or parse_time(until) > parse_time(ending.until)
+    return until if only_peers and is_longer and seconds_since(until, s.now) < 0 else None
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:

@@ -339,7 +339,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         profile=security.profile,
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
-        process_env=process_environment(job),
+        process_env=process_environment(job) | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}"},
     )
     template = wire.get("template", {})
     _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))

@@ -185,6 +185,13 @@ def root_cause(failed: Sequence[PodView]) -> PodView:
     )
 
 
+def needs_log(pod: PodView) -> bool:
+    """Return whether the log of a failed pod may show whose failure it is, and what is known of the pod does not."""
+    if pod.state != "failed" or not pod.exit_code or pod.report is not None or whose_failure(pod) != "unknown":
+        return False
+    return pod.logged is None or pod.logged.exception is None
+
+
 def obeyed_sigterm(pod: PodView) -> bool:
     """Return whether the trainer reports that it was asked to end, and its pod does not show why.
 

@@ -1,9 +1,10 @@
 """The observed state of a job: the input of ``plan``."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.objects import Json
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import TrainingReport
@@ -43,6 +44,7 @@ class Observed:
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
     created: names of the pods of this attempt that this process knows to exist, or to have existed.
+    logs: what the end of the log of a failed pod says, by its uid; None if it says nothing, or could not be read.
     unbound: why claims of a job without a node for its pods are not bound, from their events; empty if not known.
     live: the pods come from a LIST of this reconcile, not from the cache.
     """
@@ -55,6 +57,7 @@ class Observed:
     round: Literal["unknown", "begun", "complete"] = "unknown"
     created: Collection[str] = frozenset()
     progress: Polled = NOT_POLLED
+    logs: Mapping[str, LogFailure | None] = field(default_factory=dict)
     unbound: str = ""
     live: bool = False
 

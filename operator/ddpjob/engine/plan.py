@@ -96,6 +96,7 @@ def _carry_out(s: JobState, decision: Decision) -> Plan:
         requeue_after=_requeue_after(s, decision, status),
         poll=None if decision.begins_attempt or decision.ends_attempt else _poll(s),
         claims=() if decision.begins_attempt or decision.ends_attempt else _claims_of_unschedulable_pods(s),
+        logs=_logs(s, decision),
         is_first=decision.kind == "start" and s.attempt.number == 0 and not s.pods,
         cautious=_is_cautious(s, decision),
     )
@@ -247,6 +248,13 @@ def _poll(s: JobState) -> tuple[str, str, int] | None:
     if pod is None or pod.state != "running" or pod.deleting or not pod.ip:
         return None
     return pod.name, pod.ip, s.job.spec.rendezvous.progress_port
+
+
+def _logs(s: JobState, decision: Decision) -> tuple[tuple[str, str], ...]:
+    """Return the pods whose logs to read while the attempt waits for the cause."""
+    if decision.kind != "continue" or not s.attempt.is_settling:
+        return ()
+    return tuple((pod.name, pod.uid) for pod in s.unread_logs)
 
 
 def _claims_of_unschedulable_pods(s: JobState) -> tuple[str, ...]:

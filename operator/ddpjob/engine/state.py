@@ -1,7 +1,7 @@
 """The state of a job: spec, recorded status and observed objects, with the properties that decisions use."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from ddpjob.api.times import seconds_between, seconds_since, timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.attempt import SUSPENDED, recorded_attempt, seconds_to_stop
 from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
-from ddpjob.engine.evidence import is_on_lost_node, is_refused
+from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.observed import Observed
 
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
@@ -22,6 +22,10 @@ MAX_UNKNOWN_ATTEMPTS = 1000
 """How many attempts may have followed the recorded one, if the status was restored from a backup."""
 MAX_ATTEMPT = 10**MAX_DIGITS // 2
 """The highest number that is an attempt's, if the status was deleted: the names of later ones must not get longer."""
+
+
+MAX_LOGS = 16
+"""How many logs are read to find the cause of one failure; those of the pods that ended first."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,22 @@ class JobState:
 
     @cached_property
     def current(self) -> dict[int, PodView]:
-        """Pods of the recorded attempt by node_rank."""
-        ranks = self.job.node_ranks  # a user may have changed a label
-        return {p.node_rank: p for p in self.pods if p.attempt == self.attempt.number and p.node_rank in ranks}
+        """Pods of the recorded attempt by node_rank, with what their logs say."""
+        ranks, logs = self.job.node_ranks, self.observed.logs  # a user may have changed a label
+        pods = (pod for pod in self.pods if pod.attempt == self.attempt.number and pod.node_rank in ranks)
+        return {pod.node_rank: replace(pod, logged=logs[pod.uid]) if logs.get(pod.uid) else pod for pod in pods}
+
+    @cached_property
+    def unread_logs(self) -> list[PodView]:
+        """Failed pods of this attempt whose logs may show the cause and are to be read."""
+        if not self.settings.reads_logs:
+            return []
+        needed = sorted(
+            filter(needs_log, self.current.values()), key=lambda pod: (pod.finished_at or "~", pod.node_rank)
+        )
+        return [pod for pod in needed if pod.uid not in self.observed.logs][
+            : max(0, MAX_LOGS - len(self.observed.logs))
+        ]
 
     @cached_property
     def succeeded_nodes(self) -> frozenset[int]:

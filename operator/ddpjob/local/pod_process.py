@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddpjob.api import names
 from ddpjob.api.exit_codes import SIGNAL_BASE
+from ddpjob.api.log_failure import SEARCHED_BYTES, LogFailure, log_failure
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings
@@ -53,7 +54,8 @@ class PodProcess:
     """A pod that runs.
 
     pod: the pod as an API server would return it, with as much of its status as is read. on_change: called after each
-    change of it, and when ``task`` has ended: then no process of the pod is left.
+    change of it, and when ``task`` has ended: then no process of the pod is left. logged: what its log says about its
+    failure, after it ended.
 
     Raises:
         LocalError: local mode cannot carry out this pod.
@@ -71,6 +73,7 @@ class PodProcess:
         self._program = _program(pod, machine, self._volumes, self._message_file)
         self._orders: asyncio.StreamWriter | None = None
         self._is_killed = False
+        self.logged: LogFailure | None = None
         self._set("Pending", {"waiting": {"reason": "ContainerCreating"}})
 
     def start(self) -> None:
@@ -88,6 +91,7 @@ class PodProcess:
             code = await self._run_shim(begin)
         finally:
             shutil.rmtree(self._folder / PRIVATE, ignore_errors=True)
+        self.logged = log_failure(_end_of(self._log, SEARCHED_BYTES)) if code else None
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": self._message(code)}
         times = {"startedAt": begin, "finishedAt": timestamp(datetime.now(UTC))}
         self._set("Failed" if code else "Succeeded", {"terminated": ended | times})

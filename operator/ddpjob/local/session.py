@@ -146,6 +146,7 @@ class Session:
             service={},  # not needed on one machine, as if it existed
             claim={},
             round="complete",  # all pods of an attempt are created at once
+            logs={process.pod["metadata"]["uid"]: process.logged for process in self._pods.values()},
             progress=self._poller.polled(self._key) if self._poller else NOT_POLLED,
             live=True,
         )
