@@ -331,7 +331,8 @@ class Reconciler:
         self.queue.forget(key)
         if outcome is None:
             return
-        if outcome.problems:
+        # Each event of a pod that ends in a namespace that is being deleted would otherwise cause creates.
+        if outcome.problems or outcome.namespace_gone:
             memory.refusals = 1 if outcome.created else memory.refusals + 1
             delay = retry_seconds(memory.refusals) * random.uniform(0.75, 1.0)  # noqa: S311
             delay = max(delay, outcome.retry_after)
