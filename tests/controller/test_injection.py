@@ -7,7 +7,8 @@ import pytest
 
 from ddpjob.api.objects import Json
 from tests.builders import ended, running
-from tests.controller.injector import KEY, Injector
+from tests.controller.injection_server import KEY
+from tests.controller.injector import Injector
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
