@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,16 +39,21 @@ class Installation:
         head: list[str | Path] = [binary("helm"), "--kubeconfig", self.kubectl.kubeconfig, "--namespace", NAMESPACE]
         return run([*head, *arguments], timeout=timeout).stdout
 
-    def install(self, image: str, *, progress_seconds: int, replicas: int = 1) -> None:
-        """Install or upgrade the release."""
+    def install(
+        self, image: str, *, progress_seconds: int, replicas: int = 1, namespaces: Sequence[str] = (), sweep: int = 60
+    ) -> None:
+        """Install or upgrade the release. ``namespaces``: serve only these. ``sweep``: seconds between listings."""
         repository, _, tag = image.rpartition(":")
         values = {
             "image.repository": repository,
             "image.tag": tag,
             "image.pullPolicy": "Never",
             "operator.progressIntervalSeconds": str(progress_seconds),
+            "operator.sweepIntervalSeconds": str(sweep),
             "replicas": str(replicas),
         }
+        if namespaces:
+            values |= {"scope": "namespace", "namespaces": f"{{{','.join(namespaces)}}}"}
         settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", *settings, timeout=120)
 
@@ -68,6 +74,11 @@ class Installation:
         """Return the operator's pods without those that are being deleted."""
         found = self.kubectl.objects("pods", "--selector", PODS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def containers(self) -> list[tuple[str, int]]:
+        """Return id and number of restarts of each of its containers."""
+        containers = [pod["status"]["containerStatuses"][0] for pod in self.pods()]
+        return [(container["containerID"], container["restartCount"]) for container in containers]
 
     def leader(self) -> Json | None:
         """Return the pod that holds the Lease of several replicas, or None while it is that of a pod that is gone."""
