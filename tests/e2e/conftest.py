@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,19 @@ def pytest_runtest_makereport(
     if report.failed and call.when != "teardown" and _installed:
         report.sections.append(("cluster", namespaces.describe_everything(_installed[-1])))
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests with jobs of their own run beside the trials, and what would disturb the trials after them."""
+
+    def place(item: pytest.Item) -> int:
+        used = item.fixturenames if isinstance(item, pytest.Function) else []
+        return 2 if "trials_ended" in used else int("namespace" not in used)
+
+    here = [number for number, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ordered = sorted((items[number] for number in here), key=place)
+    for number, item in zip(here, ordered, strict=True):
+        items[number] = item
 
 
 @pytest.fixture(scope="session")
@@ -85,8 +99,10 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
 
 
 @pytest.fixture
-def namespace(cluster: Cluster, operator: Installation, request: pytest.FixtureRequest) -> Iterator[JobNamespace]:
-    """Make a namespace for one test."""
+def namespace(
+    cluster: Cluster, trials: Mapping[str, Future[Any]], request: pytest.FixtureRequest
+) -> Iterator[JobNamespace]:
+    """Make a namespace for one test. The trials have started before."""
     name: Any = request.node.name
     with job_namespace(cluster, str(name).removeprefix("test_")) as made:
         yield made
