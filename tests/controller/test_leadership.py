@@ -9,6 +9,7 @@ from ddpjob.api import names
 from tests.controller.jobs import Jobs
 from tests.controller.operator_process import OperatorProcess
 from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
 from tests.processes import eventually
 
 pytestmark = pytest.mark.apiserver
@@ -51,6 +52,10 @@ def test_standby_takes_over_after_the_leader_was_killed(
     seconds_until_pods(jobs, "before")
     assert standby.get("/readyz") == (200, "standby: 1 holds the Lease\n")
     assert (leader.metric("ddpjob_leader"), standby.metric("ddpjob_leader")) == (1, 0)
+    assert "ddpjob_namespace_served{" not in standby.get("/metrics")[1], (
+        "an alert on 0 is about the leader's namespaces"
+    )
+    assert "ddpjob_watch_age_seconds{" not in standby.get("/metrics")[1]
     assert "sweep" not in standby.text() and standby.metric("ddpjob_reconcile_duration_seconds_count") == 0
     leader.kill()
     waited = seconds_until_pods(jobs, "after")
@@ -81,3 +86,30 @@ def test_replica_that_lost_the_lease_ends(
     assert "2 holds the Lease" in leader.text()
     assert leader.kill() == 1
     assert seconds_until_pods(jobs, "after") < KILL_SECONDS
+
+
+def test_lease_is_renewed_while_requests_for_jobs_use_all_connections(
+    control_plane: ControlPlane, proxy: FaultProxy, jobs: Jobs
+) -> None:
+    """For example because an admission webhook delays the creates of a thousand pods."""
+    proxy.rule = lambda request: (
+        Fault(hold=30.0) if request.method == "POST" and request.path.endswith("/pods") else None
+    )
+    operator = OperatorProcess(
+        control_plane,
+        jobs.namespace,
+        server=proxy.server,
+        name="busy",
+        identity="busy",
+        lease=f"{jobs.namespace}/operator",
+        max_concurrent_requests=1,
+    )
+    with operator:
+        jobs.submit()
+        eventually("a create waits", lambda: any(s.method == "POST" and "/pods" in s.path for s in proxy.seen))
+        before = len(proxy.seen)
+        eventually(
+            "the Lease is renewed",
+            lambda: any("/leases/" in s.path and s.method == "PATCH" for s in proxy.seen[before:]),
+            timeout=9.0,
+        )

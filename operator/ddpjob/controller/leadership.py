@@ -68,7 +68,9 @@ class Leadership:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             if await self._try(self._take_if_free) is False and not self.is_leader:
-                raise LeadershipLostError(f"{self.holder} holds the Lease {self.namespace}/{self.name}")
+                raise LeadershipLostError(
+                    f"{self.holder or 'another replica'} holds the Lease {self.namespace}/{self.name}"
+                )
 
     async def release(self) -> None:
         """Give the Lease back, so that a standby takes it at once."""

@@ -7,6 +7,7 @@ kopf's watch of jobs, watch of pods ─▶ cache ─▶ work queue ─▶ reconc
 import asyncio
 import gc
 import logging
+import math
 import signal
 import sys
 import urllib.parse
@@ -71,6 +72,8 @@ class Operator:
         )
         self._watches: dict[str | None, list[Watch]] = {}
         self._heartbeat = Heartbeat()
+        # Requests for jobs may use all connections for seconds; the Lease must be renewed meanwhile.
+        self._lease_cluster = KubernetesCluster(connection, max_connections=1, observer=metrics.observe_request)
         self._leadership = self._make_leadership()
 
     async def run(self) -> None:
@@ -92,6 +95,7 @@ class Operator:
         finally:
             await self.controller.poller.close()
             await self.cluster.close()
+            await self._lease_cluster.close()
             await self._connection.close()
             health.close()
             logger.info("stopped")
@@ -118,6 +122,7 @@ class Operator:
         stopped.cancel()
         if not acquiring.done():
             acquiring.cancel()
+            await asyncio.wait({acquiring})
             return False
         acquiring.result()
         return True
@@ -146,7 +151,7 @@ class Operator:
             return None
         namespace, name = self._settings.lease.split("/")
         return Leadership(
-            cluster=self.cluster,
+            cluster=self._lease_cluster,
             namespace=namespace,
             name=name,
             identity=self._settings.identity,
@@ -190,11 +195,15 @@ class Operator:
 
     def _ready(self) -> Verdict:
         """Return whether the scopes are served, and every status can be written. A standby is ready to take over."""
-        if self._leadership is not None and not self._leadership.is_leader:
+        if self._leadership is not None and not self._is_leader:
             return bool(self._leadership.holder), f"standby: {self._leadership.holder or 'no replica'} holds the Lease"
         served, detail = watch_status.readiness(self._reports())
         written, why = self.controller.schema.verdict()
         return (served, detail) if written or not served else (written, why)
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._leadership is None or self._leadership.is_leader
 
     def _reports(self) -> dict[str | None, Report]:
         """Return whether each scope is listed and watched."""
@@ -220,20 +229,22 @@ class Operator:
         metrics.gauge(
             "ddpjob_leader",
             "Whether this replica reconciles (1) or stands by (0).",
-            lambda: float(self._leadership is None or self._leadership.is_leader),
+            lambda: float(self._is_leader),
         )
         metrics.gauges_by("ddpjob_jobs", "Number of jobs, by state.", "state", self.controller.cache.count_states)
         metrics.gauges_by(
             "ddpjob_watch_age_seconds",
-            "Seconds since each watch last received data, by URL path.",
+            "Seconds since each watch that was opened last received data, by URL path.",
             "path",
-            lambda: {status.path: status.age for status in self._statuses()},
+            lambda: {status.path: status.age for status in self._statuses() if status.age < math.inf},
         )
         metrics.gauges_by(
             "ddpjob_namespace_served",
             "Whether a namespace is listed and watched (1) or not (0). Without namespace: all namespaces.",
             "namespace",
-            lambda: {scope or "": float(state == "open") for scope, (state, _) in self._reports().items()},
+            lambda: {
+                scope or "": float(state == "open") for scope, (state, _) in self._reports().items() if self._is_leader
+            },
         )
 
 
