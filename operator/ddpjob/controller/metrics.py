@@ -51,7 +51,9 @@ class Metrics:
             registry=self.registry,
         )
         self.watch_restarts = Counter(
-            "ddpjob_watch_restarts", "Restarts of the watches after an error.", registry=self.registry
+            "ddpjob_watch_restarts",
+            "Failures of the watches: refused requests, and streams that ended with an error or gave no data.",
+            registry=self.registry,
         )
         self.sweep_heals = Counter(
             "ddpjob_sweep_healed_objects",
