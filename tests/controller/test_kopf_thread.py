@@ -36,12 +36,13 @@ class Server(MemoryHttp):
         self.broken = 0
         self.status = 200
         self.path = f"/apis/{names.API_VERSION}"
-        self.refusals = 0
+        self.refusals: list[float] = []
+        """When they were."""
         self.group_lists = 0
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.status != 200 and request.path == self.path:
-            self.refusals += 1
+            self.refusals.append(time.monotonic())
             return web.Response(status=self.status)
         if request.path == "/apis":
             self.group_lists += 1
@@ -117,10 +118,24 @@ async def test_request_of_kopf_that_is_refused_for_hours_explains_the_silence(tm
         http.path, http.status = path, 403
         task = asyncio.create_task(watch.run())
         for number in range(1, 4):
-            await eventually_async("a request is refused", lambda number=number: http.refusals > number)
+            await eventually_async("a request is refused", lambda number=number: len(http.refusals) > number)
             now += 200
         await eventually_async("it is noted", lambda: liveness([watch.status])[0])
         assert watch.status.report()[1].endswith("the API server answered 403 Forbidden")
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_kopf_whose_credentials_are_refused_reads_them_again_ever_less_often(tmp_path: Path) -> None:
+    """It has no delay of its own: it sent a request for every login, and a login for every request."""
+    async with watching(tmp_path, MemoryCluster()) as (http, watch):
+        http.path, http.status = f"/{names.DDPJOBS.path()}", 401
+        task = asyncio.create_task(watch.run())
+        await eventually_async("several logins", lambda: len(http.refusals) >= 6)
+        _, second, *_, sixth = http.refusals[:6]
+        assert sixth - second > 1.0
+        http.status = 200
+        await eventually_async("the watch is open", lambda: watch.status.report() == ("open", ""))
         task.cancel()
         await asyncio.wait({task})
 

@@ -9,6 +9,7 @@ patches. ``podwatch`` watches the pods.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class KopfThread:
         self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_stopped = False
         self._generation: int | None = None
+        self._refused, self._refused_at = 0, -math.inf
         self.ended: asyncio.Future[str] = self._main.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kopf {scope or 'all namespaces'}", daemon=True)
         before = threading.stack_size(STACK_BYTES)
@@ -199,7 +201,10 @@ class KopfThread:
         return self._connection.session(0, middlewares=(self._status.middleware, job_json.middleware))
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        if self._generation is not None:  # kopf calls login again only after a 401
+        if (
+            self._generation is not None
+        ):  # kopf calls login again only after a 401, and then repeats its request at once
+            await asyncio.sleep(self._delay_of_login())
             renewing = asyncio.run_coroutine_threadsafe(self._connection.renew(self._generation), self._main)
             try:
                 await asyncio.wrap_future(renewing)
@@ -207,6 +212,13 @@ class KopfThread:
                 raise kopf.LoginError(str(error)) from error
         self._generation = self._connection.generation
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=self._session())
+
+    def _delay_of_login(self) -> float:
+        """Return the seconds to wait: none for a rotated token, ever more if the credentials are refused again."""
+        now = time.monotonic()
+        self._refused = 0 if now - self._refused_at > CALM_SECONDS else self._refused + 1
+        self._refused_at = now
+        return doubling(FIRST_RESTART_SECONDS, self._refused, MAX_RESTART_SECONDS) if self._refused else 0.0
 
     async def _take(self, event: Any, **_: Any) -> None:
         self._main.call_soon_threadsafe(self._cache.take, names.DDPJOBS, event)
