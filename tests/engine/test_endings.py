@@ -146,7 +146,7 @@ def after_the_wait(peer: Status, seconds: float) -> World:
 
 
 def test_pod_that_its_peer_names_is_blamed_if_it_does_not_end_in_time() -> None:
-    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG), 3)
+    world = after_the_wait(failed(77, cause="peer", kind="PeerLost", message="a peer was lost", root=HANG), 10)
     (failure,) = world.status["failures"]
     assert (failure["reason"], failure["nodeRank"], failure["pod"]) == ("Hang", 1, "mnist-0a1b2-1-1")
     assert (failure["exitCode"], failure["rank"], failure["step"]) == (76, 3, 10)
@@ -165,8 +165,9 @@ def test_peer_whose_report_names_no_other_pod_is_reported_itself(root: object) -
     assert (failure["reason"], failure["nodeRank"]) == ("PeerLost", 0)
 
 
-def test_cause_that_is_reported_five_seconds_late_is_blamed_and_keeps_its_log() -> None:
-    world = after_the_wait(PEER, 5)
+@pytest.mark.parametrize("peer", [PEER, failed(77, cause="peer", message="a peer was lost", root=HANG)])
+def test_cause_that_is_reported_five_seconds_late_is_blamed_and_keeps_its_log(peer: Status) -> None:
+    world = after_the_wait(peer, 5)
     assert "failures" not in world.status, "a peer was lost, so another pod failed"
     world.set_pod(1, ended(139))
     world.settle()

@@ -12,7 +12,7 @@ HEAD = f"""\
 <!-- Generated from operator/ddpjob/engine/failures.py by `make generate`; do not edit. -->
 
 When a pod of an attempt fails or is lost, the attempt ends: the operator waits until the cause is known, at most
-{SETTLE_SECONDS} s ({LATE_SECONDS} s while pods only report that they lost a peer, and none names it), finds the node
+{SETTLE_SECONDS} s ({LATE_SECONDS} s while pods only report that they lost a peer), finds the node
 that failed first, and compares what it knows about it with this table from top to bottom. The first row that matches
 applies. `restartPolicy.rules` precede the table. If the pod of that node has not
 ended by then, the operator uses what another pod's report says of it (`root`, see [the trainer](trainer.md)).

@@ -243,16 +243,17 @@ def _failure(s: JobState) -> Decision | None:
 def _settling_until(s: JobState, found: Evidence) -> str | None:
     """Return until when to wait for the cause; None if the recorded wait is long enough.
 
-    It is extended when a log shows that the pods which have ended only lost a peer, and another one still runs.
+    It is longer while the pod that failed first may still end, and its log with it: alone, or as a peer names it. So it
+    is extended when a log shows that the pods which have ended only lost a peer.
     """
-    only_peers = found.whose == "peer" and not s.all_stopped
-    longest = LATE_SECONDS if only_peers else SETTLE_SECONDS
+    is_late = (found.whose == "peer" or (found.pod is not None and not found.pod.ended)) and not s.all_stopped
+    longest = LATE_SECONDS if is_late else SETTLE_SECONDS
     ending = s.attempt.ending
     if ending is None or not s.attempt.is_settling:
         return whole_second_after(s.now, longest)
     until = whole_second_after(parse_time(ending.since), longest)
     is_longer = ending.until is None or parse_time(until) > parse_time(ending.until)
-    return until if only_peers and is_longer and seconds_since(until, s.now) < 0 else None
+    return until if is_late and is_longer and seconds_since(until, s.now) < 0 else None
 
 
 def _judged(s: JobState, evidence: Evidence) -> Judgement:
