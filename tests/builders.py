@@ -187,9 +187,9 @@ class World:
         """Change the Service, or stop the sidecars of a pod, as the kubelet does after its deadline."""
         if change.resource is names.SERVICES:
             assert self.service is not None
-            spec = {key: value for key, value in change.spec.items() if key != "selector"}
             selector = {key: value for key, value in change.spec["selector"].items() if value is not None}
-            self.service["spec"] |= spec | {"selector": selector}
+            spec = self.service["spec"] | change.spec | {"selector": selector}
+            self.service["spec"] = {key: value for key, value in spec.items() if value is not None}
             return
         pod = self.pods[change.name]
         assert pod["metadata"]["uid"] == change.uid

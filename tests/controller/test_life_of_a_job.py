@@ -61,13 +61,15 @@ def test_service_of_a_running_job_is_restored_at_once(operator: OperatorProcess,
     def is_whole() -> bool:
         services = {service["metadata"]["name"]: service["spec"] for service in jobs.objects("services")}
         spec = services.get(path.rpartition("/")[2], {})
-        return all(spec.get(key) == whole[key] for key in ("selector", "ports", "publishNotReadyAddresses"))
+        return all(spec.get(key) == value for key, value in whole.items())
 
     jobs.plane.request("PATCH", path, {"spec": {"selector": {"app": "web"}, "publishNotReadyAddresses": False}})
     eventually("the selector is restored", is_whole)
     ports = [{"name": "rendezvous", "port": 80, "targetPort": 80}]
     jobs.plane.request("PATCH", path, {"spec": {"ports": ports}})
     eventually("the port is restored", is_whole)
+    jobs.plane.request("PATCH", path, {"spec": {"type": "ExternalName", "externalName": "elsewhere.example"}})
+    eventually("the type is restored", is_whole)
     jobs.plane.request("DELETE", path)
     eventually("the Service is created again", is_whole)
     assert jobs.wait_for("Running")["attempt"] == 1

@@ -137,7 +137,7 @@ def test_large_job_starts_although_creates_fail_again_and_again() -> None:
         bench.submit(numNodes=1000)
         started: set[str] = set()
         while len(started) < 1000:
-            assert asyncio.get_running_loop().time() < 60, f"{len(started)} pods after a minute: {bench.status()}"
+            assert asyncio.get_running_loop().time() < 20, f"only {len(started)} pods: {bench.status()}"
             await asyncio.sleep(0.5)
             for pod in bench.pods(1):
                 if pod["metadata"]["name"] not in started:

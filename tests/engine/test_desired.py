@@ -391,6 +391,7 @@ EDITS: list[dict[str, Any]] = [
     {"ports": []},
     {"ports": [{"name": "rendezvous", "port": 1, "targetPort": 1, "protocol": "TCP"}]},
     {"publishNotReadyAddresses": False},
+    {"type": "ExternalName", "externalName": "elsewhere.example", "clusterIP": ""},
 ]
 
 

@@ -182,13 +182,13 @@ def service_change(job: Job, service: Json) -> Change | None:
     if owner_uid(service) != job.uid or "deletionTimestamp" in meta:
         return None
     wanted = desired_service(job).body["spec"]
-    is_whole = all(spec.get(key) == wanted[key] for key in ("selector", "publishNotReadyAddresses"))
+    is_whole = all(spec.get(key) == value for key, value in wanted.items() if key != "ports")
     ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in spec.get("ports") or ()]
     if is_whole and ports == wanted["ports"]:
         return None
     others = dict.fromkeys(spec.get("selector") or ())  # null removes a key
-    restored = {key: wanted[key] for key in ("publishNotReadyAddresses", "ports")}
-    return Change(names.SERVICES, job.service, meta["uid"], restored | {"selector": others | wanted["selector"]})
+    restored = wanted | {"externalName": None, "selector": others | wanted["selector"]}
+    return Change(names.SERVICES, job.service, meta["uid"], restored)
 
 
 def desired_claim(job: Job) -> Create | None:
