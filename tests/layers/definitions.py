@@ -42,13 +42,17 @@ def _tool(module: str, *arguments: str) -> Command:
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager")
 _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
+# What a reader of the trainer's documents does; the other tests of the trainer run beside it.
+FOLLOWED = tuple(f"tests/trainer/test_{name}.py" for name in ("guide", "lessons", "examples"))
+_NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience", "tests/trainer/browser", *FOLLOWED))
+
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
-    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.8),)),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.55),)),
     Layer(
         "apiserver",
         (
-            pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.7),
+            pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.5),
             pytest_command(
                 "tests", "--ignore", "tests/injection", "-m", "apiserver", needs=("helm", *CONTROL_PLANE), cores=0.3
             ),
@@ -57,11 +61,9 @@ LAYERS = (
     Layer(
         "trainer",
         (
-            pytest_command(
-                *("tests/trainer", "--ignore", "tests/trainer/resilience", "--ignore", "tests/trainer/browser"),
-                cores=0.6,
-            ),
-            pytest_command("tests/trainer/browser", needs=("chromium",), cores=0.6),
+            pytest_command(*FOLLOWED, cores=0.4),
+            pytest_command("tests/trainer", *_NOT_FOLLOWED, cores=0.4),
+            pytest_command("tests/trainer/browser", needs=("chromium",), cores=0.4),
         ),
     ),
     Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.5),)),
@@ -69,12 +71,11 @@ LAYERS = (
     Layer(
         "unit",
         (
-            # Two processes, which take what the others leave.
-            pytest_command("tests/simulator", cores=1.3),
+            pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/mutants", "--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
-                cores=0.8,
+                cores=0.6,
             ),
         ),
     ),

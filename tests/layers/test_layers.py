@@ -176,9 +176,9 @@ def test_commands_run_at_the_same_time_until_the_cpus_are_given_away(tmp_path: P
         waits = "; ".join(f"until [ -e {tmp_path}/{other} ]; do sleep 0.01; done" for other in others)
         return f"touch {tmp_path}/{name}; {waits}; echo {name} >> {tmp_path}/ended"
 
-    first = [shell(meets(name, "a", "b", "c"), cores=0.8) for name in "abc"]
-    # Three shares of 0.8 leave too little of two CPUs for "large", and enough for "small" beside it.
-    rest = [shell(meets("large", "small"), cores=2.0), shell(meets("small", "large"), cores=0.5)]
+    first = [shell(meets(name, "a", "b", "c"), cores=0.7) for name in "abc"]
+    # Three shares of 0.7 leave too little of two CPUs for "large", and enough for "small" beside it.
+    rest = [shell(meets("large", "small"), cores=2.0), shell(meets("small", "large"), cores=0.2)]
     commands = (*first, *rest)
     [result] = Runner([Layer("all", commands)], ci=False, cores=2, prepare=answers()).run()
     assert counts(result) == (5, 0, 0)
@@ -305,7 +305,7 @@ def test_every_need_of_a_layer_can_be_prepared() -> None:
 def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
     code = (
         "import os, sys; from tests.layers.__main__ import run; from tests.layers.definitions import Command, Layer\n"
-        "sh = lambda script: Command(('sh', '-c', script), cores=0.6 * len(os.sched_getaffinity(0)))\n"
+        "sh = lambda script: Command(('sh', '-c', script), cores=0.5 * len(os.sched_getaffinity(0)))\n"
         f"layers = [Layer('a', (sh('touch {tmp_path}/a; sleep 1'), sh('touch {tmp_path}/b; sleep 1'),"
         f" sh('touch {tmp_path}/c')))]\n"
         "sys.exit(run(layers))\n"
