@@ -54,7 +54,9 @@ LAYERS = (
         (
             pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.5),
             pytest_command(
-                "tests", "--ignore", "tests/injection", "-m", "apiserver", needs=("helm", *CONTROL_PLANE), cores=0.3
+                *("tests/api", "tests/cluster", "tests/controller", "tests/install", "-m", "apiserver"),
+                needs=("helm", *CONTROL_PLANE),
+                cores=0.3,
             ),
         ),
     ),

@@ -1,5 +1,6 @@
 """Tests of the layer runner, with real commands: counts, skips, preparation, scheduling, and the report."""
 
+import argparse
 import json
 import os
 import re
@@ -300,6 +301,27 @@ def test_makefile_and_definitions_name_the_same_layers() -> None:
 def test_every_need_of_a_layer_can_be_prepared() -> None:
     needs = {name for layer in LAYERS for command in layer.commands for name in command.needs}
     assert needs <= {*BINARIES, *GROUPS}
+
+
+def _selects(command: Command, file: Path, mark: str | None) -> bool:
+    """Return whether a pytest command runs the tests of a file with this mark, or those without a mark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--ignore", action="append", type=Path, default=[])
+    parser.add_argument("-m")
+    parser.add_argument("-q", action="store_true")
+    options = parser.parse_intermixed_args(command.words[3:])
+    places = {file.relative_to(REPOSITORY), *file.relative_to(REPOSITORY).parents}
+    is_marked = options.m == mark if mark else options.m is None or options.m.startswith("not ")
+    return is_marked and not places.isdisjoint(options.paths) and places.isdisjoint(options.ignore)
+
+
+def test_every_test_file_is_part_of_one_command() -> None:
+    commands = [command for layer in LAYERS for command in layer.commands if command.is_pytest]
+    for file in (REPOSITORY / "tests").rglob("test_*.py"):
+        for mark in set(re.findall(r"mark\.(kind|apiserver)\b", file.read_text())) or {None}:
+            selecting = [command.words for command in commands if _selects(command, file, mark)]
+            assert len(selecting) == 1, f"{file}, {mark}: {selecting}"
 
 
 def test_interrupt_ends_the_run_without_starting_more_commands(tmp_path: Path) -> None:
