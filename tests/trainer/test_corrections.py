@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import launch
 from torch.distributed.run import config_from_args, get_args_parser
+from torch.testing._internal.distributed import fake_pg
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddprun.distributed.rendezvous import key_prefix
@@ -91,6 +94,28 @@ def test_a_partition_by_rounded_lengths_loses_samples(parts: int, fraction: floa
     assert sorted(index for part in whole.parts for index in part.indices) == list(range(60_000))
     thirds = DataPartitioner(TensorDataset(torch.arange(60_000)))
     assert [len(part) for part in thirds.parts] == [42_000, 12_000, 6_000]
+
+
+def test_gradients_divided_again_slow_down_sgd_and_not_adamw() -> None:
+    steps = {}
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+        for world in (1, 4):
+            weight = nn.Parameter(torch.ones(3))
+            weight.grad = torch.tensor([0.3, -0.2, 1.0]) / world
+            optimizer([weight], lr=0.01).step()
+            steps[optimizer, world] = weight.detach() - 1
+    torch.testing.assert_close(steps[torch.optim.SGD, 4] * 4, steps[torch.optim.SGD, 1])
+    torch.testing.assert_close(steps[torch.optim.AdamW, 4], steps[torch.optim.AdamW, 1])
+
+
+def test_init_waits_for_all_ranks_because_gloo_connects_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_DIST_INIT_BARRIER", raising=False)
+    rank_1_is_missing: dict[str, Any] = {"rank": 0, "world_size": 2, "timeout": timedelta(seconds=1)}
+    with pytest.raises(dist.DistStoreError):
+        dist.init_process_group("gloo", store=dist.HashStore(), **rank_1_is_missing)
+    # The import of this store has registered a backend that connects nothing.
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), **rank_1_is_missing)
+    dist.destroy_process_group()
 
 
 @needs_mnist
