@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
 
 # What node 0 prints, with single spaces.
 SAID = {
-    "collectives": "3 │ [3, 3] │ [0, 0]",
+    "collectives": "rank 3: [3, 3] -> [0, 0]",
     "env": "GROUP_RANK 0 0 1 1",
     "fsdp": "saved in 4 files, loaded, and one more step: still equal",
     "restart": "finished after step 10, 1 restart",

@@ -13,7 +13,7 @@ from tests.install.chart import ROOT
 GUIDE = ROOT / "docs" / "torch-distributed"
 PICTURES = GUIDE / "pictures"
 DRAWN = ("collectives", "groups", "p2p")
-_LESSONS = ROOT / "trainer_app" / "ddptrain" / "lessons"
+_LESSONS = ROOT / "trainer_app" / "lessons"
 _DIFF = re.compile(r"^```diff\n--- (\w+)\.py\n\+\+\+ (\w+)\.py\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The distribution of ``ddprun``: pure Python, without dependencies, and usable without any installed package."""
+"""The distributions: ``ddprun`` is usable without any installed package, and ``ddpjob`` has the lessons' scripts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddptrain.lessons.run import lesson_names
 from tests.install.chart import ROOT
 
 _BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
@@ -59,3 +60,20 @@ def test_launcher_runs_on_the_standard_library_alone(wheel: Path, tmp_path: Path
     count, imported = done.stdout.split(maxsplit=1)
     assert int(count) >= 20
     assert imported.strip() == "['__main__', 'ddprun']"
+
+
+def test_lessons_are_installed_beside_the_trainer(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("operator", "trainer_app"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    (source / "wheels").mkdir()
+    command = [sys.executable, "-c", _BUILD]
+    done = subprocess.run(command, cwd=source, text=True, capture_output=True, timeout=120, check=True)
+    with zipfile.ZipFile(source / "wheels" / done.stdout.splitlines()[-1]) as content:
+        content.extractall(tmp_path / "installed")
+    command = [sys.executable, "-c", "import ddptrain.lessons.run as run; print(run.SCRIPTS, *run.lesson_names())"]
+    env = {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(tmp_path / "installed" / "lessons"), *lesson_names()]

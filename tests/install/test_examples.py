@@ -44,7 +44,7 @@ def test_jobs_of_the_lessons_are_current() -> None:
 
 def test_lessons_whose_ranks_share_files_run_on_one_node() -> None:
     """Pods on several nodes share no folder without a volume, and the lessons' jobs have none."""
-    folder = ROOT / "trainer_app" / "ddptrain" / "lessons"
+    folder = ROOT / "trainer_app" / "lessons"
     sharing = [name for name in LESSONS if "DDPJOB_CHECKPOINT_DIR" in (folder / f"{Path(name).stem}.py").read_text()]
     assert {name: job(name).spec.num_nodes for name in sharing} == {"lessons/fsdp.yaml": 1, "lessons/restart.yaml": 1}
 

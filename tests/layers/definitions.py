@@ -96,7 +96,7 @@ LAYERS = (
         (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
-            _tool("mypy", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain"),
+            _tool("mypy", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),
             Command(("{helm}", "lint", "--strict", "charts/ddpjob"), needs=("helm",)),

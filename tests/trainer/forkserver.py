@@ -77,7 +77,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
             MUTANTS[request["mutant"]]()
         if request["module"]:
             sys.argv = [request["module"], *request["argv"]]
-            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            is_script = request["module"].endswith(".py")
+            (runpy.run_path if is_script else _run_module)(request["module"], run_name="__main__")
             code = 0
         else:
             code = main(request["argv"])
@@ -92,6 +93,10 @@ def _become(request: dict[str, Any]) -> NoReturn:
             except (OSError, ValueError):
                 code = 120  # as the interpreter at its end
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _run_module(name: str, run_name: str) -> None:
+    runpy.run_module(name, run_name=run_name, alter_sys=True)
 
 
 def _open_streams(paths: list[str | None]) -> None:

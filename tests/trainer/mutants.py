@@ -6,24 +6,19 @@ The fork server applies one by name before the command starts; processes forked 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import os
-import shutil
-import sys
 import tempfile
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-import ddptrain
 from ddptrain import device
 from ddptrain.config import Config
 from ddptrain.data import batches
 from ddptrain.data import sampling as order
+from ddptrain.lessons import run
 from ddptrain.training import evaluate, models
 from ddptrain.training import gradient_sync as sync
 from tests.mutants.mutant import Mutant, areas
@@ -125,20 +120,12 @@ def broadcast_garbled_on_rank_1() -> None:
 
 
 def edited(lesson: str, mutant: Mutant) -> Callable[[], None]:
-    """Return a function that loads a lesson with a mutant applied."""
+    """Return a function that lets ``ddptrain lesson`` run a copy of the script with a mutant applied."""
 
     def load() -> None:
-        spec = importlib.util.find_spec(f"ddptrain.lessons.{lesson}")
-        assert spec is not None and spec.origin is not None
-        source = mutant.apply_to(Path(spec.origin).read_text())
-        if "def launch(" in source:  # its workers are processes of another program, which imports the lesson itself
-            package = Path(ddptrain.__file__).parent
-            copy = shutil.copytree(package, Path(tempfile.mkdtemp()) / package.name)
-            (copy / "lessons" / f"{lesson}.py").write_text(source)
-            os.environ["PYTHONPATH"] = str(copy.parent)
-        module = sys.modules[spec.name] = types.ModuleType(spec.name)
-        exec(compile(source, spec.origin, "exec"), module.__dict__)  # noqa: S102
-        importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 2  # an error shows early
+        script, copies = run.SCRIPTS / f"{lesson}.py", Path(tempfile.mkdtemp())
+        (copies / script.name).write_text(mutant.apply_to(script.read_text()))
+        run.SCRIPTS = copies
 
     return load
 

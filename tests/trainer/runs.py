@@ -125,8 +125,8 @@ class ForkServer:
 
         Args:
             options: ``first``: Python to execute before the program. ``mutant``: an error of ``mutants`` to inject.
-                ``module``: run this module as a program, in place of ``ddptrain``. ``streams``: the paths of stdout and
-                stderr, None for a closed stream; by default both are the run's log.
+                ``module``: run this module or script as a program, in place of ``ddptrain``. ``streams``: the paths of
+                stdout and stderr, None for a closed stream; by default both are the run's log.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
@@ -141,6 +141,7 @@ class ForkServer:
         defaults = {"first": "", "mutant": "", "module": "", "streams": []}
         assert options.keys() <= defaults.keys()
         request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), **defaults, **options}
+        request["module"] = str(request["module"])
         with self._lock:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")

@@ -1,16 +1,13 @@
-"""Small data sets: seeded IDX files of ten noisy patterns, which a few steps can learn, and a part of the digits."""
+"""Small data sets: seeded IDX files of ten noisy patterns, which a few steps can learn."""
 
 from __future__ import annotations
 
 import gzip
-import importlib
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_FILES, IdxFile
 
 
@@ -42,16 +39,3 @@ def put(folder: Path, file: IdxFile, content: bytes, *, zipped: bool = True) -> 
     path = folder / (file.name + (".gz" if zipped else ""))
     path.write_bytes(gzip.compress(content, 1, mtime=0) if zipped else content)
     return path
-
-
-def few_samples() -> None:
-    """Let the lessons of this process train on 160 digits, for two epochs."""
-    load = mnist.load
-
-    def load_few(kind: str, data_dir: str) -> mnist.Dataset:
-        whole = load(kind, data_dir)
-        parts = ("train_images", "train_labels", "test_images", "test_labels")
-        return replace(whole, **{part: getattr(whole, part)[:160] for part in parts})
-
-    mnist.load = load_few
-    importlib.import_module("ddptrain.lessons.tutorial").EPOCHS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,9 +21,12 @@ from ddprun.distributed.rendezvous import key_prefix
 from ddprun.distributed.topology import Ranks
 from ddptrain.data.batches import MEAN, STD
 from ddptrain.data.mnist import load
-from ddptrain.lessons.tutorial import DataPartitioner, average_gradients
+from ddptrain.lessons.run import SCRIPTS
 from tests.processes import free_port
 from tests.trainer.builders import REAL, needs_mnist
+
+# What the lesson defines; its main does not run.
+TUTORIAL = runpy.run_path(str(SCRIPTS / "tutorial.py"))
 
 
 def test_launch_passes_local_rank_with_a_dash() -> None:
@@ -82,17 +86,21 @@ def group_of_one() -> Iterator[None]:
 def test_a_layer_that_was_not_used_has_no_gradient_to_average() -> None:
     model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
     model[0](torch.ones(1, 2)).sum().backward()
-    average_gradients(model)
+    TUTORIAL["average_gradients"](model)
     assert model[0].weight.grad is not None and model[1].weight.grad is None
     assert not model[0].weight.grad.requires_grad
 
 
-@pytest.mark.parametrize(("parts", "fraction", "lost"), [(3, 0.3333, 6), (7, 1 / 7, 3)])
-def test_a_partition_by_rounded_lengths_loses_samples(parts: int, fraction: float, lost: int) -> None:
+@pytest.mark.parametrize(("parts", "fraction", "lost", "lost_by_ends"), [(3, 0.3333, 6, 6), (7, 1 / 7, 3, 0)])
+def test_a_partition_by_rounded_lengths_loses_samples(
+    parts: int, fraction: float, lost: int, lost_by_ends: int
+) -> None:
     assert 60_000 - parts * int(fraction * 60_000) == lost
-    whole = DataPartitioner(TensorDataset(torch.arange(60_000)), [1 / parts] * parts)
+    assert 60_000 - round(60_000 * sum([fraction] * parts)) == lost_by_ends
+    partitioner = TUTORIAL["DataPartitioner"]
+    whole = partitioner(TensorDataset(torch.arange(60_000)), [fraction] * parts)
     assert sorted(index for part in whole.parts for index in part.indices) == list(range(60_000))
-    thirds = DataPartitioner(TensorDataset(torch.arange(60_000)))
+    thirds = partitioner(TensorDataset(torch.arange(60_000)))
     assert [len(part) for part in thirds.parts] == [42_000, 12_000, 6_000]
 
 

@@ -18,7 +18,7 @@ from tests.install.guide import GUIDE
 from tests.trainer.mutants import LESSONS
 
 PAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
-FOLDERS = (ROOT / "trainer_app" / "ddprun", ROOT / "trainer_app" / "ddptrain", ROOT)  # of the modules
+FOLDERS = (*(ROOT / "trainer_app" / name for name in ("", "ddprun", "ddptrain")), ROOT)  # of the modules
 CORRECTIONS = (ROOT / "docs" / "torch-distributed" / "corrections.md").read_text(encoding="utf-8")
 PARAMETERS = {*lesson_names(), *LESSONS, *(page.stem for page in GUIDE.glob("*.md"))}  # of the tests that are named
 ROWS = {  # a row that is removed is noticed

@@ -1,12 +1,14 @@
 """Every lesson runs by itself, and notices an error in its key line.
 
-``make soak`` runs each with 1, 2 and 4 ranks, some with 3 and 7, and looks for the errors on all samples.
+``make soak`` runs each with 1, 2 and 4 ranks, some with 3 and 7, and with PyTorch as the only package.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,14 +18,12 @@ import pytest
 import torch.distributed as dist
 
 from ddprun.distributed.topology import WORKER_VARIABLES
-from ddptrain.lessons import start
-from ddptrain.lessons.draw import svg, table, text_of
-from ddptrain.lessons.run import lesson_names
+from ddptrain.lessons.draw import pictures, svg
+from ddptrain.lessons.run import SCRIPTS, lesson_names
 from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
 from tests.trainer.runs import ForkServer, Lesson
 
-FEW = "from tests.trainer.synthetic import few_samples; few_samples()"
 GLOSSARY = Path(__file__).parents[2] / "docs" / "torch-distributed" / "glossary.md"
 
 
@@ -40,7 +40,7 @@ def test_lesson_holds(lesson: Lesson, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*lesson_names()} - {"env", "restart"}))
 def test_lesson_holds_in_one_process(ddptrain: ForkServer, name: str) -> None:
-    assert ddptrain.run("lesson", name, "--nproc-per-node", 1, first=FEW).output().strip()
+    assert ddptrain.run("lesson", name, "--nproc-per-node", 1).output().strip()
 
 
 @pytest.mark.parametrize("name", UNEVEN)
@@ -82,30 +82,40 @@ def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: For
 @pytest.mark.parametrize("mutant", [name for name in LESSONS if not name.startswith(("env:", "restart:"))])
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
     argv = ("lesson", mutant.partition(":")[0], "--nproc-per-node", 2)
-    run = ddptrain.run(*argv, code=1, mutant=mutant, first=FEW)
+    run = ddptrain.run(*argv, code=1, mutant=mutant)
     assert "Error" in run.output()
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS.glob("*.py")], ids=lambda script: script.stem)
+def test_lesson_can_be_copied_because_it_imports_only_torch(script: Path) -> None:
+    modules = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add("." if node.level else str(node.module).partition(".")[0])
+    assert modules <= {"torch", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("argument", ["--local-rank=1", "--local_rank=1"])
 def test_both_spellings_of_the_local_rank_are_read(argument: str) -> None:
-    assert start.local_rank([argument]) == 1
+    assert runpy.run_path(str(SCRIPTS / "start.py"))["local_rank"]([argument]) == 1
 
 
 def test_no_group_outlives_a_data_parallel_program() -> None:
     """A group that stays after destroy_process_group can abort the process at its exit, once in a while."""
     # A new interpreter, which has not imported torch._dynamo, forks a process for each program.
     program = """
-import importlib, os, torch, torch.distributed
+import os, runpy, torch, torch.distributed
 from ddptrain.cli import main
-from tests.trainer.synthetic import few_samples
+from ddptrain.lessons.run import SCRIPTS
 
 def train():
     main("train --data digits --batch-size 500 --epochs 1 --backend gloo --sync ddp".split())
 
 def lesson():
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
-    few_samples()
-    importlib.import_module("ddptrain.lessons.ddp").main()
+    runpy.run_path(str(SCRIPTS / "ddp.py"), run_name="__main__")
 
 for name, work in {"train": train, "ddp": lesson}.items():
     if not (pid := os.fork()):
@@ -124,13 +134,13 @@ for name, work in {"train": train, "ddp": lesson}.items():
 
 
 def test_lesson_starts_its_own_ranks_by_mp_spawn(ddptrain: ForkServer) -> None:
-    assert "2 of 3 ranks started: " in ddptrain.run(module="ddptrain.lessons.start").output()
+    assert "2 of 3 ranks started: " in ddptrain.run(module=SCRIPTS / "start.py").output()
 
 
 def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tmp_path: Path) -> None:
     checkpoints = {"DDPJOB_CHECKPOINT_DIR": tmp_path}
     said = ddptrain.run("lesson", "restart", "--nproc-per-node", 2, env=checkpoints).output()
-    assert said.index("rank 1 is killed after step 5") < said.index("start 2: ")
+    assert said.index("rank 0 is killed while it writes the checkpoint of step 6") < said.index("start 2: ")
     assert "continues after step 5\nfinished after step 10, 1 restart" in said
     assert not list(tmp_path.iterdir())
 
@@ -141,8 +151,8 @@ def test_lesson_restart_ignores_what_an_interrupted_run_has_left(ddptrain: ForkS
     env = {"DDPJOB_CHECKPOINT_DIR": tmp_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0,
            "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0}  # fmt: skip
     (tmp_path / f"restart-{ddptrain.pid}.pt").write_text("old")  # of a run whose agent had this number
-    ddptrain.run(module="ddptrain.lessons.restart", env=env, code=-signal.SIGKILL)
-    again = ddptrain.run(module="ddptrain.lessons.restart", env=env | {"TORCHELASTIC_RESTART_COUNT": 1})
+    ddptrain.run(module=SCRIPTS / "restart.py", env=env, code=-signal.SIGKILL)
+    again = ddptrain.run(module=SCRIPTS / "restart.py", env=env | {"TORCHELASTIC_RESTART_COUNT": 1})
     assert "finished after step 10, 1 restart" in again.output()
     del of_agent
 
@@ -151,7 +161,7 @@ def test_lesson_runs_on_two_nodes(ddptrain: ForkServer) -> None:
     nodes = {"NNODES": 2, "NPROC_PER_NODE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     runs = [ddptrain.start("lesson", "collectives", env=nodes | {"NODE_RANK": rank}) for rank in (0, 1)]
     assert [run.wait() for run in runs] == [0, 0], runs[0].output() + runs[1].output()
-    assert "  3    │ " in runs[0].output() and not runs[1].output()
+    assert "  rank 3: " in runs[0].output() and not runs[1].output()
 
 
 def test_glossary_is_true_in_the_workers_of_two_nodes(ddptrain: ForkServer) -> None:
@@ -181,11 +191,8 @@ def test_lesson_draws_every_exchange(ddptrain: ForkServer, tmp_path: Path) -> No
     assert drawn["all-reduce-sum"].count('class="sum"') == 2, "a computed value has no rank's color"
 
 
-def test_values_are_printed_short() -> None:
-    assert text_of([1.0, (2.5, "a"), None]) == "[1, [2.5, a], None]"
-    assert table([("1", "22")]).splitlines() == [
-        "  rank │ before │ after",
-        "  ─────┼────────┼──────",
-        "  0    │ 1      │ 22",
-    ]
-    assert svg("a < b", [("<", "2")]).count("&lt;") == 2
+def test_picture_has_the_values_of_each_rank_that_are_short() -> None:
+    printed = "\nan exchange\n  rank 0: [[1], [2.5]] -> None\n  rank 1:  -> [7, 8]\na text\n  rank 0: long long -> 1\n"
+    [(name, picture)] = pictures(printed)
+    assert name == "an-exchange.svg" and re.findall(">([0-9.]+)<", picture) == ["1", "2.5", "7", "8"]
+    assert svg("a < b", [([["<"]], [["2"]])]).count("&lt;") == 2

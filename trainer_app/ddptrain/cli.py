@@ -208,7 +208,9 @@ def _add_lessons(verbs: "argparse._SubParsersAction[Any]") -> None:
 
 def _lesson(arguments: argparse.Namespace) -> int:
     if arguments.svg:
-        os.environ["LESSON_SVG_DIR"] = arguments.svg
+        from ddptrain.lessons.draw import draw_lesson
+
+        return draw_lesson(arguments.name, arguments.nproc_per_node, Path(arguments.svg))
     return run_lesson(arguments.name, arguments.nproc_per_node)
 
 

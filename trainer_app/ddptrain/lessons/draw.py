@@ -1,84 +1,61 @@
-"""Draw what an exchange did: a table with a row per rank, and the same as an SVG file if LESSON_SVG_DIR is set."""
+"""Draw what the exchanges of a lesson did, from what it printed, as SVG files."""
 
-import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
 from jinja2 import Template
 
-Row = tuple[Any, Any]  # what a rank had before and after: numbers, texts, None, and lists of these
+Cells = list[list[str]]  # the numbers that a rank had before or after: of one list, or of several
+_TABLE = re.compile(r"^(\S.*)\n((?:  rank \d+: .*\n)+)", re.MULTILINE)
+_ROW = re.compile(r"^  rank \d+: (.*?) ->(?: (.*))?$", re.MULTILINE)
 
-_CELL, _ROW, _GAP = (30, 26), 36, 8  # pixels: width and height of a cell, distance of rows, distance of two lists
+_CELL, _DISTANCE, _GAP = (30, 26), 36, 8  # pixels: width and height of a cell, distance of rows, distance of two lists
 _TOP, _LEFT, _ARROW, _MARGIN, _COLUMN = 62, 78, 64, 16, 52
 _LONGEST = 8  # characters; a longer text does not fit in a cell
 
 
-def draw(title: str, before: Any, after: Any) -> None:
-    """Print on rank 0 what every rank had before and after ``title``; every rank calls this.
-
-    Args:
-        before, after: this rank's values: tensors, lists, or anything that can be pickled.
-    """
-    rows: list[Row] = [(None, None)] * dist.get_world_size()
-    dist.all_gather_object(rows, (plain(before), plain(after)))
-    if dist.get_rank() != 0:
-        return
-    print(f"\n{title}\n{table(rows)}", flush=True)
-    folder = os.environ.get("LESSON_SVG_DIR")
-    if folder and all(len(text) <= _LONGEST for row in rows for side in row for part in cells(side) for text in part):
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / f"{name}.svg").write_text(svg(title, rows), encoding="utf-8")
+def draw_lesson(name: str, nproc_per_node: int | None, folder: Path) -> int:
+    """Run a lesson in a process of its own, print what it prints, draw its exchanges, and return its exit code."""
+    ranks = ["--nproc-per-node", str(nproc_per_node)] if nproc_per_node else []
+    command = [sys.executable, "-m", "ddptrain", "lesson", name, *ranks]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, end="")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, picture in pictures(done.stdout):
+        (folder / file).write_text(picture, encoding="utf-8")
+    return done.returncode
 
 
-def plain(value: Any) -> Any:
-    """Return the value with lists in place of tensors and tuples."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+def pictures(printed: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of a file and its content for each exchange whose values are short."""
+    for title, table in _TABLE.findall(printed):
+        rows = [(cells(before), cells(after)) for before, after in _ROW.findall(table)]
+        if all(len(text) <= _LONGEST for row in rows for side in row for part in side for text in part):
+            yield re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") + ".svg", svg(title, rows)
 
 
-def text_of(value: Any) -> str:
-    """Return a short text; 2.0 is printed as 2."""
-    value = plain(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(map(text_of, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def cells(value: Any) -> list[list[str]]:
+def cells(text: str) -> Cells:
     """Return the texts of a list's values; those of a list of lists are apart. None has no value."""
-    if not isinstance(value, list):
-        return [[text_of(value)]] if value not in (None, "") else []
-    if any(isinstance(part, list) for part in value):
-        return [list(map(text_of, part)) if isinstance(part, list) else [text_of(part)] for part in value]
-    return [list(map(text_of, value))] if value else []
+    if text.startswith("[["):
+        return [part.split(", ") for part in re.findall(r"\[([^\[\]]*)\]", text[1:-1])]
+    values = text.strip("[]")
+    return [] if values in ("", "None") else [values.split(", ")]
 
 
-def table(rows: list[Row]) -> str:
-    """Return the rows, which are of rank 0, 1, 2, ..., as text with aligned columns."""
-    texts = [(str(rank), text_of(before), text_of(after)) for rank, (before, after) in enumerate(rows)]
-    texts = [("rank", "before", "after"), *texts]
-    widths = [max(len(row[column]) for row in texts) for column in range(3)]
-    lines = ["  " + " │ ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in texts]
-    lines.insert(1, "  " + "─┼─".join("─" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def svg(title: str, rows: list[Row]) -> str:
+def svg(title: str, rows: list[tuple[Cells, Cells]]) -> str:
     """Return a picture with a line per rank: its values before on the left, after on the right.
 
     If the exchange only moved values, each has the color of the rank that had it before. Computed values are grey.
     """
-    sides = [[cells(row[side]) for row in rows] for side in (0, 1)]
+    sides = [[row[side] for row in rows] for side in (0, 1)]
     owner = {text: rank for rank, parts in reversed([*enumerate(sides[0])]) for part in parts for text in part}
     moved = all(text in owner for parts in sides[1] for part in parts for text in part)
     before, after = (max(_width(parts) for parts in side) for side in sides)
     right = _LEFT + before + _ARROW
-    tops = [_TOP + rank * _ROW for rank in range(len(rows))]
+    tops = [_TOP + rank * _DISTANCE for rank in range(len(rows))]
     own = [_boxes(_LEFT, parts, dict.fromkeys(owner, rank)) for rank, parts in enumerate(sides[0])]
     others = [_boxes(right, parts, owner if moved else {}) for parts in sides[1]]
     source = (Path(__file__).parent / "templates" / "exchange.svg.j2").read_text()
@@ -86,13 +63,13 @@ def svg(title: str, rows: list[Row]) -> str:
     picture: str = template.render(
         title=title, ranks=list(zip(tops, own, others, strict=True)), left=_LEFT, right=right, margin=_MARGIN,
         cell=_CELL, width=max(right + after + _MARGIN, len(title) * 9 + 2 * _MARGIN),
-        height=_TOP + len(rows) * _ROW + 6, arrow=right - _ARROW + 16,
-        middle=_TOP + (len(rows) * _ROW - (_ROW - _CELL[1])) // 2,
+        height=_TOP + len(rows) * _DISTANCE + 6, arrow=right - _ARROW + 16,
+        middle=_TOP + (len(rows) * _DISTANCE - (_DISTANCE - _CELL[1])) // 2,
     )  # fmt: skip
     return picture
 
 
-def _width(parts: list[list[str]]) -> int:
+def _width(parts: Cells) -> int:
     return max(_COLUMN, sum(_cell_width(text) for part in parts for text in part) + _GAP * (len(parts) - 1))
 
 
@@ -100,7 +77,7 @@ def _cell_width(text: str) -> int:
     return max(_CELL[0], len(text) * 9 + 12)
 
 
-def _boxes(x: int, parts: list[list[str]], owner: dict[str, int]) -> list[tuple[int, int, str, str]]:
+def _boxes(x: int, parts: Cells, owner: dict[str, int]) -> list[tuple[int, int, str, str]]:
     """Return (left edge, width, color, text) of the cells of one rank, in the color of each value's owner."""
     boxes = []
     for part in parts:

@@ -1,20 +1,20 @@
 """Collectives: every rank of a group calls the same operation, and each gets its part of the result.
 
-    torchrun --nproc-per-node 4 -m ddptrain.lessons.collectives
+    torchrun --nproc-per-node 4 collectives.py
 
 Each function below shows one operation on every rank before and after, and checks the answer that a formula gives.
 The forms with one tensor need no list and no copy, and are the ones that NCCL carries out directly.
 """
 
+import re
 import time
 import warnings
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
-
-from ddptrain.lessons.draw import draw
 
 # The names before torch 2.13 were all_gather_into_tensor and reduce_scatter_tensor.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,13 +41,13 @@ def one_to_all(rank: int, world: int) -> None:
     tensor = torch.full((2,), float(rank))
     before = tensor.clone()
     dist.broadcast(tensor, src=0)
-    draw("broadcast, src=0", before, tensor)
+    show("broadcast, src=0", before, tensor)
     assert tensor.tolist() == [0, 0]
 
     parts = [torch.tensor([float(to + 1)]) for to in range(world)] if rank == 0 else None
     mine = torch.zeros(1)
     dist.scatter(mine, parts, src=0)  # the list is given on src only
-    draw("scatter, src=0", parts, mine)
+    show("scatter, src=0", parts, mine)
     assert mine.item() == rank + 1
 
 
@@ -56,7 +56,7 @@ def all_to_one(rank: int, world: int) -> None:
     mine = torch.tensor([float(rank)])
     places = [torch.zeros(1) for _ in range(world)] if rank == 0 else None
     dist.gather(mine, places, dst=0)
-    draw("gather, dst=0", mine, places)
+    show("gather, dst=0", mine, places)
     assert places is None or [place.item() for place in places] == list(range(world))
 
 
@@ -71,7 +71,7 @@ def reduce_to_all(rank: int, world: int) -> None:
     for op, answer in answers.items():
         tensor = torch.tensor([rank + 1.0])
         dist.all_reduce(tensor, op=op)
-        draw(f"all_reduce, {op.name}", [rank + 1], tensor)
+        show(f"all_reduce, {op.name}", [rank + 1], tensor)
         assert tensor.item() == answer, (op, tensor)
 
     all_and, all_or, all_xor = ~0, 0, 0
@@ -80,8 +80,15 @@ def reduce_to_all(rank: int, world: int) -> None:
     for op, answer in ((ReduceOp.BAND, all_and), (ReduceOp.BOR, all_or), (ReduceOp.BXOR, all_xor)):
         bits = torch.tensor([rank + 1])  # integers: floating point has no bitwise operations
         dist.all_reduce(bits, op=op)
-        draw(f"all_reduce, {op.name}", f"{rank + 1:03b}", f"{bits.item():03b}")
+        show(f"all_reduce, {op.name}", f"{rank + 1:03b}", f"{bits.item():03b}")
         assert bits.item() == answer, (op, bits)
+
+    try:
+        dist.all_reduce(torch.tensor([rank + 1]), op=ReduceOp.AVG)
+    except RuntimeError as error:
+        show("all_reduce, AVG of integers with gloo", "integers", str(error)[:80])
+    else:
+        raise AssertionError("gloo has the mean of integers")
 
 
 def reduce_to_one(rank: int, world: int) -> None:
@@ -90,10 +97,10 @@ def reduce_to_one(rank: int, world: int) -> None:
     With gloo and four ranks of ones, the tensors are 4, 3, 2 and 1: gloo passes partial sums from rank to rank towards
     dst, in place, and each rank keeps what it passed on. No scheduler accumulates anything. Use the tensor on dst only.
     """
-    tensor = torch.ones(1)
+    tensor = torch.ones(8)  # enough for gloo to divide them: with another dst, rank 0 would have a part of the sums
     dist.reduce(tensor, dst=0, op=ReduceOp.SUM)
-    draw("reduce, dst=0: only rank 0 has the sum", [1], tensor)
-    assert rank != 0 or tensor.item() == world
+    show("reduce, dst=0: only rank 0 has the sum", [1], tensor[:1])
+    assert rank != 0 or tensor.tolist() == [world] * 8
 
 
 def parts_to_all(rank: int, world: int) -> None:
@@ -101,12 +108,12 @@ def parts_to_all(rank: int, world: int) -> None:
     mine = torch.tensor([float(rank), rank + 0.5])
     places = [torch.zeros(2) for _ in range(world)]
     dist.all_gather(places, mine)
-    draw("all_gather", mine, places)
+    show("all_gather", mine, places)
     assert torch.stack(places).tolist() == [[r, r + 0.5] for r in range(world)]
 
     joined = torch.zeros(2 * world)
     all_gather_single(joined, mine)
-    draw("all_gather_single", mine, joined)
+    show("all_gather_single", mine, joined)
     assert joined.tolist() == [x for r in range(world) for x in (r, r + 0.5)]
 
 
@@ -116,12 +123,12 @@ def reduce_and_divide(rank: int, world: int) -> None:
     answer = sum(10 * r + rank for r in range(world))
     mine = torch.zeros(1)
     dist.reduce_scatter(mine, parts)
-    draw("reduce_scatter", parts, mine)
+    show("reduce_scatter", parts, mine)
     assert mine.item() == answer
 
     mine = torch.zeros(1)
     reduce_scatter_single(mine, torch.cat(parts))
-    draw("reduce_scatter_single", torch.cat(parts), mine)
+    show("reduce_scatter_single", torch.cat(parts), mine)
     assert mine.item() == answer
 
 
@@ -130,14 +137,14 @@ def exchange_all(rank: int, world: int) -> None:
     parts = [torch.tensor([float(10 * rank + to)]) for to in range(world)]
     places = [torch.zeros(1) for _ in range(world)]
     dist.all_to_all(places, parts)
-    draw("all_to_all", parts, places)
+    show("all_to_all", parts, places)
     assert [place.item() for place in places] == [10 * sender + rank for sender in range(world)]
 
     # In one tensor, and not equally large: every rank sends r + 1 numbers to rank r.
     sent = torch.full((world * (world + 1) // 2,), float(rank))
     received = torch.zeros((rank + 1) * world)
     dist.all_to_all_single(received, sent, [rank + 1] * world, [to + 1 for to in range(world)])
-    draw("all_to_all_single, rank r gets r + 1 numbers from each", sent, received)
+    show("all_to_all_single, rank r gets r + 1 numbers from each", sent, received)
     assert received.tolist() == [sender for sender in range(world) for _ in range(rank + 1)]
 
 
@@ -151,7 +158,7 @@ def together(rank: int, world: int) -> None:
         assert work is not None
         work.wait()  # until then, neither read nor change the tensor
     sums, total = [tensor.tolist() for tensor in tensors], sum(range(world))
-    draw("three all_reduce, async_op=True", [[rank + add] * 2 for add in range(3)], sums)
+    show("three all_reduce, async_op=True", [[rank + add] * 2 for add in range(3)], sums)
     assert sums == [[total + add * world] * 2 for add in range(3)]
 
 
@@ -164,8 +171,27 @@ def coalesced(rank: int, world: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         dist.all_reduce_coalesced(tensors)
-    draw("all_reduce_coalesced of two tensors", [[rank], [rank] * 2], tensors)
+    show("all_reduce_coalesced of two tensors", [[rank], [rank] * 2], tensors)
     assert [tensor.tolist() for tensor in tensors] == [[total], [total] * 2]
+
+
+def show(title: str, before: Any, after: Any) -> None:
+    """Print on rank 0 what every rank had before and has after."""
+    text = re.sub(r"\.0\b", "", f"{plain(before)} -> {plain(after)}")  # 2.0 is printed as 2
+    line = torch.frombuffer(bytearray(text.encode().ljust(500)[:500]), dtype=torch.uint8)
+    lines = [torch.empty_like(line) for _ in range(dist.get_world_size())]
+    dist.all_gather(lines, line)
+    if dist.get_rank() == 0:
+        print(f"\n{title}")
+        for rank, line in enumerate(lines):
+            print(f"  rank {rank}: {bytes(line.tolist()).decode().rstrip()}", flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Return the value with lists in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [plain(part) for part in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

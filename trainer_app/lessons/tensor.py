@@ -1,6 +1,6 @@
 """Tensor parallelism: every rank holds a part of each weight matrix and computes a part of the result.
 
-    torchrun --nproc-per-node 4 -m ddptrain.lessons.tensor
+    torchrun --nproc-per-node 4 tensor.py
 
 A pair of linear layers, x -> relu(x A) -> (...) B, is divided with one exchange per direction: the columns of A among
 the ranks, and the rows of B. Each rank then has what its rows of B need, and only the results are summed (Megatron-LM,
@@ -91,10 +91,11 @@ def by_hand(a: Tensor, b: Tensor, x: Tensor, rank: int, world: int) -> None:
     expected = (y, of_a.tensor_split(world, dim=1)[rank], of_b.tensor_split(world, dim=0)[rank], of_x)
     for got, wanted in zip((mine, model.a.grad, model.b.grad, x.grad), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    columns = [0] * world
-    dist.all_gather_object(columns, model.a.shape[1])
+    columns = [torch.empty(1, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(columns, torch.tensor([model.a.shape[1]]))
     if rank == 0:
-        print(f"by hand: columns of A per rank {columns}; output and all gradients equal those of the whole layers")
+        held = torch.cat(columns).tolist()
+        print(f"by hand: columns of A per rank {held}; output and all gradients equal those of the whole layers")
 
 
 def by_dtensor(a: Tensor, b: Tensor, x: Tensor, world: int) -> None:

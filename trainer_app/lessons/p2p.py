@@ -1,6 +1,6 @@
 """Messages from one rank to one other: send and recv, their forms that do not wait, and what goes wrong with them.
 
-    torchrun --nproc-per-node 4 -m ddptrain.lessons.p2p
+    torchrun --nproc-per-node 4 p2p.py
 
 A message has no name. The first recv from a rank gets its first send, so both sides agree on the number, order, size
 and type of all messages. Ranks form pairs here: 0 and 1, 2 and 3. A last rank without a partner only looks on.
@@ -8,17 +8,17 @@ and type of all messages. Ranks form pairs here: 0 and 1, 2 and 3. A last rank w
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from ddptrain.lessons.draw import draw
 
 TIMEOUT = 30  # seconds
 
@@ -52,22 +52,24 @@ def blocking(rank: int, world: int) -> None:
         dist.send(tensor + 10, dst=other)
     elif other is not None:
         dist.recv(tensor, src=other)  # overwrites the tensor, which has the size of the message
-    draw("send rank + 10 to the partner, recv", before, tensor)
+    show("send rank + 10 to the partner, recv", before.tolist(), tensor.tolist())
     assert tensor.item() == (rank - 1 + 10 if other is not None and other < rank else rank)
 
 
 def not_blocking(rank: int, world: int) -> None:
     """isend and irecv return at once. Until wait() has returned, the tensors belong to the backend."""
     other, sent, received = partner(rank, world), torch.tensor([rank + 0.5]), torch.zeros(1)
+    before, arrived = sent.clone(), received
     if other is not None:
-        works = [dist.irecv(received, src=other)]  # both directions at once: nobody waits first
-        time.sleep(0.2 * (rank % 2))  # a partner that is late: until wait() returns, its message is not there
-        works.append(dist.isend(sent, dst=other))
-        for work in works:
-            assert work is not None
-            work.wait()
-    arrived = received.clone()
-    draw("isend and irecv between partners, wait", sent, arrived)
+        time.sleep(0.2 * (rank % 2))  # a partner that is late: its message is not there, and it takes ours later
+        receiving = dist.irecv(received, src=other)  # both directions at once: nobody waits first
+        sending = dist.isend(sent, dst=other)
+        assert sending is not None and receiving is not None
+        sending.wait()
+        sent.fill_(-1)  # without the wait, the late partner would get this
+        receiving.wait()
+        arrived = received.clone()
+    show("isend and irecv between partners, wait", before.tolist(), arrived.tolist())
     assert arrived.item() == (0 if other is None else other + 0.5)
 
 
@@ -80,7 +82,7 @@ def in_order(rank: int, world: int, messages: int = 5) -> None:
     elif other is not None:
         for place in received:
             dist.recv(place, src=other)
-    draw(f"{messages} messages from the lower to the higher partner", [], [place.item() for place in received])
+    show(f"{messages} messages from the lower to the higher partner", [], [place.item() for place in received])
     assert other is None or rank < other or [place.item() for place in received] == list(range(messages))
 
 
@@ -94,7 +96,7 @@ def ring(rank: int, world: int) -> None:
         ]
         for work in dist.batch_isend_irecv(batch):
             work.wait()
-    draw("ring: batch_isend_irecv", sent, received)
+    show("ring: batch_isend_irecv", sent.tolist(), received.tolist())
     assert received.item() == (rank - 1) % world
 
 
@@ -105,7 +107,7 @@ def shorter(rank: int, world: int) -> None:
         dist.send(torch.tensor([7.0]), dst=other)
     elif other is not None:
         dist.recv(tensor, src=other)
-    draw("mistake: 1 number sent, 3 expected", [], tensor)
+    show("mistake: 1 number sent, 3 expected", [], tensor.tolist())
     assert tensor.tolist() == ([7, 0, 0] if other is not None and other < rank else [0, 0, 0])
 
 
@@ -161,6 +163,18 @@ def _be_rank(rank: int, world: int, store: str, work: Callable[[int], None]) -> 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
     work(rank)
     dist.destroy_process_group()
+
+
+def show(title: str, before: Any, after: Any) -> None:
+    """Print on rank 0 what every rank had before and has after."""
+    text = re.sub(r"\.0\b", "", f"{before} -> {after}")  # 2.0 is printed as 2
+    line = torch.frombuffer(bytearray(text.encode().ljust(500)[:500]), dtype=torch.uint8)
+    lines = [torch.empty_like(line) for _ in range(dist.get_world_size())]
+    dist.all_gather(lines, line)
+    if dist.get_rank() == 0:
+        print(f"\n{title}")
+        for rank, line in enumerate(lines):
+            print(f"  rank {rank}: {bytes(line.tolist()).decode().rstrip()}", flush=True)
 
 
 if __name__ == "__main__":

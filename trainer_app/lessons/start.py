@@ -1,27 +1,27 @@
 """Starting: what a process must know to join a group, and the ways to tell it.
 
-    torchrun --nproc-per-node 2 -m ddptrain.lessons.start
-    python -m ddptrain.lessons.start        # without a launcher: torch.multiprocessing.spawn
+    torchrun --nproc-per-node 2 start.py
+    python start.py        # without a launcher: torch.multiprocessing.spawn
 
-Each process needs its rank, the number of all ranks, and a place where they meet. ``init_process_group`` returns when
-all ranks have come to that place. It starts no process, and it does not look for GPUs.
+Each process needs its rank, the number of all ranks, and a place where they meet. With gloo, ``init_process_group``
+returns when all ranks have come to that place. It starts no process, and it does not look for GPUs.
 """
 
 import argparse
 import os
+import re
+import socket
 import sys
 import tempfile
-import uuid
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-from ddprun.distributed.topology import free_port
-from ddptrain.lessons.draw import draw
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -72,14 +72,14 @@ def by_variables(local: int) -> tuple[int, int, str, str]:
     rank, world = get_rank(), get_world_size()
     assert [str(rank), str(world)] == [os.environ["RANK"], os.environ["WORLD_SIZE"]]
     meet("env://", rank)
-    url = [f"tcp://{os.environ['MASTER_ADDR']}:{free_port()}"]
-    dist.broadcast_object_list(url, src=0)  # the port of rank 0's machine, which will listen on it
-    files = [""] * world
-    dist.all_gather_object(files, str(Path(tempfile.gettempdir()) / f"ranks-{uuid.uuid4()}"))
+    places = torch.tensor([free_port(), time.time_ns()])  # a port of rank 0's machine, which will listen on it
+    dist.broadcast(places, src=0)
+    port, moment = places.tolist()
     dist.destroy_process_group()
     # The store of env:// is in the agent if torchrun is used. At an address of their own, rank 0 hosts it.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    return rank, world, files[rank - local], url[0]
+    file = Path(tempfile.gettempdir()) / f"ranks-{moment}-{rank - local}"  # one for each machine
+    return rank, world, str(file), f"tcp://{os.environ['MASTER_ADDR']}:{port}"
 
 
 def by_tcp(url: str, rank: int, world: int) -> None:
@@ -99,7 +99,7 @@ def by_file(file: str, local: int) -> None:
     total = torch.tensor([float(get_rank())])
     dist.all_reduce(total)
     assert (get_rank(), total.item()) == (local, sum(range(size)))
-    draw("file:///NEW-FILE: all_reduce of the ranks", [local], total)
+    show("file:///NEW-FILE: all_reduce of the ranks", [local], total.tolist())
     dist.destroy_process_group()
 
 
@@ -120,9 +120,16 @@ def meet(way: str, rank: int) -> None:
     """Check that the group is complete and that its ranks have their own numbers."""
     total = torch.tensor([float(get_rank())])
     dist.all_reduce(total)
-    draw(f"{way}: all_reduce of the ranks", [rank], total)
+    show(f"{way}: all_reduce of the ranks", [rank], total.tolist())
     assert get_rank() == rank
     assert total.item() == sum(range(get_world_size()))
+
+
+def free_port() -> int:
+    """Return a port that no program uses now."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def spawned(index: int, world: int, port: int) -> None:
@@ -131,6 +138,18 @@ def spawned(index: int, world: int, port: int) -> None:
     os.environ |= {name: str(value) for name, value in rank.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     main()
+
+
+def show(title: str, before: Any, after: Any) -> None:
+    """Print on rank 0 what every rank had before and has after."""
+    text = re.sub(r"\.0\b", "", f"{before} -> {after}")  # 2.0 is printed as 2
+    line = torch.frombuffer(bytearray(text.encode().ljust(500)[:500]), dtype=torch.uint8)
+    lines = [torch.empty_like(line) for _ in range(dist.get_world_size())]
+    dist.all_gather(lines, line)
+    if dist.get_rank() == 0:
+        print(f"\n{title}")
+        for rank, line in enumerate(lines):
+            print(f"  rank {rank}: {bytes(line.tolist()).decode().rstrip()}", flush=True)
 
 
 if __name__ == "__main__":

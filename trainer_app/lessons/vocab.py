@@ -1,12 +1,13 @@
 """Vocabulary parallelism: every rank holds the embeddings of a part of the vocabulary.
 
-    torchrun --nproc-per-node 4 -m ddptrain.lessons.vocab
+    torchrun --nproc-per-node 4 vocab.py
 
 A rank looks up the tokens that it holds, puts zeros in place of the others, and the sum over the ranks is the result:
 exactly one summand of each row is not zero, so the sum is exact. By hand as in Megatron-LM, then with DTensor.
 """
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,21 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from ddptrain.lessons.tensor import SumForward
-
 SIZE = 4
+
+
+class SumForward(torch.autograd.Function):
+    """Sum over the ranks. Every rank gets the same sum, so the gradient of each summand is the gradient of the sum."""
+
+    @staticmethod
+    def forward(_: Any, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -59,10 +72,11 @@ def main() -> None:
     assert torch.equal(output, expected), "the sum has one summand that is not zero, so it is exact"
     assert mine.weight.grad is not None
     assert torch.equal(mine.weight.grad, whole.weight.grad[mine.first : mine.end])
-    rows = [(0, 0)] * world
-    dist.all_gather_object(rows, (mine.first, mine.end))
+    rows = [torch.empty(2, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(rows, torch.tensor([mine.first, mine.end]))
     if rank == 0:
-        print(f"by hand: rows per rank {rows}; output and gradients are exactly those of the whole embedding")
+        held = [tuple(of_rank.tolist()) for of_rank in rows]
+        print(f"by hand: rows per rank {held}; output and gradients are exactly those of the whole embedding")
     by_dtensor(whole, tokens, scale)
     dist.destroy_process_group()
 

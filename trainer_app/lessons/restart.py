@@ -1,16 +1,17 @@
 """Restarting: torchrun starts all workers again after one has failed, and they go on from a checkpoint.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 1 -m ddptrain.lessons.restart
+    torchrun --standalone --nproc-per-node 2 --max-restarts 1 restart.py
 
 torchrun restarts nothing by default: --max-restarts is 0. It ends the workers that are left, because a group without
 one of its ranks is not usable, and starts all of them again, each as a new process with nothing in memory. What must
-survive is on disk. --standalone is a c10d rendezvous of one node, with a free port and an id of its own.
+survive is on disk, also if a rank is killed while it writes. --standalone is a c10d rendezvous of one node, with a free
+port and an id of its own.
 """
 
+import io
 import os
 import signal
 import tempfile
-import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,10 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from ddprun.distributed.topology import Ranks
-from ddprun.errors import UsageError
-
-STEPS, KILLED_AFTER = 10, 5
+STEPS, KILLED_AT = 10, 6
 
 
 def main() -> None:
@@ -35,16 +33,15 @@ def main() -> None:
     step, weight = load(file, rank)
     if rank == 0:
         print(f"start {restarts + 1}: process {os.getpid()} is rank 0 of {world}, and continues after step {step}")
-    assert step == (KILLED_AFTER if restarts else 0), "a restarted worker continues where the checkpoint was saved"
+    assert step == (KILLED_AT - 1 if restarts else 0), "a restarted worker continues where the checkpoint was saved"
     while step < STEPS:
         gradient = torch.tensor(float(rank + 1))
         dist.all_reduce(gradient)
         step, weight = step + 1, weight + gradient
-        save(file, rank, step, weight)
-        if step == KILLED_AFTER and restarts == 0 and rank == min(1, world - 1):
-            print(f"rank {rank} is killed after step {step}", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+        save(file, rank, step, weight, is_killed=restarts == 0 and step == KILLED_AT)
+        assert torch.load(file, weights_only=True)[0] == step, "a rank went on before the checkpoint was written"
     assert weight.item() == STEPS * world * (world + 1) / 2, "the same end as without the failure"
+    dist.barrier()  # until then, a rank may still read the checkpoint
     dist.destroy_process_group()
     if rank == 0:
         file.unlink()
@@ -72,23 +69,21 @@ def load(file: Path, rank: int) -> tuple[int, torch.Tensor]:
     return int(state[0]), state[1]
 
 
-def save(file: Path, rank: int, step: int, weight: torch.Tensor) -> None:
-    """Write the checkpoint on rank 0, and let no rank go on before it is written."""
+def save(file: Path, rank: int, step: int, weight: torch.Tensor, *, is_killed: bool) -> None:
+    """Write the checkpoint on rank 0, which may be killed meanwhile, and let no rank go on before it is written."""
     if rank == 0:
+        content = io.BytesIO()
+        torch.save(torch.stack([torch.tensor(float(step)), weight]), content)
         part = file.with_suffix(".part")
-        torch.save(torch.stack([torch.tensor(float(step)), weight]), part)
+        with part.open("wb") as opened:
+            opened.write(content.getvalue()[:100])
+            if is_killed:
+                opened.flush()
+                print(f"rank 0 is killed while it writes the checkpoint of step {step}", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            opened.write(content.getvalue()[100:])
         part.rename(file)  # a reader sees the whole file or none
     dist.barrier()
-
-
-def launch(ranks: Ranks) -> int:
-    """Start the workers by torchrun's agent. It can restart one node; several nodes are the operator's task."""
-    from ddptrain.lessons.agent import torchrun
-
-    if ranks.nnodes > 1:
-        raise UsageError(f"the lesson restart runs on one node, not on {ranks.nnodes}", next_step="set NNODES to 1")
-    standalone = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={uuid.uuid4()}"]
-    return torchrun([*standalone, f"--nproc-per-node={ranks.nproc_per_node}", "--max-restarts=1"], main)
 
 
 if __name__ == "__main__":

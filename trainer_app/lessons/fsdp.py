@@ -1,17 +1,18 @@
 """FSDP: data parallelism in which every rank holds only a part of the weights, gradients and optimizer state.
 
-    torchrun --nproc-per-node 4 -m ddptrain.lessons.fsdp
+    torchrun --nproc-per-node 4 fsdp.py
 
-Before a layer computes, its weights are gathered from all ranks, and dropped again after it. In backward, gradients are
-averaged and divided in one exchange (reduce_scatter), so that every rank updates its part of the weights. The result
-is that of one process. torch.distributed.checkpoint writes the parts, one file per rank, and loads them into any number
-of ranks.
+Before a layer computes, its weights are gathered from all ranks, and dropped again after it, so that a rank holds at
+most one whole layer. In backward, gradients are averaged and divided in one exchange (reduce_scatter), so that every
+rank updates its part of the weights. The result is that of one process. torch.distributed.checkpoint writes the parts,
+one file per rank, and loads them into any number of ranks. It needs NumPy, which PyTorch does not install.
 """
 
 import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -35,17 +36,20 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank, world = dist.get_rank(), dist.get_world_size()
     model, optimizer = sharded()
+    dropped: list[bool] = []  # when the second layer begins, are the weights of the first divided again?
+    model[1].register_forward_hook(lambda *_: dropped.append(isinstance(model[0].weight, DTensor)))
     control = network()
     of_control = torch.optim.AdamW(control.parameters(), lr=0.01)
     for step in range(STEPS):
         train(control, of_control, *batch(step))  # the control: one process with the whole batch
         train(model, optimizer, *(tensor.chunk(world)[rank] for tensor in batch(step)))
     compare(model, control)
-    held = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
-    numbers = [0] * world
-    dist.all_gather_object(numbers, held)
+    assert all(dropped), "the weights of the first layer were kept while the others computed"
+    held = [torch.empty(1, dtype=torch.int64) for _ in range(world)]
+    mine = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
+    dist.all_gather(held, torch.tensor([mine]))
     if rank == 0:
-        total = sum(p.numel() for p in control.parameters())
+        numbers, total = torch.cat(held).tolist(), sum(p.numel() for p in control.parameters())
         print(f"{STEPS} steps with {world} ranks equal those of one process; weights per rank {numbers} of {total}")
     with shared_folder(rank) as folder:
         resume(model, optimizer, control, of_control, folder)
@@ -107,19 +111,23 @@ def resume(
     train(control, of_control, *batch(STEPS))
     train(again, of_again, *(tensor.chunk(world)[rank] for tensor in batch(STEPS)))
     compare(again, control)
+    time.sleep(0.2 if rank else 0)  # ranks that are late: until they have read the files, rank 0 must not delete them
+    files = len(list(folder.glob("*.distcp")))
+    assert files == world, "the folder was deleted while a rank still needed it"
     if rank == 0:
-        print(f"saved in {len(list(folder.glob('*.distcp')))} files, loaded, and one more step: still equal")
+        print(f"saved in {files} files, loaded, and one more step: still equal")
 
 
 @contextlib.contextmanager
 def shared_folder(rank: int) -> Iterator[Path]:
     """Provide an empty folder that all ranks see: on the job's volume, or on this machine."""
-    made = [tempfile.mkdtemp(prefix="lesson-", dir=os.environ.get("DDPJOB_CHECKPOINT_DIR")) if rank == 0 else ""]
-    dist.broadcast_object_list(made, src=0)
-    yield Path(made[0])
+    moment = torch.tensor(time.time_ns())
+    dist.broadcast(moment, src=0)
+    folder = Path(os.environ.get("DDPJOB_CHECKPOINT_DIR") or tempfile.gettempdir()) / f"lesson-{moment.item()}"
+    yield folder
     dist.barrier()
     if rank == 0:
-        shutil.rmtree(made[0])
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

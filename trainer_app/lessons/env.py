@@ -1,17 +1,23 @@
 """The variables that torchrun sets for every worker, and how they follow from one another.
 
-    torchrun --nproc-per-node 2 -m ddptrain.lessons.env
+    torchrun --nproc-per-node 2 env.py
 
 A node is a machine or a pod. A worker is one process of the training, and all of them are the worker group. The workers
 of one node are its local worker group. docs/torch-distributed/glossary.md explains each word and variable.
 """
 
+import json
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
-from ddprun.distributed.topology import WORKER_VARIABLES, Ranks
+WORKER_VARIABLES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -19,14 +25,21 @@ def main() -> None:
     numbers = {name: int(value) for name, value in variables.items() if value.isdecimal()}
     of_one_worker(numbers)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    workers: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(workers, variables)
+    workers = of_all_ranks(variables)
     assert dist.get_rank() == numbers["RANK"]
     assert dist.get_world_size() == numbers["WORLD_SIZE"]
     of_all_workers(workers, numbers)
     if dist.get_rank() == 0:
         print(table(workers), flush=True)
     dist.destroy_process_group()
+
+
+def of_all_ranks(variables: dict[str, str]) -> list[dict[str, str]]:
+    """Return the variables of each rank: as bytes in tensors, because all_gather_object needs NumPy."""
+    mine = torch.frombuffer(bytearray(json.dumps(variables).encode().ljust(2000)), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return [json.loads(bytes(content.tolist())) for content in every]
 
 
 def of_one_worker(v: dict[str, int]) -> None:
@@ -57,13 +70,6 @@ def table(workers: list[dict[str, str]]) -> str:
         values = "".join(f"  {worker[name]:<{width}}" for worker, width in zip(workers, widths[1:], strict=True))
         rows.append(name.ljust(first) + values)
     return "\n".join(row.rstrip() for row in rows)
-
-
-def launch(ranks: Ranks) -> int:
-    """Start the workers of this node by torchrun's agent, which sets the variables."""
-    from ddptrain.lessons.agent import flags_of, torchrun
-
-    return torchrun(flags_of(ranks), main)
 
 
 if __name__ == "__main__":
