@@ -36,7 +36,7 @@ def test_debugger_starts_a_program_with_arguments_that_it_accepts(configuration:
         return
     assert configuration["subProcess"], "the ranks are child processes of torchrun"
     flags = get_args_parser().parse_args(configuration["args"])
-    assert flags.module and find_spec(flags.training_script)
+    assert find_spec(flags.training_script) if flags.module else (ROOT / flags.training_script).is_file()
     if flags.training_script == "ddptrain":
         check_ddptrain(flags.training_script_args)
 
