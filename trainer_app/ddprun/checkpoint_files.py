@@ -255,7 +255,7 @@ def read_newest(root: Path, *, run: int | None = None, step: int | None = None) 
         raise DataMissing(
             f"no valid checkpoint{which and ' of ' + which} in {root}",
             hint="a checkpoint directory holds run-000001, run-000002 and so on",
-            next_step=f"`ddptrain ckpt verify --checkpoint-dir {root}` lists its checkpoints",
+            next_step="name the directory of a training that has saved one",
         )
     return found
 
@@ -334,7 +334,7 @@ class Checkpoints:
             raise VolumeError(
                 f"cannot read {error.filename or self.root}: {error.strerror or error}",
                 hint="the volume fails, or the files belong to another user; no older checkpoint can be read either",
-                next_step="check the volume and the files' owner; `ddptrain ckpt verify` reads every checkpoint",
+                next_step="check the volume, and owner and mode of the files",
             ) from error
         self.last = found[0] if found else None
         return found

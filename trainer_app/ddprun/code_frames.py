@@ -23,11 +23,17 @@ def innermost_frame(frames: Iterable[tuple[str, int]]) -> str | None:
     begins = max((index for index, (file, _) in enumerate(known) if file == STARTS_RANKS), default=0)
     known = known[begins:]
     ours = [frame for frame in known if _RUNTIME in frame[0].parents]
-    others = [(file, line) for file, line in known if _RUNTIME not in file.parents and not _is_of_library(file)]
+    others = [(file, line) for file, line in known if is_of_program(str(file))]
     root = _root(others[0][0]) if others else None
     own = [(file, line) for file, line in others if root in file.parents and not _is_installed(file, root)]
     found = own or ours or known
     return f"{found[-1][0].name}:{found[-1][1]}" if found else None
+
+
+def is_of_program(file: str) -> bool:
+    """Return whether code of this file is neither ours nor of Python's library."""
+    path = Path(file)
+    return not file.startswith("<") and _RUNTIME not in path.parents and not _is_of_library(path)
 
 
 def _is_of_library(file: Path) -> bool:

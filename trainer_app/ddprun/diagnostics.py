@@ -141,10 +141,32 @@ def _inductor_not_imported() -> Iterator[None]:
             del vars(torch)["_inductor"]
 
 
+def collective_of(stacks: str) -> str:
+    """Return what the training thread of a script waits in, by its stack; empty if it works by itself.
+
+    In a backward pass a rank waits for the gradients of its peers, which only C++ knows, so that is taken for waiting.
+    """
+    for frames in _training_threads(stacks):
+        for file, name in ((m["file"], m["name"]) for m in frames):
+            if "/torch/distributed/" in file and not name.startswith(("wrapper", "_")):
+                return name
+            if "/torch/autograd/" in file:
+                return "backward"
+            if "/torch/" not in file:
+                break  # the program's own code, or what it calls
+    return ""
+
+
 def training_frame(stacks: str) -> str | None:
     """Return ``file.py:line`` of the program's innermost frame in the training thread of a faulthandler dump."""
-    for thread in stacks.split("\n\n"):
-        frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(thread)]
-        if any(Path(file) == STARTS_RANKS for file, _ in frames):
-            return innermost_frame(reversed(frames))
+    for frames in _training_threads(stacks):
+        return innermost_frame((m["file"], int(m["line"])) for m in reversed(frames))
     return None
+
+
+def _training_threads(stacks: str) -> Iterator[list[re.Match[str]]]:
+    """Yield the frames, the innermost first, of the thread in which the launcher's code has started the rank."""
+    for thread in stacks.split("\n\n"):
+        frames = list(_FRAME.finditer(thread))
+        if any(Path(m["file"]) == STARTS_RANKS for m in frames):
+            yield frames

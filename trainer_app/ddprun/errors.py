@@ -195,7 +195,7 @@ def classify(error: BaseException) -> BaseException:
         return PeerLost(
             f"a peer was lost: {reason}",
             hint="another rank failed first; its report has the cause",
-            next_step="`ddptrain why DIR`, with the checkpoint or log directory, names that rank",
+            next_step="`ddprun --why DIR`, with the checkpoint or log directory, names that rank",
         )
     if distributed and _TIMED_OUT.search(first_line):
         return Hang(
@@ -232,7 +232,7 @@ def nccl_error(text: str) -> TrainerError | None:
         return PeerLost(
             f"a peer was lost: {last}",
             hint="another rank failed first, and its report has the cause; or the network between the nodes failed",
-            next_step="`ddptrain why DIR`, with the checkpoint or log directory, names that rank",
+            next_step="`ddprun --why DIR`, with the checkpoint or log directory, names that rank",
         )
     return None
 
@@ -252,7 +252,7 @@ def cuda_error(message: str) -> DeviceError | GPUOutOfMemory:
         return GPUOutOfMemory(
             message[:300],
             hint="a step needs more memory than the GPU has, or another process uses the GPU (see `nvidia-smi`)",
-            next_step="use a smaller --batch-size, a larger --accum or --bf16 on, each with a new --checkpoint-dir; "
+            next_step="use a smaller batch, more micro-batches per step or bfloat16, with a new checkpoint directory; "
             "PYTORCH_ALLOC_CONF=expandable_segments:True makes fragmented memory usable",
         )
     if _DRIVER.search(message):

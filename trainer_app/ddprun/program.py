@@ -25,8 +25,16 @@ class RankProcess:
 class Program(Protocol):
     """A trainer. Its instances are pickled for ``--how spawn``, so the class is defined at the top of a module."""
 
-    def preload(self) -> None:
-        """In the launcher, before it forks: import everything that a rank needs, and nothing that computes."""
+    @property
+    def sends_an_ending(self) -> bool:
+        """Whether each rank sends its ending and reads the others' announcements; a user's script may do neither."""
+
+    def preload(self) -> str:
+        """In the launcher, before it forks: import everything that a rank needs, and nothing that computes.
+
+        Returns:
+            why the ranks must not be forked, but have interpreters of their own; empty if they may be forked.
+        """
 
     def run(self, rank: RankProcess) -> int:
         """In the rank: train, send the ending to the launcher, and return the exit code."""

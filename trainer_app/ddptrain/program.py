@@ -20,9 +20,12 @@ class Trainer:
     config: Config
     job: Job
 
-    def preload(self) -> None:
+    sends_an_ending = True
+
+    def preload(self) -> str:
         """Import torch and all modules of the training."""
         preload(ddp=self.config.sync == "ddp")
+        return ""
 
     def run(self, rank: RankProcess) -> int:
         """Run the job on one rank and return its exit code."""

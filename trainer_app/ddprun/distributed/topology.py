@@ -165,7 +165,7 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
         raise UsageError(
             f"{missing} is not set, but {'RANK' if missing == 'WORLD_SIZE' else 'WORLD_SIZE'} is",
             hint="a rank needs both: its own number and the number of ranks",
-            next_step=f"set {missing}, or unset both and let `ddptrain launch` set them",
+            next_step=f"set {missing}, or unset both and let a launcher set them",
         )
     world = _number(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
     rank = _number(env, "RANK", 0, 0, MAX_RANKS)

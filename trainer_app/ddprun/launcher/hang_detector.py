@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddprun.diagnostics import DUMP_SIGNAL, training_frame
+from ddprun.diagnostics import DUMP_SIGNAL, collective_of, training_frame
 from ddprun.errors import Hang
 from ddprun.heartbeat import StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
@@ -99,7 +99,7 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     error = Hang(
         f"{message}; {waiting}" if waiting else message,
         hint=hint,
-        next_step="`ddptrain why DIR`, with the checkpoint or log directory, shows every rank; "
+        next_step="`ddprun --why DIR`, with the checkpoint or log directory, shows every rank; "
         "raise --hang-timeout for work that takes longer",
     )
     error.cause = "own" if hung or all_ranks else "peer"
@@ -155,7 +155,8 @@ class HangDetector:
             (record, process), (stacks, _) = before[worker.rank], worker.diagnostics.dumps()
             snapshots.append(
                 RankSnapshot(
-                    worker.rank, self._node_rank, record.step, record.phase, record.collective, record.collectives,
+                    worker.rank, self._node_rank, record.step, record.phase,
+                    record.collective or ("" if worker.sends_an_ending else collective_of(stacks)), record.collectives,
                     quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
                     where=training_frame(stacks),
                 )

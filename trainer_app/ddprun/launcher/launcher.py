@@ -82,8 +82,9 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if options.log_dir:
         make_directory("--log-dir", options.log_dir)
     signals = SignalQueue()
-    if options.how == "prefork":
-        options.program.preload()
+    if options.how == "prefork" and (reason := options.program.preload()):
+        LogPrinter(settings.log_format).launcher_line(f"each rank starts in an interpreter of its own: {reason}")
+        options = replace(options, how="spawn")
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
@@ -270,7 +271,8 @@ class Supervisor:
                     pass
                 if processes.report_of(worker)["code"] != 0:  # exit code 0 without a report is a failure too
                     self._report_early(worker)
-                    self._end_within(_PEER_GRACE)
+                    if self.stop_signal is None or self.options.program.sends_an_ending:
+                        self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
 
     def _report_early(self, worker: WorkerProcess) -> None:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
@@ -317,7 +319,7 @@ class Supervisor:
         report = self._with_oom_kill(report)
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         unannounced = processes.failed_silently(report, self._workers) or self._hang
-        if several_nodes and cause == "own" and unannounced:
+        if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
 
             def announce() -> None:  # in a child process, because it starts threads and imports torch
                 from ddprun.distributed.rendezvous import announce_killed
@@ -346,5 +348,5 @@ class Supervisor:
             "kind": "OOMKilled",
             "message": f"rank {report['rank']} was killed by SIGKILL: the container's memory limit was reached",
             "hint": None,
-            "next": "raise the memory limit, or lower --batch-size or the ranks per node",
+            "next": "raise the memory limit, or lower the batch size or the ranks per node",
         }

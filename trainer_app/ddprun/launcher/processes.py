@@ -71,6 +71,7 @@ class WorkerProcess:
     output: int
     reports: int
     diagnostics: Diagnostics
+    sends_an_ending: bool = True  # see ``Program``
     log: BinaryIO | None = None
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
@@ -140,7 +141,7 @@ def start(program: Program, ranks: Ranks, *, how: str, log_dir: str) -> WorkerPr
     for descriptor in (output, reports):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
-    return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, log, process)
+    return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, program.sends_an_ending, log, process)
 
 
 def run_spawned() -> NoReturn:
@@ -239,13 +240,13 @@ def root_cause(
         stop_signal: the first signal that was passed on to the ranks.
         hang: the report of a hang that was detected.
     """
-    reports = [(worker, report_of(worker)) for worker in workers]
+    reports = [(worker, _after_stop(report_of(worker), stop_signal)) for worker in workers]
     failed = [(worker, report) for worker, report in reports if report["code"] != 0]
     unforced = [(worker, report) for worker, report in failed if not worker.killed_by_us]
     if hang and (hang["cause"] == "own" or not unforced):
         cause = hang
     elif not failed:
-        return reports[0][1]
+        return _after_stop(reports[0][1], stop_signal, all_ended=not workers[0].sends_an_ending)
     elif not unforced and stop_signal is not None:
         name = signal.Signals(stop_signal).name
         message = f"{name} was passed on, but no rank ended within the grace: killed, and nothing was saved"
@@ -253,9 +254,36 @@ def root_cause(
         return termination.failure(stopped, rank=failed[0][1]["rank"], progress=failed[0][1])
     else:
         cause = min(unforced or failed, key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))[1]
+        if cause.get("cause") == "peer" and (left := _left_early(workers)):
+            cause = left
     if cause.get("checkpoint") is None:  # only rank 0 knows it
         cause["checkpoint"] = next((r["checkpoint"] for _, r in reports if r.get("checkpoint")), None)
     return cause
+
+
+def _after_stop(report: Report, stop_signal: int | None, *, all_ended: bool = False) -> Report:
+    """Return the report of a rank that a stop signal has ended as that of a stop, and not of a failure.
+
+    Args:
+        all_ended: all ranks ended with exit code 0, and it is not known whether that was the end of the training.
+    """
+    if stop_signal is None or not (all_ended or report.get("signal") == stop_signal):
+        return report
+    name = signal.Signals(stop_signal).name
+    message = f"{name} was passed on, and all ranks ended with exit code 0" if all_ended else f"{name} ended the rank"
+    return termination.failure(Stopped(message, saved=False), rank=report["rank"], progress=report)
+
+
+def _left_early(workers: Sequence[WorkerProcess]) -> Report | None:
+    """Return the report of a script's rank that ended with exit code 0 while another lost a peer; None for none."""
+    early = [w for w in workers if not w.sends_an_ending and w.status == 0 and not sent_report(w)]
+    if not early:
+        return None
+    first = min(early, key=lambda worker: worker.ended)
+    last = first.diagnostics.last_heartbeat()
+    place = {"step": last.step, "phase": last.collective or last.phase}
+    error = exited_early(f"rank {first.rank} exited with code 0 and no report, and its peers lost it")
+    return termination.failure(error, rank=first.rank, progress=place)
 
 
 def result_of(worker: WorkerProcess) -> Json | None:
@@ -308,6 +336,8 @@ def report_of(worker: WorkerProcess) -> Report:
     message = f"rank {worker.rank} exited with code {code} and no report"
     if last_line := next((line for line in reversed(worker.tail) if line.strip()), b""):
         message += f"; its last line: {last_line.decode(errors='replace').strip()[:300]}"
+    if code == 0 and not worker.sends_an_ending:
+        return termination.done(f"rank {worker.rank} ended with exit code 0", rank=worker.rank)
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}

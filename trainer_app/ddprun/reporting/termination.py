@@ -29,7 +29,7 @@ _SHORT = 120  # bytes; some twenty such fields fit
 _SIGNAL_ADVICE: dict[int, tuple[str, str]] = {
     signal.SIGKILL: (
         "often the kernel's out-of-memory killer",
-        "look for `Out of memory` in the kernel's log (dmesg); if it is there, lower --batch-size",
+        "look for `Out of memory` in the kernel's log (dmesg); if it is there, lower the batch size",
     ),
     signal.SIGSEGV: ("an error in native code", "set PYTHONFAULTHANDLER=1 to print the stack of the next one"),
     signal.SIGABRT: ("a library aborted the process", "read the last lines of this rank's output, which say why"),

@@ -1,0 +1,266 @@
+"""``ddprun`` with scripts of users: how they run, and what is reported of their faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddprun.cli import node_of, parse, resolve
+from ddprun.diagnostics import collective_of
+from ddprun.errors import UsageError
+from ddprun.script import _SET_BEFORE_IMPORT
+from tests.processes import free_port
+from tests.trainer.runs import ForkServer, Run, wait_until
+
+pytestmark = pytest.mark.together
+
+STEPS = 8
+TRAINING = f"""
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+def fail(fault):
+    if fault == "raise":
+        raise ValueError("sample 17 has 3 channels, expected 1")
+    if fault == "exit":
+        sys.exit(3)
+    if fault == "leave":
+        os._exit(0)
+    if fault == "kill":
+        os.kill(os.getpid(), 9)
+    if fault == "hang":
+        time.sleep(1000)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, {STEPS} + 1):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    if len(sys.argv) > 2 and (step, rank) == (5, int(sys.argv[2])):
+        fail(sys.argv[1])
+print("rank", rank, "of", dist.get_world_size(), os.environ["TORCHELASTIC_RUN_ID"], __name__, sys.argv[1:])
+dist.destroy_process_group()
+"""
+WAITING = """
+import signal, sys, time
+import ddprun
+print("ready", flush=True)
+while not ddprun.should_stop():
+    time.sleep(0.05)
+if sys.argv[1:] == ["save"]:
+    ddprun.report(step=7, checkpoint="model.pt")
+"""
+
+
+def written(folder: Path, text: str = TRAINING) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(TRAINING.splitlines(), start=1) if text in line)
+
+
+def run(server: ForkServer, *argv: object, code: int = 0, **env: object) -> Run:
+    return server.run(*argv, code=code, env=env, module="ddprun")
+
+
+def test_plain_script_runs_with_the_variables_of_torchrun(ddptrain: ForkServer, tmp_path: Path) -> None:
+    done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path), "--lr", 3, PET_RDZV_ID="job-7")
+    for rank in (0, 1):
+        assert f"[rank {rank}] rank {rank} of 2 job-7 __main__ ['--lr', '3']\n" in done.output()
+    message = done.message()
+    assert (message["code"], message["outcome"], message["progress"]["step"]) == (0, "succeeded", STEPS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "kind", "said", "where"),
+    [
+        ("raise", 1, "ValueError", "sample 17 has 3 channels, expected 1", "raise ValueError"),
+        ("exit", 3, "SystemExit", "rank 1 called sys.exit(3)", "sys.exit(3)"),
+        ("leave", 1, "ExitedEarly", "rank 1 exited with code 0 and no report, and its peers lost it", ""),
+        ("kill", 137, "Killed", "rank 1 was killed by SIGKILL", ""),
+    ],
+)
+def test_rank_that_fails_is_named_and_not_its_peers(
+    ddptrain: ForkServer, tmp_path: Path, *, fault: str, code: int, kind: str, said: str, where: str
+) -> None:
+    message = run(ddptrain, "--nproc-per-node", 3, written(tmp_path), fault, 1, code=code).message()
+    assert (message["rank"], message["step"], message["cause"]) == (1, 5, "own")
+    assert (message["kind"], message["message"]) == (kind, said)
+    assert message["where"] == (f"train.py:{line_of(where)}" if where else None)
+
+
+def test_traceback_begins_in_the_script(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path)
+    failed = run(ddptrain, "--nproc-per-node", 2, script, "raise", 0, code=1)
+    lines = [line for line in failed.output().splitlines() if "Traceback" in line or "File" in line]
+    assert lines[0] == "[rank 0] Traceback (most recent call last):"
+    assert lines[1].startswith(f'[rank 0]   File "{script}", line ')
+    assert failed.output().splitlines()[-3].startswith("root cause: rank 0, exit code 1, ValueError: sample 17")
+
+
+def test_rank_that_hangs_is_named_and_not_those_that_wait_for_it(ddptrain: ForkServer, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    argv = ("--nproc-per-node", 3, "--hang-timeout", 5, "--log-dir", logs)
+    message = run(ddptrain, *argv, written(tmp_path), "hang", 2, code=76).message()
+    assert (message["rank"], message["step"], message["kind"]) == (2, 5, "Hang")
+    assert message["where"] == f"train.py:{line_of('time.sleep(1000)')}"
+    assert "rank 0 waits in all_reduce of step 5" in message["message"]
+    stacks = [(logs / "reports" / "local-0" / f"rank-{rank}.stacks.txt").read_text() for rank in range(3)]
+    assert all("train.py" in text for text in stacks)
+    assert "root cause: rank 2, exit code 76" in run(ddptrain, "--why", logs).output()
+
+
+def test_without_the_flag_no_pause_counts_as_a_hang() -> None:
+    assert resolve(parse(["train.py"], {}), {}).hang_timeout == 0
+    assert resolve(parse(["--hang-timeout", "60", "train.py"], {}), {}).hang_timeout == 60
+    assert resolve(parse(["train.py"], {}), {"DDPRUN_HANG_TIMEOUT": "30"}).hang_timeout == 30
+    with pytest.raises(UsageError, match="DDPRUN_HANG"):
+        resolve(parse(["train.py"], {}), {"DDPRUN_HANG": "30"})
+
+
+def test_two_nodes_meet_by_torchruns_variables(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path)
+    common = {"PET_NNODES": 2, "PET_NPROC_PER_NODE": 1, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": free_port()}
+    runs = [ddptrain.start(script, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
+    for node, started in enumerate(runs):
+        assert started.wait() == 0, started.output()
+        assert f"[rank {node}] rank {node} of 2 " in started.output()
+
+
+def test_ranks_of_a_module_and_of_an_executable(ddptrain: ForkServer, tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("import sys; print('module', __name__, sys.argv[1:])")
+    done = run(ddptrain, "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path, code=1)
+    assert "No module named 'mine'" in done.output()  # PYTHONPATH is read at the start of an interpreter, not of a fork
+    spawned = run(ddptrain, "--start", "spawn", "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path)
+    assert "[rank 1] module __main__ ['-x']" in spawned.output()
+    shell = ("--nproc-per-node", 2, "--no-python", "sh", "-c")
+    assert "[rank 1] 1 of 2" in run(ddptrain, *shell, "echo $RANK of $WORLD_SIZE").output()
+    failed = run(ddptrain, *shell, "sleep $RANK; test $RANK = 0 && exit 4", code=4).message()
+    assert (failed["rank"], failed["code"]) == (0, 4)
+
+
+def test_interpreter_ends_as_usual(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'handler ran')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('thread ended'))).start()\n"
+        "sys.exit(0)\n",
+    )
+    assert "[rank 0] thread ended\n[rank 0] handler ran\n" in run(ddptrain, script).output()
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_script_that_asks_saves_after_sigterm(ddptrain: ForkServer, tmp_path: Path, saves: bool) -> None:
+    arguments = ("--nproc-per-node", 2, written(tmp_path, WAITING), *(["save"] if saves else []))
+    started = ddptrain.start(*arguments, module="ddprun")
+    wait_until(lambda: started.output().count("ready") == 2, "both ranks")
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait() == 75, started.output()
+    message = started.message()
+    assert (message["outcome"], message["saved"]) == ("stopped", saves)
+
+
+def test_script_without_a_handler_ends_by_sigterm_and_that_is_no_failure(ddptrain: ForkServer, tmp_path: Path) -> None:
+    started = ddptrain.start(written(tmp_path, "import time\nprint('ready')\ntime.sleep(1000)\n"), module="ddprun")
+    wait_until(lambda: "ready" in started.output(), "the rank")
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait() == 75, started.output()
+    assert (started.message()["outcome"], started.message()["saved"]) == ("stopped", False)
+
+
+def test_script_that_reports_shows_its_progress(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import ddprun, time\n"
+        "ddprun.report(step=30, total_steps=90, loss=0.5, checkpoint='{0}/v1/model.pt')\ntime.sleep(1000)\n"
+    )
+    script = written(tmp_path, text.format(tmp_path))
+    started = ddptrain.start(script, env={"DDPJOB_CHECKPOINT_DIR": tmp_path}, module="ddprun")
+    progress = started.at_step(30)
+    assert (progress["totalSteps"], progress["loss"]) == (90, 0.5)
+    assert progress["checkpoint"] == {"step": 30, "path": "v1/model.pt"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rdzv-backend", "c10d"], "ddprun does not support --rdzv-backend"),
+        (["--rdzv-endpoint=host:29400"], "ddprun does not support --rdzv-endpoint"),
+        (["--logs-specs", "mine"], "ddprun does not support --logs-specs"),
+        (["--event_log_handler", "mine"], "ddprun does not support --event_log_handler"),
+        (["-t", "3"], "ddprun does not support -t"),
+        (["--nnodes", "1:4"], "ddprun does not support --nnodes 1:4"),
+        (["--nproc-per-nod", "2"], "ddprun has no flag --nproc-per-nod"),
+        (["--nproc-per-node", "many"], "--nproc-per-node=many is not a whole number"),
+    ],
+)
+def test_flag_that_is_not_supported_is_refused(flags: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        node_of(parse([*flags, "train.py"], {}), {})
+    assert refused.value.hint
+
+
+def test_flags_of_torchrun_give_the_place_and_win_over_variables() -> None:
+    env = {"PET_NNODES": "3", "PET_NODE_RANK": "1", "NPROC_PER_NODE": "4", "MASTER_ADDR": "a", "PET_STANDALONE": "0"}
+    flags = ["--nnodes=2:2", "--nproc_per_node", "8", "--master-addr", "b", "--rdzv_backend=static", "--run-path"]
+    ranks = node_of(parse([*flags, "train.py", "--nnodes", "9"], env), env)
+    assert (ranks.nnodes, ranks.node_rank, ranks.nproc_per_node, ranks.master_addr) == (2, 1, 8, "b")
+    alone = node_of(parse(["--standalone", "train.py"], {}), {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "a"})
+    assert (alone.nnodes, alone.node_rank, alone.master_addr) == (1, 0, "127.0.0.1")
+    with pytest.raises(UsageError, match="PET_RDZV_BACKEND=c10d"):
+        parse(["train.py"], {"PET_RDZV_BACKEND": "c10d", "PET_NNODES": "2"})
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('os.environ["OMP_NUM_THREADS"] = "4"', "OMP_NUM_THREADS"),
+        ("os.environ.setdefault('PYTORCH_ALLOC_CONF', 'x')", "PYTORCH_ALLOC_CONF"),
+        ('run = os.environ["TORCHELASTIC_RUN_ID"]', None),
+        ('if os.environ["OMP_NUM_THREADS"] == "4":', None),
+        ('os.environ["OMPI_RANK"] = "1"', None),
+    ],
+)
+def test_script_that_sets_variables_for_the_import_of_torch_is_recognised(line: str, name: str | None) -> None:
+    found = _SET_BEFORE_IMPORT.search(line)
+    assert (found and found[1]) == name
+
+
+def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
+    starts = str(Path(collective_of.__code__.co_filename).parent / "launcher" / "processes.py")
+
+    def dump(*frames: tuple[str, str]) -> str:
+        lines = [f'  File "{file}", line 1 in {name}' for file, name in (*frames, ("/a/train.py", "f"), (starts, "g"))]
+        return "\n".join(["Current thread 0x01 (most recent call first):", *lines])
+
+    distributed = ("/v/torch/distributed/distributed_c10d.py", "barrier")
+    assert collective_of(dump(distributed, ("/v/torch/distributed/c10d_logger.py", "wrapper"))) == "barrier"
+    assert collective_of(dump(("/v/torch/autograd/graph.py", "_engine_run_backward"))) == "backward"
+    assert collective_of(dump(("/usr/lib/python3.11/socket.py", "recv"), distributed)) == ""
+    assert collective_of(dump()) == ""
+
+
+def test_report_refuses_a_name_that_it_does_not_know() -> None:
+    import ddprun  # noqa: PLC0415
+
+    with pytest.raises(TypeError, match="no argument losss"):
+        ddprun.report(step=1, losss=1.0)
+    values: dict[str, Any] = json.loads('{"loss": 1.0}')
+    ddprun.report(step=1, **values)  # without a launcher it does nothing

@@ -1,0 +1,246 @@
+"""The command ``ddprun``: torchrun's flags and PET_* variables, for a script, a module or an executable."""
+
+import argparse
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddprun import __version__, fault_injection
+from ddprun.distributed import topology
+from ddprun.errors import TrainerError, UsageError
+from ddprun.flags import Parser, declare_settings, whole_number
+from ddprun.launcher import launcher
+from ddprun.launcher.node_reports import explain
+from ddprun.reporting import termination
+from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
+from ddprun.resources import available_cpus, visible_gpus
+from ddprun.script import Kind, Script
+from ddprun.settings import Settings, checked, fields_of
+from ddprun.signals import StopFlag
+
+_PREFIX = "DDPRUN_"
+_SETTINGS = ("checkpoint_dir", "hang_timeout", "stop_grace", "log_format", "chaos", "show_env")
+# A script may work for long without a step of its optimizer: only the user knows for how long.
+_DEFAULTS = {"hang_timeout": 0.0}
+_FROM_ENVIRONMENT = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir")
+_SWITCHES = ("standalone", "module", "no_python")
+# Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
+_NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf", "rdzv_id")
+_REFUSED = {
+    "rdzv_backend": "the nodes meet at --master-addr, and each has its --node-rank",
+    "rdzv_endpoint": "the nodes meet at --master-addr and --master-port, and each has its --node-rank",
+    "event_log_handler": "the termination report says how the ranks ended",
+    "redirects": "--log-dir writes the output of each rank to a file, too",
+    "tee": "--log-dir writes the output of each rank to a file, too",
+    "local_ranks_filter": "the output of each rank has its number before each line",
+    "logs_specs": "--log-dir writes the output of each rank to a file",
+    "numa_binding": "start each rank under numactl with --no-python",
+    "virtual_local_rank": "LOCAL_RANK is the number of the rank's GPU",
+    "local_addr": "the address of node 0 is --master-addr",
+    "signals_to_handle": "SIGTERM, SIGINT and SIGHUP are passed on to all ranks",
+    "shutdown_timeout": "--stop-grace is the time from SIGTERM to SIGKILL",
+    "duplicate_stdout_filters": "the output of each rank has its number before each line",
+    "duplicate_stderr_filters": "the output of each rank has its number before each line",
+}
+
+
+def run() -> NoReturn:
+    """Run ``ddprun`` as a program of its own, and end the process at once."""
+    code = main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch this node's ranks and return the node's exit code."""
+    escape_unencodable(sys.stdout, sys.stderr)
+    try:
+        arguments = parse(argv, os.environ)
+        if arguments.why:
+            return explain(Path(arguments.why), as_json=False)
+        never_fail_or_wait()
+        return _launch(arguments)
+    except TrainerError as error:
+        print(error.lines(), file=sys.stderr)
+        return _report_start(error)
+    except Exception as error:
+        traceback.print_exc()
+        return _report_start(error)
+
+
+def _report_start(error: Exception) -> int:
+    report = termination.failure(error, rank=None, progress={"phase": "start"})
+    termination.write(report, termination.destination())
+    return int(report["code"])
+
+
+def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namespace:
+    """Return the flags; those that are not given, from torchrun's PET_* variables.
+
+    Raises:
+        UsageError: a flag or value that ddprun does not support.
+    """
+    arguments = _parser().parse_args(argv)
+    for name in _FROM_ENVIRONMENT:
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, env.get("PET_" + name.upper()) or None)
+    for name in _SWITCHES:
+        if env.get("PET_" + name.upper(), "").lower() in ("1", "true", "yes", "on"):
+            setattr(arguments, name, True)
+    if not arguments.program and not arguments.why:
+        raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
+    backend = env.get("PET_RDZV_BACKEND", "static")
+    if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
+        _refuse("rdzv_backend", f"PET_RDZV_BACKEND={backend}")
+    return arguments
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        if values != "static":  # torchrun's default of --rdzv-backend
+            _refuse(self.dest, str(option_string))
+
+
+def _refuse(name: str, given: str) -> NoReturn:
+    raise UsageError(f"ddprun does not support {given}", hint=_REFUSED[name], next_step="leave it out, or use torchrun")
+
+
+def _names(name: str) -> list[str]:
+    return list(dict.fromkeys(("--" + name.replace("_", "-"), "--" + name)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="ddprun",
+        description="Start this node's ranks of a program, supervise them, and report the root cause of a failure.",
+        epilog="example:\n  ddprun --nproc-per-node 2 train.py --lr 0.1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ddprun {__version__}")
+    group = parser.add_argument_group(
+        "ranks, as of torchrun", "also PET_* variables and NNODES, NODE_RANK, …; flags win"
+    )
+    group.add_argument("--nnodes", metavar="N", help="number of nodes (default: 1)")
+    group.add_argument(
+        *_names("nproc_per_node"), metavar="N", help="ranks on this node: a number, cpu, gpu, or auto (default: 1)"
+    )
+    group.add_argument(*_names("node_rank"), metavar="N", help="number of this node, from 0 (default: 0)")
+    group.add_argument(*_names("master_addr"), metavar="HOST", help="name or address of node 0")
+    group.add_argument(
+        *_names("master_port"), metavar="PORT", help="port of rank 0 (default: 29500; a free one with a single node)"
+    )
+    group.add_argument("--standalone", action="store_true", help="a single node; its port is free")
+    group.add_argument(*_names("max_restarts"), metavar="N", help="restart failed ranks; only with a single node")
+    group.add_argument(*_names("log_dir"), metavar="DIR", help="also write each rank's output to a file there")
+    group.add_argument("-m", "--module", action="store_true", help="the program is a module, as of python -m")
+    group.add_argument(*_names("no_python"), action="store_true", help="the program is an executable")
+    for name in _NO_EFFECT:
+        switch = {"action": "store_true"} if name == "run_path" else {}
+        group.add_argument(*_names(name), help=argparse.SUPPRESS, **switch)  # type: ignore[arg-type]
+    for name in _REFUSED:
+        short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
+        group.add_argument(*short, *_names(name), action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+    own = parser.add_argument_group("supervision", "also environment variables DDPRUN_<NAME>; flags win")
+    own.add_argument(
+        "--start", choices=("prefork", "spawn"), default="prefork",
+        help="fork ranks after one import of torch, or start an interpreter for each (default: prefork)",
+    )  # fmt: skip
+    fields = fields_of(Settings)
+    declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
+    own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
+    parser.add_argument("program", nargs="?", metavar="script", help="the script, module or executable")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+    return parser
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    stop, settings = StopFlag.installed(), resolve(arguments, os.environ)
+    if settings.log_format == "json":
+        log_as_json(None, ("stderr",))
+    environment = topology.without_operator_rank(os.environ)
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        raise UsageError(
+            "RANK and WORLD_SIZE are set, but ddprun gives each process its rank itself",
+            hint="another launcher has started this command",
+            next_step="start ddprun once per node, or unset both",
+        )
+    ranks = node_of(arguments, os.environ)
+    fault_injection.check_rank(settings, ranks.world_size)
+    kind: Kind = "executable" if arguments.no_python else "module" if arguments.module else "script"
+    if kind == "script" and not Path(arguments.program).is_file():
+        raise UsageError(f"there is no script {arguments.program}", next_step="check the path; -m runs a module")
+    if ranks.nproc_per_node > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
+    program = Script(kind, arguments.program, tuple(arguments.arguments), settings)
+    restarts = whole_number(0)(str(arguments.max_restarts or 0))
+    options = launcher.LaunchOptions(program, arguments.start, arguments.log_dir or "", restarts, fixed_port=True)
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts)
+    ending = launcher.launch(settings, ranks, stop, options)
+    finish_output(stopped=ending.report.get("outcome") == "stopped")
+    return ending.code
+
+
+def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
+    """Return the settings from defaults, variables and flags.
+
+    Raises:
+        UsageError: an unknown DDPRUN_* variable, or an invalid value.
+    """
+    fields = {name: field for name, field in fields_of(Settings).items() if name in _SETTINGS}
+    given: dict[str, Any] = dict(_DEFAULTS)
+    known = {_PREFIX + name.upper(): name for name in fields}
+    if unknown := sorted(key for key in env if key.startswith(_PREFIX) and key not in known):
+        raise UsageError(f"unknown environment variable {unknown[0]}", next_step="`ddprun --help` lists the settings")
+    origins = {field.metadata["env"]: name for name, field in fields.items() if field.metadata["env"]} | known
+    for key, name in origins.items():
+        if env.get(key):
+            given[name] = checked(fields[name], env[key], key)
+    for name, field in fields.items():
+        if (value := getattr(arguments, name)) is not None:
+            given[name] = checked(field, value, "--" + name.replace("_", "-"))
+    return dataclasses.replace(Settings(), **given)
+
+
+def node_of(arguments: argparse.Namespace, env: Mapping[str, str]) -> topology.Ranks:
+    """Return this node's place; on a single node with a free port, unless the user chose one.
+
+    Raises:
+        UsageError: an impossible or an elastic number of nodes, or ranks on GPUs that are not there.
+    """
+    given = {name: getattr(arguments, name) for name in ("nnodes", "node_rank", "master_addr", "master_port")}
+    if given["nnodes"] and ":" in given["nnodes"]:
+        low, _, high = given["nnodes"].partition(":")
+        if low != high:
+            raise UsageError(
+                f"ddprun does not support --nnodes {given['nnodes']}",
+                hint="the number of nodes is fixed; the operator restarts all of them",
+                next_step=f"give one number, such as --nnodes {high}",
+            )
+        given["nnodes"] = low
+    if arguments.standalone:
+        given |= {"nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": None}
+        env = {key: value for key, value in env.items() if key not in ("NNODES", "NODE_RANK", "MASTER_PORT")}
+    ranks = topology.from_node_environment(env, **given, nproc_per_node=_ranks_here(arguments.nproc_per_node))
+    if ranks.nnodes > 1 or given["master_port"] or env.get("MASTER_PORT"):
+        return ranks
+    # Not held by a socket, as for a trainer that gets the socket: rank 0 of a script opens the port itself.
+    return dataclasses.replace(ranks, master_port=topology.free_port())
+
+
+def _ranks_here(given: str | None) -> str | None:
+    """Return the number of ranks for torchrun's words ``gpu``, ``cpu`` and ``auto``; another value unchanged."""
+    if given not in ("gpu", "cpu", "auto"):
+        return given
+    gpus = visible_gpus()
+    if given == "gpu" and not gpus:
+        raise UsageError("--nproc-per-node gpu, but there is no GPU", next_step="use cpu, auto or a number")
+    return str(gpus if gpus and given != "cpu" else max(1, int(available_cpus())))

@@ -1,0 +1,264 @@
+"""A user's program as the launcher runs it: a script, a module, or any executable. Not a line of it has to change.
+
+A script runs in the rank's own process, by ``runpy``. So its exception, with file and line, is in the report, and each
+step of its first optimizer is a heartbeat. ``ddprun.report`` and ``ddprun.should_stop`` are optional.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import math
+import os
+import random
+import re
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Literal
+
+from ddprun import fault_injection, script_interface
+from ddprun.code_frames import is_of_program
+from ddprun.diagnostics import DUMP_SIGNAL
+from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
+from ddprun.files import dumps_json
+from ddprun.heartbeat import Heartbeat
+from ddprun.program import RankProcess
+from ddprun.reporting import termination
+from ddprun.reporting.progress import Progress
+from ddprun.reporting.termination import Ending
+from ddprun.resources import uncollected_imports
+from ddprun.settings import Settings
+from ddprun.signals import STOP_SIGNALS, stop_signals
+
+# Libraries read these when they are imported, so a script that sets them must import torch itself.
+_SET_BEFORE_IMPORT = re.compile(
+    r"""environ(?:\[|\.setdefault\()\s*['"]((?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH)_\w*)['"](?:\s*\]\s*=(?!=)|\s*,)"""
+)
+_OPTIMIZERS = "torch.optim.optimizer"
+Kind = Literal["script", "module", "executable"]
+
+
+@dataclass(frozen=True)
+class Script:
+    """The program whose ranks run what the user named.
+
+    Attributes:
+        kind: ``target`` is the path of a script, the name of a module, or an executable that is not Python.
+    """
+
+    kind: Kind
+    target: str
+    arguments: tuple[str, ...]
+    settings: Settings
+
+    sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
+
+    def preload(self) -> str:
+        """Import torch, and nothing of the user. Returns why the ranks must not be forked; empty if they may."""
+        if self.kind == "executable":
+            return ""  # a fork becomes the program; there is nothing to import
+        with contextlib.suppress(OSError):
+            if self.kind == "script" and (found := _SET_BEFORE_IMPORT.search(Path(self.target).read_text())):
+                return f"{self.target} sets variables that torch reads when it is imported ({found[1]})"
+        with uncollected_imports(), contextlib.suppress(ImportError):  # the script says so, if it needs it
+            importlib.import_module("torch")
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
+            return f"the import of torch has started {threads - 1} thread(s), which a fork would not have"
+        return ""
+
+    def run(self, rank: RankProcess) -> int:
+        """Run the program on one rank and return its exit code."""
+        _restore_process()
+        os.environ |= torchrun_environment(rank, os.environ)
+        if self.settings.show_env:
+            print(
+                "environment:", *(f"{name}={os.environ[name]}" for name in torchrun_environment(rank, {})), flush=True
+            )
+        command = [self.target, *self.arguments]
+        if self.kind == "executable":
+            try:
+                os.execvp(command[0], command)  # noqa: S606 - what the user asks for
+            except OSError as error:
+                raise UsageError(f"cannot start {self.target}: {error.strerror}", next_step="check its path") from error
+        faulthandler.register(DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
+        ending = _Run(self, rank).run()
+        with os.fdopen(rank.reports, "wb") as pipe:
+            pipe.write(dumps_json(asdict(ending)).encode())
+        return ending.code
+
+
+class _Run:
+    """One run of a script or module in this process."""
+
+    def __init__(self, script: Script, rank: RankProcess) -> None:
+        self._script, self._ranks = script, rank.ranks
+        self._progress = Progress(rank.ranks.world_size, "")
+        fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ)
+        self._heartbeat = Heartbeat(rank.diagnostics.memory(), fault)
+        self._heartbeat.mark("start", limit=math.inf)  # nothing is known about a script before its first step
+        script_interface.begin(self._progress, self._heartbeat)
+        port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
+        if rank.ranks.is_zero and port.isdecimal():
+            try:
+                self._progress.serve(int(port))
+            except (OSError, OverflowError) as error:
+                print(f"warning: no progress on port {port}: {error}", file=sys.stderr, flush=True)
+        after_import(_OPTIMIZERS, self._count_steps)
+
+    def run(self) -> Ending:
+        """Run it, and all that an interpreter does at its end. Never raises."""
+        try:
+            with contextlib.suppress(_Success):
+                self._call()
+            self._heartbeat.mark("close", limit=math.inf)
+        except BaseException as error:
+            return self._failure(error)
+        finally:
+            _end_interpreter()
+        if script_interface.stop_was_asked():
+            saved = script_interface.saved_after_stop()
+            stopped = Stopped("stopped by a signal" + ("" if saved else ", unsaved"), saved=saved)
+            return Ending(termination.failure(stopped, rank=self._ranks.rank, progress=self._place()))
+        message = f"{self._script.target} finished"
+        return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
+
+    def _call(self) -> None:
+        script = self._script
+        sys.argv = [script.target, *script.arguments]
+        try:
+            if script.kind == "module":
+                sys.path.insert(0, str(Path.cwd()))
+                runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(script.target).resolve().parent))
+                runpy.run_path(str(Path(script.target).absolute()), run_name="__main__")
+        except SystemExit as leaving:
+            if leaving.code in (None, 0):
+                raise _Success from None
+            raise
+
+    def _failure(self, error: BaseException) -> Ending:
+        if isinstance(error, SystemExit):
+            return Ending(self._exit_report(error))
+        if isinstance(error, KeyboardInterrupt):
+            error = Stopped("stopped by SIGINT", saved=False)
+        typed = classify(error)
+        if (typed is error and isinstance(typed, TrainerError)) or isinstance(typed, PeerLost):
+            print(typed.lines(), file=sys.stderr, flush=True)
+        else:
+            traceback.print_exception(type(error), error, _of_program(error.__traceback__))
+        error.__traceback__ = _of_program(error.__traceback__)
+        return Ending(termination.failure(error, rank=self._ranks.rank, progress=self._place()))
+
+    def _exit_report(self, leaving: SystemExit) -> termination.Report:
+        """Return the report of ``sys.exit`` with a number that is not 0, or with a text."""
+        number = leaving.code if isinstance(leaving.code, int) else 1
+        if not isinstance(leaving.code, int):
+            print(leaving.code, file=sys.stderr, flush=True)
+        leaving.__traceback__ = _of_program(leaving.__traceback__)
+        report = termination.failure(leaving, rank=self._ranks.rank, progress=self._place())
+        report.pop("traceback", None)
+        message = f"rank {self._ranks.rank} called sys.exit({leaving.code!r})"
+        return report | {"code": number & 0xFF or 1, "message": message}
+
+    def _place(self) -> dict[str, Any]:
+        last = self._heartbeat.last
+        return self._progress.snapshot() | {"step": last.step, "phase": last.collective or last.phase}
+
+    def _count_steps(self, module: ModuleType) -> None:
+        """Make each step of the optimizer that steps first a heartbeat and a step of the progress."""
+        first: list[int] = []
+
+        def stepped(optimizer: object, _args: object, _kwargs: object) -> None:
+            if not first:
+                first.append(id(optimizer))
+            if id(optimizer) == first[0]:
+                script_interface.count_step()
+
+        module.register_optimizer_step_post_hook(stepped)
+
+
+class _Success(Exception):  # noqa: N818 - no error
+    """The script called ``sys.exit(0)``."""
+
+
+def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:
+    """Return the variables of torchrun's workers; libraries recognise a launcher by them."""
+    ranks = rank.ranks
+    run_id = env.get("PET_RDZV_ID") or f"{env.get('DDPJOB_UID') or 'none'}"
+    return ranks.environment() | {
+        "ROLE_RANK": str(ranks.rank), "ROLE_WORLD_SIZE": str(ranks.world_size), "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_MAX_RESTARTS": env.get("TORCHELASTIC_MAX_RESTARTS") or "0",
+        "TORCHELASTIC_RESTART_COUNT": env.get("TORCHELASTIC_RESTART_COUNT") or "0",
+    }  # fmt: skip
+
+
+def after_import(name: str, work: Callable[[ModuleType], None]) -> None:
+    """Call ``work`` with the module ``name``: now if it is imported, else as soon as the script imports it."""
+    if name in sys.modules:
+        work(sys.modules[name])
+        return
+    sys.meta_path.insert(0, _AfterImport(name, work))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds one module as Python does, and calls a function when it has been executed."""
+
+    def __init__(self, name: str, work: Callable[[ModuleType], None]) -> None:
+        self._name, self._work = name, work
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec that the other finders give, with a loader that calls the function."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute, work = spec.loader.exec_module, self._work
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                work(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _restore_process() -> None:
+    """Give the process what a new interpreter has, and a fork of the launcher has not."""
+    for number in stop_signals():  # not SIGHUP under nohup
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # the last line before a hang must arrive
+
+
+def _end_interpreter() -> None:
+    """Wait for threads and call exit handlers, which a forked process would leave out; as multiprocessing does."""
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of the launcher and of ``runpy`` that lead to the program."""
+    first = trace
+    while first is not None and not is_of_program(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or trace
