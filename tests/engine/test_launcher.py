@@ -19,6 +19,7 @@ LAUNCHED = [
     ["deepspeed", "train.py"],
     ["mpirun", "-np", "2", "python", "train.py"],
     ["ddptrain", "train"],
+    ["ddprun", "train.py"],
     ["python", "-m", "ddptrain", "train"],
     ["numactl", "--interleave=all", "torchrun", "train.py"],
     ["env", "OMP_NUM_THREADS=1", "torchrun", "train.py"],

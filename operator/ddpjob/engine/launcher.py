@@ -12,14 +12,14 @@ from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job
 
 LAUNCHERS = frozenset(
-    {"torchrun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
+    {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
 )
 """Programs that start several processes."""
 LAUNCHER_MODULES = frozenset(
     {
         *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher"),
         *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner"),
-        *("ddptrain", "lightning.fabric", "lightning_fabric.cli", "colossalai.cli"),
+        *("ddprun", "ddptrain", "lightning.fabric", "lightning_fabric.cli", "colossalai.cli"),
     }
 )
 """The same as modules of ``python -m``."""

@@ -253,12 +253,18 @@ def root_cause(
         stopped = Stopped(message, saved=False)
         return termination.failure(stopped, rank=failed[0][1]["rank"], progress=failed[0][1])
     else:
-        cause = min(unforced or failed, key=lambda pair: (pair[1].get("cause") == "peer", pair[0].ended))[1]
+        cause = min(unforced or failed, key=_precedence)[1]
         if cause.get("cause") == "peer" and (left := _left_early(workers)):
             cause = left
     if cause.get("checkpoint") is None:  # only rank 0 knows it
         cause["checkpoint"] = next((r["checkpoint"] for _, r in reports if r.get("checkpoint")), None)
     return cause
+
+
+def _precedence(pair: tuple[WorkerProcess, Report]) -> tuple[bool, bool, float]:
+    """Return the sort key of the root cause: an own failure, a stop for which a rank has saved, the earliest."""
+    worker, report = pair
+    return report.get("cause") == "peer", report.get("saved") is False, worker.ended
 
 
 def _after_stop(report: Report, stop_signal: int | None, *, all_ended: bool = False) -> Report:
