@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Page, Unavailable
@@ -73,6 +74,10 @@ class FaultyCluster(MemoryCluster):
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return await self._call(partial(super().get, resource, namespace, name), "get", resource, namespace, name)
+
+    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
+        act = partial(super().read_log, namespace, pod, container, lines=lines, limit=limit)
+        return await self._call(act, "get", names.PODS, namespace, f"{pod}/log")
 
     async def list(
         self,

@@ -112,7 +112,14 @@ class MemoryHttp:
                 uid, grace = (body.get("preconditions") or {}).get("uid"), body.get("gracePeriodSeconds")
                 return self._response(server.delete(resource, namespace, name[0], uid=uid, grace_seconds=grace))
             case _:
-                return self._response(server.get(resource, namespace, name[0]))
+                return self._get(resource, namespace, name, query)
+
+    def _get(self, resource: Resource, namespace: str, name: list[str], query: Any) -> web.Response:
+        server = self._cluster.server
+        if name[1:] != ["log"]:
+            return self._response(server.get(resource, namespace, name[0]))
+        lines, limit = int(query["tailLines"]), int(query["limitBytes"])
+        return web.Response(text=server.read_log(namespace, name[0], lines=lines, limit=limit))
 
     def _page(self, resource: Resource, namespace: str | None, selector: str | None, query: Any) -> Json:
         token, limit = query.get("continue"), int(query.get("limit") or 0)

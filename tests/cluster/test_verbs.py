@@ -21,6 +21,7 @@ from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
 from tests.faults import Fault, FaultProxy
+from tests.memory import MemoryCluster
 from tests.processes import free_port
 
 pytestmark = pytest.mark.apiserver
@@ -103,6 +104,15 @@ async def test_a_patch_changes_an_object(cluster: KubernetesCluster, namespace: 
     await cluster.create(names.PODS, namespace, a_pod())
     body = {"metadata": {"labels": {"colour": "blue"}}}
     assert (await cluster.patch(names.PODS, namespace, "pod", body))["metadata"]["labels"] == {"colour": "blue"}
+
+
+async def test_a_log_without_a_kubelet_is_empty_as_in_memory(cluster: KubernetesCluster, namespace: str) -> None:
+    memory = MemoryCluster()
+    for each, place in ((cluster, namespace), (memory, "default")):
+        await each.create(names.PODS, place, a_pod())
+        assert await each.read_log(place, "pod", "main", lines=5, limit=100) == ""
+        with pytest.raises(NotFound, match='pods "none" not found'):
+            await each.read_log(place, "none", "main", lines=5, limit=100)
 
 
 async def test_a_second_create_of_the_same_name_raises_already_exists(

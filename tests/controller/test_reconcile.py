@@ -14,6 +14,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.main import main
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.schema import SchemaMonitor
@@ -36,6 +37,7 @@ async def test_unexpected_error_logs_one_traceback_and_retries_with_backoff(
         executor=Executor(unreachable, cache, 1),
         poller=poller,
         claims=UnboundClaims(unreachable, queue.add),
+        pod_logs=PodLogs(unreachable, queue.add),
         events=EventSender(unreachable),
         metrics=metrics,
         schema=SchemaMonitor(),

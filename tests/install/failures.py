@@ -49,7 +49,8 @@ Without the right to read logs, the message names rank and exit code from torchr
 With `logTail: Omit`, only the type of the exception and its place are in the status.
 
 The operator does not set `TORCHELASTIC_ERROR_FILE`: torchrun replaces that file, and a termination log cannot be
-removed, so the message would be lost. With `@record` the traceback is in torchrun's block anyway.
+removed, so the message would be lost; with `@record` the traceback is in the block anyway
+([decision 28](decisions/0028-read-the-logs-of-failed-pods.md)).
 
 ## Table
 

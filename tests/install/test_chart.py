@@ -82,6 +82,7 @@ def test_chart_has_at_most_30_values_and_each_has_a_comment() -> None:
         ({"operator.clusterDomain": "under_score"}, "clusterDomain"),
         ({"operator.maxConcurrentReconciles": 0}, "maxConcurrentReconciles"),
         ({"operator.maxConcurrentRequests": 1.5}, "maxConcurrentRequests"),
+        ({"operator.readLogs": "no"}, "readLogs"),
         ({"resources.limit": {}}, "limit"),
         ({"nodeSelector": {"gpu": True}}, "nodeSelector"),
         ({"tolerations": {}}, "tolerations"),
@@ -154,11 +155,12 @@ def test_every_setting_reaches_the_operator_unchanged() -> None:
         "operator.logFormat": "text",
         "operator.maxConcurrentReconciles": 4,
         "operator.maxConcurrentRequests": 1000,
+        "operator.readLogs": False,
     }
     env = environment(**values)
     for name, value in values.items():
         key = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name.split(".")[1])
-        assert env.pop(f"DDPJOB_OPERATOR_{key}") == str(value)
+        assert env.pop(f"DDPJOB_OPERATOR_{key}") == (str(value).lower() if value is False else str(value))
     assert env == {"DDPJOB_OPERATOR_NAMESPACES": "", "DDPJOB_OPERATOR_HEALTH_PORT": "8080"}
 
 

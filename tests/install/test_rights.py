@@ -12,6 +12,7 @@ OPERATOR = {
     ("ddpjob.dev", "ddpjobs/status", "patch"),
     ("ddpjob.dev", "ddpjobs/finalizers", "update"),
     *(("", "pods", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
+    ("", "pods/log", "get"),
     *(("", "services", verb) for verb in ("create", "get", "list", "patch", "watch")),
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
     *(("", "events", verb) for verb in ("create", "list", "patch")),
@@ -46,7 +47,14 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(roles) == (2 if values else 1)
     for role in roles:
         assert triples(role) == OPERATOR
-    assert len(OPERATOR) == 23
+    assert len(OPERATOR) == 24
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_right_to_read_logs_can_be_left_out(scope: str) -> None:
+    objects = template({"scope": scope, "operator.readLogs": False})
+    role = named(of_kind(objects, "ClusterRole" if scope == "cluster" else "Role"), "ddpjob-operator")
+    assert triples(role) == OPERATOR - {("", "pods/log", "get")}
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])

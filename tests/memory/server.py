@@ -50,6 +50,8 @@ class ApiServer:
         self.terminating: set[str] = set()
         self.mutate: Callable[[Resource, Json], None] = lambda resource, obj: None
         """A mutating admission webhook: it may change an object that is about to be created."""
+        self.logs: dict[tuple[str, str], str] = {}
+        """What the containers of pods logged, by namespace and name: who acts as a kubelet writes it."""
         self._clock = clock
         self._new_uid = new_uid
         kinds: tuple[Kind, ...] = (Jobs(), Pods(), Services(), Claims(), Events())
@@ -81,6 +83,12 @@ class ApiServer:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return clone(self._stored(resource, namespace, name))
+
+    def read_log(self, namespace: str, pod: str, *, lines: int, limit: int) -> str:
+        if not self._stored(names.PODS, namespace, pod)["spec"].get("nodeName"):
+            return ""
+        last = self.logs.get((namespace, pod), "").splitlines(keepends=True)[-lines:]
+        return "".join(last).encode()[:limit].decode(errors="replace")
 
     def list(
         self,
@@ -265,6 +273,10 @@ class MemoryCluster:
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         await asyncio.sleep(0)
         return self.server.get(resource, namespace, name)
+
+    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
+        await asyncio.sleep(0)
+        return self.server.read_log(namespace, pod, lines=lines, limit=limit)
 
     async def list(
         self,

@@ -52,6 +52,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.replicas | default 1 | int -}}
 {{- end }}
 
+{{- define "ddpjob.readLogs" -}}
+{{- ne (toString .Values.operator.readLogs) "false" -}}
+{{- end }}
+
 {{/* The tolerations of the values, and of lost nodes for 30 s instead of Kubernetes' default of 300 s. */}}
 {{- define "ddpjob.tolerations" -}}
 {{- $given := .Values.tolerations -}}
@@ -95,6 +99,11 @@ capabilities:
 - apiGroups: [""]
   resources: [pods]
   verbs: [create, delete, get, list, patch, watch]
+{{- if eq (include "ddpjob.readLogs" .) "true" }}
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+{{- end }}
 - apiGroups: [""]
   resources: [services]
   verbs: [create, get, list, patch, watch]

@@ -94,6 +94,9 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         """Return one object."""
 
+    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
+        """Return the last lines of a container's log, without what follows the first ``limit`` bytes of them."""
+
     def pages(
         self,
         resource: Resource,

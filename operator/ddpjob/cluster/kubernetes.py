@@ -92,6 +92,11 @@ class KubernetesCluster:
     async def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return await self._request("get", resource, namespace, name)
 
+    async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
+        params = {"container": container, "tailLines": str(lines), "limitBytes": str(limit)}
+        body = await self._send("get", names.PODS, namespace, f"{pod}/log", params=params)
+        return body.decode(errors="replace")
+
     async def pages(
         self,
         resource: Resource,
@@ -161,6 +166,19 @@ class KubernetesCluster:
         params: dict[str, str] | None = None,
         body: Json | None = None,
     ) -> Json:
+        answer = await self._send(verb, resource, namespace, name, params=params, body=body)
+        return decode(answer) if resource is not names.DDPJOBS else _decode_jobs(verb, answer)
+
+    async def _send(
+        self,
+        verb: str,
+        resource: Resource,
+        namespace: str | None,
+        name: str | None = None,
+        *,
+        params: dict[str, str] | None = None,
+        body: Json | None = None,
+    ) -> bytes:
         if name is not None and not name.partition("/")[0]:
             # Without a name the URL is that of the collection: a DELETE would delete every object.
             raise Invalid(f"{verb} of a {resource.kind} without a name")
@@ -190,7 +208,7 @@ class KubernetesCluster:
                     raise
             await asyncio.sleep(delay)
 
-    async def _once(self, verb: str, resource: Resource, url: yarl.URL, data: bytes | None) -> Json:
+    async def _once(self, verb: str, resource: Resource, url: yarl.URL, data: bytes | None) -> bytes:
         kind = resource.kind
         headers = {"Content-Type": MERGE_PATCH if verb == "patch" else JSON} if data else None
         clock = asyncio.get_running_loop().time
@@ -219,7 +237,7 @@ class KubernetesCluster:
                 self._observer(verb, kind, code, clock() - started)
         if response.status >= 300:
             raise error_of(response.status, response.headers, body)
-        return decode(body) if resource is not names.DDPJOBS else _decode_jobs(verb, body)
+        return body
 
     async def _renew(self, seen_generation: int) -> None:
         """Read credentials and CA again after a 401, and replace the session."""

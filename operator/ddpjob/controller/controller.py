@@ -13,6 +13,7 @@ from ddpjob.controller.apply import Executor
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.schema import SchemaMonitor
@@ -56,6 +57,7 @@ class Controller:
         self.cache = Cache(on_change=self.queue.add, on_update=self.queue.add_soon)
         self.poller = make_poller(self.queue.add)
         self.claims = UnboundClaims(cluster, self.queue.add)
+        self.pod_logs = PodLogs(cluster, self.queue.add)
         self.events = EventSender(cluster)
         self.schema = SchemaMonitor()
         self.sweeper = Sweeper(
@@ -73,6 +75,7 @@ class Controller:
             executor=Executor(cluster, self.cache, concurrent_requests, self.events.send),
             poller=self.poller,
             claims=self.claims,
+            pod_logs=self.pod_logs,
             events=self.events,
             metrics=metrics,
             schema=self.schema,
@@ -105,6 +108,7 @@ class Controller:
             for task in background:
                 task.cancel()
             self.claims.close()
+            self.pod_logs.close()
             await self.poller.close()
 
     async def flush(self) -> None:

@@ -55,7 +55,7 @@ class Operator:
         self.cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
         self.controller = Controller(
             self.cluster,
-            EngineSettings(settings.cluster_domain),
+            EngineSettings(settings.cluster_domain, reads_logs=settings.read_logs),
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,
                 on_news,

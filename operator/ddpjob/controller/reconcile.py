@@ -22,6 +22,7 @@ from ddpjob.controller.cache import Cache, Listing
 from ddpjob.controller.events import EventSender
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.parsed_jobs import ParsedJobs
+from ddpjob.controller.pod_logs import PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.unbound_claims import UnboundClaims
@@ -84,6 +85,7 @@ class Reconciler:
     executor: Executor
     poller: ProgressPoller
     claims: UnboundClaims
+    pod_logs: PodLogs
     events: EventSender
     metrics: Metrics
     schema: SchemaMonitor
@@ -126,6 +128,7 @@ class Reconciler:
         plan = self._without_early_repair(key, plan, memory)
         self.poller.follow(key, plan.poll)
         self.claims.follow(key, plan.claims)
+        self.pod_logs.follow(key, int((job.get("status") or {}).get("attempt") or 0), plan.logs)
         if plan.requeue_after is not None:
             self.queue.add_after(key, plan.requeue_after)
         if self._is_too_soon(key, plan, memory):
@@ -201,6 +204,7 @@ class Reconciler:
             round="complete" if memory.complete == attempt else "begun" if memory.begun == attempt else "unknown",
             created=memory.created if memory.begun == attempt else frozenset(),
             progress=self.poller.polled(key),
+            logs=self.pod_logs.found(key),
             unbound=self.claims.text(key),
             live=live is not None,
         )
@@ -353,6 +357,7 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid)
             self.poller.forget(key)
             self.claims.forget(key)
+            self.pod_logs.forget(key)
         return memory
 
     def _forget(self, key: Key) -> None:
@@ -362,6 +367,7 @@ class Reconciler:
         self.schema.clear(key)
         self.poller.forget(key)
         self.claims.forget(key)
+        self.pod_logs.forget(key)
         self.queue.forget(key)
 
     def _report_unexpected(self, error: Exception, memory: Memory, delay: float) -> None:

@@ -36,6 +36,12 @@ def _lease(text: str) -> str:
     return text
 
 
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
 def _domain(text: str) -> str:
     if not all(DNS_LABEL.fullmatch(label) for label in text.split(".")):
         raise ValueError("must be a DNS domain such as cluster.local")
@@ -96,6 +102,9 @@ class Settings:
     )
     max_concurrent_requests: int = _setting(
         64, _number(int, 1, 1024), "maximum number of connections to the API server (1 to 1024)"
+    )
+    read_logs: bool = _setting(
+        True, _flag, "true or false: read the logs of failed pods to find the exceptions of programs that report none"
     )
     lease: str = _setting(
         "", _lease, "NAMESPACE/NAME of the Lease that one of several replicas holds; empty for a single replica"

@@ -1,0 +1,113 @@
+"""The ends of the logs of failed pods: the kubelet's part in a pod's status is often shorter than torchrun's frame.
+
+A plan names the pods, after it has recorded that their attempt ends. Each log is read once, within ``SECONDS``; what
+could not be read until then is left out, and the plan decides without it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpjob.api import names
+from ddpjob.api.log_failure import LogFailure, log_failure
+from ddpjob.api.names import Key
+from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, Invalid, NotFound
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 2.5
+"""For how long one log is tried, less than the wait for the cause (``SETTLE_SECONDS``)."""
+RETRY_SECONDS = 0.25
+AT_ONCE = 8
+LINES, FEW_LINES, MAX_BYTES = 500, 60, 2**20
+"""A runtime stores at most 16 KiB as one line, so ``FEW_LINES`` are complete within ``MAX_BYTES``."""
+
+
+@dataclass
+class _Followed:
+    """The logs of one attempt. found: by the pod's uid, as far as they have been read."""
+
+    attempt: int
+    found: dict[str, LogFailure | None] = field(default_factory=dict)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class PodLogs:
+    """Reads the logs that plans ask for, each in a task of its own.
+
+    on_news: called with the job's key when a log has been read, or not in time.
+    """
+
+    def __init__(self, cluster: Cluster, on_news: Callable[[Key], None]) -> None:
+        self._cluster = cluster
+        self._on_news = on_news
+        self._followed: dict[Key, _Followed] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._is_refused = False
+
+    def found(self, key: Key) -> Mapping[str, LogFailure | None]:
+        """Return what the logs of the job's attempt say, by the pod's uid; None of a log that could not be read."""
+        followed = self._followed.get(key)
+        return dict(followed.found) if followed is not None else {}
+
+    def follow(self, key: Key, attempt: int, pods: Sequence[tuple[str, str]]) -> None:
+        """Read the logs of these pods (name, uid), unless that has begun. What earlier attempts logged is dropped."""
+        followed = self._followed.get(key)
+        if followed is not None and followed.attempt != attempt:
+            self.forget(key)
+            followed = None
+        if not pods:
+            return
+        if followed is None:
+            followed = self._followed[key] = _Followed(attempt)
+        for name, uid in pods:
+            if uid not in followed.tasks:
+                reading = self._read(key, followed, name, uid)
+                followed.tasks[uid] = asyncio.create_task(reading, name=f"log of {key.namespace}/{name}")
+
+    def forget(self, key: Key) -> None:
+        """Drop what the logs of a job say, and stop reading them."""
+        followed = self._followed.pop(key, None)
+        for task in followed.tasks.values() if followed is not None else ():
+            task.cancel()
+
+    def close(self) -> None:
+        """Stop reading."""
+        for key in list(self._followed):
+            self.forget(key)
+
+    async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
+        found = None
+        try:
+            async with asyncio.timeout(SECONDS), self._slots:
+                found = await self._until_read(key.namespace, name)
+        except TimeoutError:
+            logger.warning("%s: the log cannot be read within %g s", name, SECONDS)
+        followed.found[uid] = found
+        self._on_news(key)
+
+    async def _until_read(self, namespace: str, name: str) -> LogFailure | None:
+        while True:
+            try:
+                return log_failure(await self._end_of(namespace, name))
+            except (Forbidden, Invalid, NotFound) as error:
+                self._report(error)
+                return None
+            except ClusterError as error:
+                logger.debug("%s: the log cannot be read: %s", name, error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _end_of(self, namespace: str, name: str) -> str:
+        """Return the last lines of the trainer's log. A response of the maximum size is cut at its end: read fewer."""
+        text = ""
+        for lines in (LINES, FEW_LINES):
+            text = await self._cluster.read_log(namespace, name, names.TRAINER_CONTAINER, lines=lines, limit=MAX_BYTES)
+            if len(text.encode()) < MAX_BYTES:
+                break
+        return text
+
+    def _report(self, error: ClusterError) -> None:
+        if isinstance(error, Forbidden) and not self._is_refused:
+            self._is_refused = True
+            logger.warning("logs cannot be read: %s; grant get on pods/log, or set DDPJOB_OPERATOR_READ_LOGS", error)
