@@ -178,7 +178,7 @@ class Failure(StatusPart):
     node_rank: Count | None = None
     """node_rank of the pod that failed first."""
     rank: int | None = None
-    """Global rank of the process that failed first, from the trainer's report."""
+    """Global rank of the process that failed first, from the trainer's report or torchrun's in the log."""
     pod: str | None = None
     """Name of that pod. The pod and its logs are kept until the next attempt ends."""
     node_name: str | None = None
@@ -186,11 +186,11 @@ class Failure(StatusPart):
     exit_code: int | None = None
     """Exit code of the trainer."""
     signal: int | None = None
-    """Signal that ended the trainer."""
+    """Signal that ended the trainer, or by torchrun's report in the log the rank that failed first."""
     step: int | None = None
     """Optimizer step at which it failed, from the trainer's report."""
     exception: Annotated[str, Field(max_length=MAX_REASON)] | None = None
-    """Type of the exception, from the trainer's report."""
+    """Type of the exception, from the trainer's report or a traceback in the log."""
     reason: str
     """Why, in one CamelCase word (docs/failures.md)."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
