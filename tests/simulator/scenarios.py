@@ -315,7 +315,7 @@ async def _time_to_live_of_a_replaced_job(sim: Simulation) -> None:
     await succeed(sim)
 
 
-@_scenario("name-conflict", refused=1, compares="story")
+@_scenario("name-conflict", refused=1)
 async def _name_conflict(sim: Simulation) -> None:
     """A pod that does not belong to the job has the name of one."""
     job = sim.create_job()

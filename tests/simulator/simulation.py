@@ -50,7 +50,8 @@ CALM_SECONDS = 0.9
 RECONCILES_OF_A_RETRY = 3
 """Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
 RECONCILES_OF_A_FAILED_CREATE = 2
-"""Reconciles that show in the status that a create failed, and delay this status."""
+"""Reconciles that show in the status that a create failed: one delays this status, and one writes it. They come before
+the reconcile that sends the create again."""
 RECONCILES_OF_A_REPORT = 2
 """Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
 BEFORE_RESTORE = 10**6
