@@ -176,12 +176,12 @@ async def test_sweep_keeps_an_adopted_claim_of_the_user_cached(bench: Bench) -> 
         interval=60,
         metrics=Metrics(),
     )
-    await sweeper.sweep()
+    await sweeper.sweep(bench.jobs.namespace)
     assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints")
     claim = f"/api/v1/namespaces/{bench.jobs.namespace}/persistentvolumeclaims/mnist-checkpoints"
     bench.jobs.plane.request("PATCH", claim, {"metadata": {"finalizers": None}})
     bench.jobs.plane.request("DELETE", claim)
-    await sweeper.sweep()
+    await sweeper.sweep(bench.jobs.namespace)
     assert bench.cache.get(names.CLAIMS, bench.jobs.namespace, "mnist-checkpoints") is None
 
 

@@ -188,7 +188,7 @@ def test_nothing_is_created_after_the_controller_has_stopped() -> None:
         await asyncio.sleep(1.0)
         assert cluster.server.get(names.DDPJOBS, "quick", "first")["status"], "the first status is recorded"
         submit(cluster, "slow", "big", 64)
-        await controller.sweeper.sweep()
+        await controller.sweeper.sweep(None)
         await asyncio.sleep(1.0)
         assert cluster.server.get(names.DDPJOBS, "slow", "big")["status"], "it is recorded while the creates are sent"
         stop.set()

@@ -35,7 +35,7 @@ async def cluster() -> AsyncIterator[MemoryCluster]:
 
 async def swept(cluster: MemoryCluster, cache: Cache) -> Cache:
     sweeper = Sweeper(cluster=cluster, cache=cache, scopes=[None], interval=60, metrics=Metrics())
-    await sweeper.sweep()
+    await sweeper.sweep(None)
     return cache
 
 
@@ -92,11 +92,11 @@ def gaps_after_a_wanted_sweep(*, failing: int, seconds: float) -> list[float]:
     async def scenario() -> list[float]:
         cluster = BrokenLists()
         sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=600, metrics=Metrics())
-        await sweeper.start()
+        task = asyncio.create_task(sweeper.run())
+        await sweeper.filled(None)
         cluster.lists.clear()
         cluster.failing = failing
         sweeper.want()
-        task = asyncio.create_task(sweeper.run())
         await asyncio.sleep(seconds)
         task.cancel()
         return [later - earlier for earlier, later in itertools.pairwise([0.0, *cluster.lists])]
@@ -159,12 +159,13 @@ def test_sweep_after_versions_went_back_lets_the_watches_of_each_scope_begin_aga
             metrics=Metrics(),
             on_rollback=restarted.append,
         )
-        await sweeper.start()
+        for scope in ("a", "b"):
+            await sweeper.sweep(scope)
         assert restarted == []
         newer = {"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "999999"}
         cache.put(names.SERVICES, {"metadata": newer})
-        await sweeper.sweep()
-        await sweeper.sweep()
+        for scope in ("a", "b", "a", "b"):
+            await sweeper.sweep(scope)
         assert restarted == ["a", "b"]
         assert cache.get(names.SERVICES, "a", "x") is None
 

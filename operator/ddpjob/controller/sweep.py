@@ -65,10 +65,6 @@ class Sweeper:
         """Wait until all objects of a scope have been listed once."""
         await self._filled[scope].wait()
 
-    async def start(self) -> None:
-        """Sweep every scope for the first time."""
-        await asyncio.gather(*map(self._fill, self.scopes))
-
     async def run(self) -> None:
         """Sweep every scope, for the first time and then periodically, until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -89,7 +85,7 @@ class Sweeper:
                 pass
             wanted.clear()
             try:
-                changed = await self._sweep(scope)
+                changed = await self.sweep(scope)
             except ClusterError as error:
                 failures += 1
                 delay = doubling(RETRY_SECONDS, failures, self.interval)
@@ -104,7 +100,7 @@ class Sweeper:
         failures = 0
         while not self._filled[scope].is_set():
             try:
-                await self._sweep(scope)
+                await self.sweep(scope)
                 self._filled[scope].set()
             except ClusterError as error:
                 failures += 1
@@ -118,11 +114,8 @@ class Sweeper:
         level = logging.DEBUG if why == known else logging.WARNING
         logger.log(level, "cannot list %s, trying again: %s", f"namespace {scope}" if scope else "the objects", why)
 
-    async def sweep(self) -> int:
-        """List all objects of all scopes, which queues the jobs of the changed ones; return their number."""
-        return sum([await self._sweep(scope) for scope in self.scopes])
-
-    async def _sweep(self, scope: str | None) -> int:
+    async def sweep(self, scope: str | None) -> int:
+        """List all objects of a scope, which queues the jobs of the changed ones; return their number."""
         changed = 0
         for resource, selector in KINDS:
             changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)

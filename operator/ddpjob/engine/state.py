@@ -223,17 +223,12 @@ class JobState:
         return self.before.observed_generation != self.job.generation
 
     @property
-    def spec_hash(self) -> str:
-        """Digest of the parts of the current spec that CEL rules cannot compare."""
-        return self.job.spec_hash
-
-    @property
     def spec_changed(self) -> bool:
         """Whether an immutable part of the spec changed, which CEL rules cannot detect in the whole template."""
         recorded = self.before.spec_hash
-        if not is_comparable(recorded) or recorded == self.spec_hash:
+        if not is_comparable(recorded) or recorded == self.job.spec_hash:
             return False
-        return not (self.may_be_rescheduled and has_same_fixed_part(recorded, self.spec_hash))
+        return not (self.may_be_rescheduled and has_same_fixed_part(recorded, self.job.spec_hash))
 
     @property
     def is_resized(self) -> bool:

@@ -94,7 +94,7 @@ def next_number(s: JobState, decision: Decision) -> int:
 def _spec_hash(s: JobState) -> str:
     recorded = s.before.spec_hash
     is_replaced = s.may_be_rescheduled and not s.spec_changed
-    return recorded if is_comparable(recorded) and not is_replaced else s.spec_hash
+    return recorded if is_comparable(recorded) and not is_replaced else s.job.spec_hash
 
 
 def _restarted_at(s: JobState, decision: Decision) -> str | None:

@@ -1,6 +1,6 @@
 """Local mode: runs a DDPJob on this machine by carrying out the engine's plans; pods are processes.
 
-    admission ─▶ resume ─▶ session ─▶ pod_process ─▶ container ─▶ shim ─▶ the user's process
+    admission ─▶ resume ─▶ session ─▶ pod_process ─▶ shim ─▶ the user's process
 
 ``translate``, ``volumes`` and ``resources`` replace the names, mounts and ports of a cluster by those of this machine.
 ``state`` holds the files that ``ddpjob get``, ``logs`` and ``delete`` read from another shell.
