@@ -495,6 +495,16 @@ async def _applied_again(sim: Simulation) -> None:
         sim.create_job()
 
 
+@_fate("edited-service")
+async def _edited_service(sim: Simulation) -> None:
+    """The user edits the Service of a running job, so that no rank finds another, until the operator restores it."""
+    if await sim.running_attempt():
+        (service,) = sim.store.all(names.SERVICES)
+        edit = {"selector": {"app": "web"}, "publishNotReadyAddresses": False}
+        sim.server.patch(names.SERVICES, KEY.namespace, service["metadata"]["name"], {"spec": edit})
+        await sim.until("the Service is restored", lambda: sim.is_finished() or _is_whole(sim, service))
+
+
 @_scenario("missing-secret", is_variant=True, world={"skewed": True})
 async def _missing_secret(sim: Simulation) -> None:
     """A Secret never exists: the job fails when the operator has seen this for a minute."""
@@ -577,6 +587,11 @@ def _report(sim: Simulation, pod: Json, status: Json) -> None:
 
 def _node_of(sim: Simulation, node_rank: int) -> str:
     return str(sim.pods()[node_rank]["spec"].get("nodeName"))
+
+
+def _is_whole(sim: Simulation, service: Json) -> bool:
+    found = sim.store.get(names.SERVICES, KEY.namespace, service["metadata"]["name"])
+    return found is not None and found["spec"] == service["spec"]
 
 
 def _uid(sim: Simulation) -> str | None:
