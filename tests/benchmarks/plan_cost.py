@@ -45,7 +45,7 @@ class Job:
         self.last: dict[str, Any] = {}
 
     def plan(self, *, live: bool = False) -> Plan:
-        pods = owned_pods(self.body, self.cache.pods(UID))
+        pods = owned_pods(self.body, self.cache.pods(self.body["metadata"]["namespace"], UID))
         return plan(self.body, Observed(pods, service=self.service, live=live), NOW, SETTINGS)
 
     def run(self) -> None:

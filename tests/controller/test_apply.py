@@ -55,7 +55,7 @@ class Bench:
         return await self.executor.act(self.job, Plan(creates=(phase,)))
 
     def cached(self) -> list[str]:
-        return sorted(pod.name for pod in self.cache.pods(self.job["metadata"]["uid"]))
+        return sorted(pod.name for pod in self.cache.pods(self.jobs.namespace, self.job["metadata"]["uid"]))
 
 
 @pytest.fixture

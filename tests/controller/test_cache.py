@@ -38,7 +38,7 @@ def a_pod(name: str, version: int, *, uid: str = "", job: str = JOB, **more: Any
 
 
 def names_of(cache: Cache) -> list[str]:
-    return sorted(pod.name for pod in cache.pods(JOB))
+    return sorted(pod.name for pod in cache.pods("default", JOB))
 
 
 def known(cache: Cache, name: str) -> tuple[str, int]:
@@ -52,6 +52,20 @@ def test_newer_version_wins_in_any_order() -> None:
     assert cache.put(names.PODS, a_pod("a", 20))
     assert not cache.put(names.PODS, a_pod("a", 9))
     assert known(cache, "a") == ("uid-a", 20)
+
+
+def test_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
+    """Whoever can read the job's uid can copy its labels and its owner reference to a pod that fails."""
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 20))
+    forged = a_pod("b", 21)
+    forged["metadata"] |= {"namespace": "another"}
+    cache.put(names.PODS, forged)
+    assert names_of(cache) == ["a"]
+    cache.take(
+        names.PODS, {"type": "DELETED", "object": forged | {"metadata": forged["metadata"] | {"resourceVersion": "22"}}}
+    )
+    assert names_of(cache) == ["a"]
 
 
 def test_pod_whose_label_was_removed_and_restored_is_seen_again() -> None:
@@ -120,7 +134,7 @@ def test_pod_with_a_changed_job_label_belongs_only_to_the_new_job() -> None:
     cache.put(names.PODS, a_pod("a", 1))
     cache.put(names.PODS, a_pod("a", 2, job="other"))
     assert names_of(cache) == []
-    assert len(cache.pods("other")) == 1
+    assert len(cache.pods("default", "other")) == 1
 
 
 def test_list_finds_a_deletion_that_events_missed() -> None:

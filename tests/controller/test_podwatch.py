@@ -103,7 +103,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def states(cache: Cache) -> dict[str, str]:
-    return {pod.name: pod.state for pod in owned_pods({"metadata": {"uid": UID}}, cache.pods(UID))}
+    return {pod.name: pod.state for pod in owned_pods({"metadata": {"uid": UID}}, cache.pods("default", UID))}
 
 
 async def test_watch_goes_on_from_the_last_event_or_bookmark_after_each_end() -> None:
@@ -211,7 +211,7 @@ async def test_burst_of_events_leaves_time_for_other_tasks() -> None:
 
     async with watching(Server(stream)) as cache:
         turns = 0
-        while len(cache.pods(UID)) < 2000:
-            turns += len(cache.pods(UID)) > 0
+        while len(cache.pods("default", UID)) < 2000:
+            turns += len(cache.pods("default", UID)) > 0
             await asyncio.sleep(0)
         assert turns >= 2000 / 16 / 2

@@ -73,7 +73,7 @@ class Cache:
             resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
         }
         self._newest = dict.fromkeys(self._objects, 0)
-        self._pods_of: dict[str, dict[Place, PodView]] = defaultdict(dict)
+        self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)
         self._pods_named: dict[Key, dict[Place, PodView]] = defaultdict(dict)
         # The last version of each deleted object; None: no version of it can follow.
         self._tombstones: OrderedDict[str, int | None] = OrderedDict()
@@ -90,9 +90,12 @@ class Cache:
         entry = self._objects[names.DDPJOBS].get(key)
         return entry.uid if entry is not None else None
 
-    def pods(self, uid: str) -> list[PodView]:
-        """Return the pods that have the label of the job with this uid."""
-        return list(self._pods_of.get(uid, {}).values())
+    def pods(self, namespace: str, uid: str) -> list[PodView]:
+        """Return the pods of a namespace that have the label of the job with this uid.
+
+        A pod elsewhere is no pod of the job, although its user may have copied label and owner reference.
+        """
+        return list(self._pods_of.get((namespace, uid), {}).values())
 
     def former_pods(self, key: Key, uid: str) -> list[PodView]:
         """Return the pods of deleted jobs of this name: they have its label, and another uid of label and owner."""
@@ -158,7 +161,7 @@ class Cache:
         pod = entry.value
         if known is not None and (known.value.job_uid, known.job) != (pod.job_uid, entry.job):
             self._leave_job(place, known)
-        self._pods_of[pod.job_uid][place] = pod
+        self._pods_of[place[0], pod.job_uid][place] = pod
         if entry.job is not None:
             self._pods_named[entry.job][place] = pod
         if known is None or _end(pod) != _end(known.value):
@@ -168,7 +171,7 @@ class Cache:
 
     def _leave_job(self, place: Place, entry: Entry) -> None:
         """Remove a pod from those of its job."""
-        _remove(self._pods_of, entry.value.job_uid, place)
+        _remove(self._pods_of, (place[0], entry.value.job_uid), place)
         if entry.job is not None:
             _remove(self._pods_named, entry.job, place)
 

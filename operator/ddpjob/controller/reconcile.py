@@ -191,12 +191,13 @@ class Reconciler:
         meta = job["metadata"]
         attempt = int((job.get("status") or {}).get("attempt") or 0)
         logs.set_attempt(attempt)
+        cached = self.cache.pods(key.namespace, meta["uid"])
         if memory.begun == attempt != memory.complete:
-            memory.created |= {pod.name for pod in self.cache.pods(meta["uid"]) if pod.attempt == attempt}
+            memory.created |= {pod.name for pod in cached if pod.attempt == attempt}
         service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
-            owned_pods(job, self.cache.pods(meta["uid"]) if live is None else live),
+            owned_pods(job, cached if live is None else live),
             former=() if attempt else self.cache.former_pods(key, meta["uid"]),
             service=service,
             claim=claim if is_claim_of(claim, key.name) else None,
@@ -214,11 +215,12 @@ class Reconciler:
         """Return the job's pods from a LIST, which also updates the cache."""
         meta = job["metadata"]
         uid, namespace = meta["uid"], meta["namespace"]
-        listing = Listing(self.cache, names.PODS, lambda entry: entry.value.job_uid == uid)
+        mine = (namespace, uid)
+        listing = Listing(self.cache, names.PODS, lambda entry: (entry.namespace, entry.value.job_uid) == mine)
         async for page in self.cluster.pages(names.PODS, namespace, f"{names.LABEL_JOB_UID}={uid}"):
             listing.take(page)
         listing.finish()
-        return self.cache.pods(uid)
+        return self.cache.pods(*mine)
 
     def _without_early_repair(self, key: Key, plan: Plan, memory: Memory) -> Plan:
         """Return the plan without the repair of a Service that would follow the last one too soon.
