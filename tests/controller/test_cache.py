@@ -13,7 +13,8 @@ from ddpjob.api.names import Key
 from ddpjob.api.objects import Json, owner_uid
 from ddpjob.cluster.base import Page
 from ddpjob.controller.cache import Cache, Entry, Listing
-from tests.builders import ended, running
+from ddpjob.engine.desired import Job, desired_service, service_change
+from tests.builders import a_job, ended, running
 
 JOB = "11111111-job"
 
@@ -298,6 +299,15 @@ def test_version_that_is_not_a_number_is_the_oldest(version: str) -> None:
     odd = a_pod("a", 2)
     odd["metadata"]["resourceVersion"] = version
     assert not cache.put(names.PODS, odd)
+
+
+def test_cached_service_has_all_that_its_repair_compares() -> None:
+    """Otherwise each plan would repair a Service that nobody edited."""
+    job = Job.of(a_job())
+    body, stored = desired_service(job).body, {"uid": "1", "resourceVersion": "5"}
+    cache = Cache()
+    cache.put(names.SERVICES, body | {"metadata": body["metadata"] | stored})
+    assert service_change(job, cache.get(names.SERVICES, "default", job.service)) is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ MAX_SPEC_BYTES = 16 * 1024
 """Of the spec of a Service or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 _SPEC: Mapping[Resource, tuple[str, ...]] = {
-    names.SERVICES: ("selector", "ports", "publishNotReadyAddresses"),
+    names.SERVICES: ("type", "clusterIP", "selector", "ports", "publishNotReadyAddresses"),
     names.CLAIMS: (),
 }
 """The fields of the specs that plans read; of other kinds all."""
