@@ -108,9 +108,12 @@ class Operator:
         finally:
             for task in background:
                 task.cancel()
-            await asyncio.wait(background)
-            if self._leadership is not None:
-                await self._leadership.release()
+            # kopf may take five seconds to end. It only reads, so the standby need not wait for it.
+            await asyncio.gather(asyncio.wait(background), self._release())
+
+    async def _release(self) -> None:
+        if self._leadership is not None:
+            await self._leadership.release()
 
     async def _is_elected(self) -> bool:
         """Wait until this replica holds the Lease, if there is one; return False if it is asked to stop before."""
