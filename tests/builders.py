@@ -1,5 +1,6 @@
 """Builders of jobs and pods for tests, and a simulated cluster that executes the engine's plans."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import Change, Delete, EngineSettings, Plan, Problem
 from ddpjob.engine.observed import Observed, Polled, owned_pods
 from ddpjob.engine.plan import plan
+from tests.memory.server import merge_patch
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 SETTINGS = EngineSettings()
@@ -77,6 +79,7 @@ class World:
         self.pods: dict[str, dict[str, Any]] = {}
         self.former: list[dict[str, Any]] = []
         self.service: dict[str, Any] | None = None
+        self.policy: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
         self.logs: dict[str, str] = {}  # by the pod's uid, as far as they have been read
         self.progress: tuple[dict[str, Any], str] | None = None
@@ -105,6 +108,7 @@ class World:
             owned_pods(self.job, map(pod_view, self.pods.values())),
             former=[pod_view(pod) for pod in self.former],
             service=self.service,
+            policy=self.policy,
             claim=self.claim,
             problems=self.problems,
             round=made if number and number == self.status.get("attempt") else "unknown",
@@ -176,6 +180,10 @@ class World:
         if delete.resource is names.DDPJOBS:
             self.deleted_job = True
             return
+        if delete.resource is names.NETWORK_POLICIES:
+            assert self.policy is not None and self.policy["metadata"]["uid"] == delete.uid
+            self.policy = None
+            return
         assert self.pods[delete.name]["metadata"]["uid"] == delete.uid
         if self.lingering and self.pods[delete.name]["status"]["phase"] not in ("Succeeded", "Failed"):
             deadline = timestamp(self.now + timedelta(seconds=30))
@@ -184,7 +192,11 @@ class World:
         del self.pods[delete.name]
 
     def _change(self, change: Change) -> None:
-        """Change the Service, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        """Change Service or policy, or stop the sidecars of a pod, as the kubelet does after its deadline."""
+        if change.resource is names.NETWORK_POLICIES:
+            assert self.policy is not None
+            self.policy["spec"] = merge_patch(self.policy["spec"], change.spec)
+            return
         if change.resource is names.SERVICES:
             assert self.service is not None
             selector = {key: value for key, value in change.spec["selector"].items() if value is not None}
@@ -199,6 +211,8 @@ class World:
     def _create(self, kind: str, name: str, body: dict[str, Any]) -> None:
         if kind == "Service":
             self.service = body | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
+        elif kind == "NetworkPolicy":
+            self.policy = copy.deepcopy(body) | {"metadata": body["metadata"] | {"uid": f"uid-of-{name}"}}
         elif kind == "PersistentVolumeClaim":
             self.claim = body
         else:

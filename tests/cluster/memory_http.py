@@ -1,6 +1,6 @@
 """The in-memory cluster behind HTTP on loopback, so that the operator's whole process can run against it.
 
-It serves what the operator and kopf request: discovery, LISTs in pages, watches, and the five kinds' writes. Events are
+It serves what the operator and kopf request: discovery, LISTs in pages, watches, and the six kinds' writes. Events are
 accepted but not stored. There is no authentication and no TLS.
 """
 
@@ -19,11 +19,10 @@ from ddpjob.api import names
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import AlreadyExists, ClusterError
-from tests.memory import MemoryCluster
+from tests.memory import RESOURCES, MemoryCluster
 from tests.memory.watch import WatchEvent
 
 BOOKMARK_SECONDS = 30.0
-RESOURCES = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)
 # kopf waits until discovery has these two, and requests nothing of them.
 ONLY_DISCOVERED = (
     Resource("v1", "Namespace", "namespaces"),

@@ -1,7 +1,8 @@
 """Every refusal that a user of local mode can get from the in-memory cluster, with the field that it names.
 
 ``tests/api/specs.py`` has the table of wrong specs and forbidden edits, with ``test_memory_verdicts.py``. Here are the
-rest: documents as a whole, metadata, statuses, and pods, Services, claims and Events made from a job or by hand.
+rest: documents as a whole, metadata, statuses, and pods, Services, NetworkPolicies, claims and Events made from a job
+or by hand.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ JOB: Json = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"na
 CONTAINER: Json = {"name": "main", "image": "image:1"}
 POD: Json = {"metadata": {"name": "pod"}, "spec": {"containers": [CONTAINER]}}
 SERVICE: Json = {"metadata": {"name": "service"}, "spec": {"clusterIP": "None", "ports": [{"port": 80}]}}
+POLICY: Json = {"metadata": {"name": "policy"}, "spec": {"podSelector": {"matchLabels": {"a": "b"}}}}
 CLAIM: Json = {
     "metadata": {"name": "claim"},
     "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
@@ -258,6 +260,23 @@ SERVICES = (
     Refusal("edit of the address", "spec.clusterIPs[0]", 422, patch={"spec": {"clusterIP": "10.0.0.1"}}),
 )
 
+POLICIES = (
+    of_spec(POLICY, "unknown field", "spec.foo", 400, foo=1),
+    of_spec(POLICY, "selector with a space", "spec.podSelector.matchLabels", podSelector={"matchLabels": {"a b": "c"}}),
+    of_spec(POLICY, "peer without a selector", "spec.ingress[0].from[0]", ingress=[{"from": [{}]}]),
+    of_spec(POLICY, "port of zero", "spec.ingress[0].ports[0].port", ingress=[{"ports": [{"port": 0}]}]),
+    of_spec(POLICY, "unknown protocol", "spec.egress[0].ports[0].protocol", egress=[{"ports": [{"protocol": "X"}]}]),
+    of_spec(POLICY, "unknown type", "spec.policyTypes[0]", policyTypes=["X"]),
+    of_spec(POLICY, "three types", "spec.policyTypes", policyTypes=["Ingress"] * 3),
+    of_spec(
+        POLICY,
+        "unknown operator",
+        "spec.podSelector.matchExpressions[0].operator",
+        podSelector={"matchExpressions": [{"key": "a", "operator": "Perhaps"}]},
+    ),
+    Refusal("edit that empties a peer", "spec.ingress[0].from[0]", 422, patch={"spec": {"ingress": [{"from": [{}]}]}}),
+)
+
 CLAIMS = (
     of_spec(CLAIM, "unknown field", "spec.foo", 400, foo=1),
     of_spec(
@@ -289,6 +308,7 @@ GOOD: Mapping[Resource, Json] = {
     names.DDPJOBS: JOB,
     names.PODS: POD,
     names.SERVICES: SERVICE,
+    names.NETWORK_POLICIES: POLICY,
     names.CLAIMS: CLAIM,
     names.EVENTS: EVENT,
 }
@@ -296,6 +316,7 @@ TABLE = [
     *((names.DDPJOBS, refusal) for refusal in (*METADATA, *JOBS, *STATUSES)),
     *((names.PODS, refusal) for refusal in (*METADATA, *PODS)),
     *((names.SERVICES, refusal) for refusal in SERVICES),
+    *((names.NETWORK_POLICIES, refusal) for refusal in POLICIES),
     *((names.CLAIMS, refusal) for refusal in CLAIMS),
     *((names.EVENTS, refusal) for refusal in EVENTS),
 ]

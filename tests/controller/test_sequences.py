@@ -24,6 +24,11 @@ from tests.controller.controllers import a_controller, serve
 from tests.controller.faketime import run
 from tests.memory.api_errors import modified
 
+FOREIGN: dict[Resource, Json] = {
+    names.SERVICES: {"clusterIP": "None", "selector": {"of": "another"}},
+    names.NETWORK_POLICIES: {"podSelector": {}},
+    names.CLAIMS: CLAIM["spec"],
+}
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
@@ -313,21 +318,17 @@ def test_name_conflict_of_a_gang_costs_few_pods() -> None:
     on_bench(test)
 
 
-@pytest.mark.parametrize("resource", [names.SERVICES, names.CLAIMS])
+@pytest.mark.parametrize("resource", [names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS])
 def test_name_held_by_a_finalizer_keeps_no_pods(resource: Resource) -> None:
-    """The Service's or the claim's name stays Terminating. Seen: the created pods held their GPUs without end."""
+    """A name stays Terminating. Seen, of the Service and the claim: the created pods held their GPUs without end."""
 
     async def test(bench: Bench) -> None:
-        held = bench.submit(numNodes=8, suspend=True, checkpoint={"claimTemplate": CLAIM})
-        name = {
-            names.SERVICES: names.service_name("mnist", held["metadata"]["uid"]),
-            names.CLAIMS: names.claim_name("mnist"),
-        }[resource]
-        spec: Json = CLAIM["spec"] if resource is names.CLAIMS else {"clusterIP": "None", "selector": {"of": "another"}}
+        held = bench.submit(numNodes=8, suspend=True, checkpoint={"claimTemplate": CLAIM}, networkPolicy="Isolated")
+        own = names.service_name("mnist", held["metadata"]["uid"])
+        name = names.claim_name("mnist") if resource is names.CLAIMS else own
         meta = {"name": name, "finalizers": ["ddpjob.dev/test"]}
-        bench.server.create(
-            resource, "default", {"apiVersion": "v1", "kind": resource.kind, "metadata": meta, "spec": spec}
-        )
+        head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        bench.server.create(resource, "default", head | {"spec": FOREIGN[resource]})
         bench.server.delete(resource, "default", name)
         bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"suspend": False}})
         await asyncio.sleep(30)
@@ -600,36 +601,50 @@ def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_ope
     on_bench(test)
 
 
-@pytest.mark.parametrize("operators", [1, 2])
-def test_service_that_another_program_edits_again_each_time_is_patched_ever_less_often(operators: int) -> None:
+@pytest.mark.parametrize(
+    ("resource", "spec", "operators"),
+    [
+        (names.SERVICES, {"publishNotReadyAddresses": False}, 1),
+        (names.SERVICES, {"publishNotReadyAddresses": False}, 2),
+        (names.NETWORK_POLICIES, {"ingress": [{}]}, 1),
+    ],
+    ids=["Service", "Service-two-operators", "NetworkPolicy"],
+)
+def test_object_that_another_program_edits_again_each_time_is_patched_ever_less_often(
+    resource: Resource, spec: Json, operators: int
+) -> None:
     """An admission webhook spoils each version, so that each PATCH makes a new one, which the watches show first."""
 
     async def test(bench: Bench) -> None:
         patch, patch_slowly = bench.server.patch, bench.cluster.patch
         patches: list[float] = []
 
-        def spoiled(resource: Resource, namespace: str, name: str, body: Json) -> Json:
-            if resource is names.SERVICES and len(patches) < 1000:
+        def is_whole() -> bool:
+            (made,) = bench.cluster.store.all(resource)
+            return all(made["spec"].get(key) != value for key, value in spec.items())
+
+        def spoiled(kind: Resource, namespace: str, name: str, body: Json) -> Json:
+            if kind is resource and len(patches) < 1000:
                 patches.append(asyncio.get_running_loop().time())
                 stamp = {"annotations": {"edit": str(len(patches))}}
-                body = body | {"metadata": body["metadata"] | stamp, "spec": {"publishNotReadyAddresses": False}}
-            return patch(resource, namespace, name, body)
+                body = body | {"metadata": body["metadata"] | stamp, "spec": spec}
+            return patch(kind, namespace, name, body)
 
-        async def slow(resource: Resource, namespace: str, name: str, body: Json) -> Json:
-            answer = await patch_slowly(resource, namespace, name, body)
+        async def slow(kind: Resource, namespace: str, name: str, body: Json) -> Json:
+            answer = await patch_slowly(kind, namespace, name, body)
             await asyncio.sleep(0.01)
             return answer
 
         for _ in range(1, operators):
             await bench.begin()
-        bench.submit()
+        bench.submit(networkPolicy="Isolated")
         await asyncio.sleep(5)
         await bench.run_all()
         bench.server.patch = spoiled  # type: ignore[method-assign]
         bench.cluster.patch = slow  # type: ignore[method-assign]
-        (service,) = bench.cluster.store.all(names.SERVICES)
+        (made,) = bench.cluster.store.all(resource)
         edited = asyncio.get_running_loop().time()
-        patch(names.SERVICES, "default", service["metadata"]["name"], {"spec": {"publishNotReadyAddresses": False}})
+        patch(resource, "default", made["metadata"]["name"], {"spec": spec})
         await asyncio.sleep(1)
         assert patches[0] - edited < 0.1
         reconciles = bench.reconciles()
@@ -639,12 +654,71 @@ def test_service_that_another_program_edits_again_each_time_is_patched_ever_less
 
         bench.server.patch = patch  # type: ignore[method-assign]
         await asyncio.sleep(700)
-        (service,) = bench.cluster.store.all(names.SERVICES)
-        assert service["spec"]["publishNotReadyAddresses"]
+        assert is_whole()
         await asyncio.sleep(700)
-        patch(names.SERVICES, "default", service["metadata"]["name"], {"spec": {"publishNotReadyAddresses": False}})
+        patch(resource, "default", made["metadata"]["name"], {"spec": spec})
         await asyncio.sleep(1)
-        (service,) = bench.cluster.store.all(names.SERVICES)
-        assert service["spec"]["publishNotReadyAddresses"], "one more edit is repaired at once"
+        assert is_whole(), "one more edit is repaired at once"
+
+    on_bench(test)
+
+
+def test_job_whose_policy_is_refused_starts_when_the_right_is_granted() -> None:
+    """The operator's role lacks NetworkPolicies, as when only the image was upgraded. No pod runs unprotected."""
+
+    async def test(bench: Bench) -> None:
+        text = 'networkpolicies.networking.k8s.io is forbidden: User "operator" cannot create resource'
+        forbidden = Fault(before=Forbidden(text, code=403))
+        bench.rule = lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None
+        bench.submit(networkPolicy="Isolated")
+        await asyncio.sleep(600)
+        assert bench.sent("create", names.PODS) == 0
+        assert bench.sent("create", names.NETWORK_POLICIES) <= 11, "1, 2, 4, ... 600 s"
+        status = bench.status()
+        assert status["state"] == "Pending" and "restarts" in status and status["restarts"] == 0
+        assert condition(status, "Running")["reason"] == "CreateRefused"
+        assert text in condition(status, "Running")["message"]
+        bench.rule = lambda call: None
+        await asyncio.sleep(620)
+        assert len(bench.pods(bench.status()["attempt"])) == 2
+
+    on_bench(test)
+
+
+def test_refused_policy_of_a_running_job_is_shown_until_the_right_is_granted() -> None:
+    async def test(bench: Bench) -> None:
+        forbidden = Fault(before=Forbidden("networkpolicies.networking.k8s.io is forbidden", code=403))
+        bench.submit()
+        await asyncio.sleep(5)
+        await bench.run_all()
+        bench.rule = lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None
+        bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"networkPolicy": "Isolated"}})
+        await asyncio.sleep(300)
+        stalled = condition(bench.status(), "Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "CreateRefused")
+        assert (bench.status()["state"], bench.status()["attempt"]) == ("Running", 1)
+        bench.rule = lambda call: None
+        await asyncio.sleep(620)
+        assert list(bench.cluster.store.all(names.NETWORK_POLICIES))
+        assert condition(bench.status(), "Stalled")["status"] == "False"
+
+    on_bench(test)
+
+
+def test_refused_delete_of_a_policy_that_is_switched_off_is_shown() -> None:
+    async def test(bench: Bench) -> None:
+        bench.submit(networkPolicy="Isolated")
+        await asyncio.sleep(5)
+        await bench.run_all()
+        with refused(bench, "delete", names.NETWORK_POLICIES, "no right to delete"):
+            bench.server.patch(names.DDPJOBS, "default", "mnist", {"spec": {"networkPolicy": None}})
+            await asyncio.sleep(300)
+            stalled = condition(bench.status(), "Stalled")
+            assert (stalled["reason"], bench.status()["state"]) == ("DeleteRefused", "Running")
+            assert "no right to delete" in stalled["message"]
+            assert bench.sent("delete", names.NETWORK_POLICIES) <= 11
+        await asyncio.sleep(620)
+        assert not list(bench.cluster.store.all(names.NETWORK_POLICIES))
+        assert condition(bench.status(), "Stalled")["status"] == "False"
 
     on_bench(test)

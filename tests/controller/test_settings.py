@@ -32,6 +32,8 @@ def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
         "read_logs": ("false", False),
         "lease": ("ddpjob-system/operator", "ddpjob-system/operator"),
         "identity": ("pod-1", "pod-1"),
+        "pod_namespace": ("ddpjob-system", "ddpjob-system"),
+        "pod_labels": ("a.b/c=d, e=f", (("a.b/c", "d"), ("e", "f"))),
         "kubeconfig": ("/config", "/config"),
     }
     expected = Settings(**{name: value for name, (_, value) in wanted.items()})
@@ -57,6 +59,9 @@ def test_no_namespaces_means_all_namespaces() -> None:
         ("--lease", "operator", "must be NAMESPACE/NAME"),
         ("--read-logs", "yes", "must be true or false"),
         ("--lease", "a/b/c", "must be NAMESPACE/NAME"),
+        ("--pod-namespace", "a.b", "must be the name of a namespace"),
+        ("--pod-labels", "a", "must be KEY=VALUE"),
+        ("--pod-labels", "a=b c", "must be KEY=VALUE"),
         ("--cluster-domain", "", "must be a DNS domain"),
         ("--cluster-domain", "cluster local", "must be a DNS domain"),
         ("--progress-interval-seconds", "0.5", "must be from 1 to"),

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from ddpjob.api import names
-from ddpjob.api.names import Resource
+from ddpjob.api.names import Key, Resource
 from ddpjob.api.objects import Json
 from ddpjob.cluster.base import Forbidden, Unavailable
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.sweep import MAX_START_SECONDS, Sweeper
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
 from tests.api.specs import CLAIM
 from tests.builders import SETTINGS, a_job
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
@@ -23,6 +23,7 @@ from tests.memory import MemoryCluster
 SPECS: Mapping[Resource, Json] = {
     names.PODS: {"containers": [{"name": "trainer", "image": "i"}]},
     names.SERVICES: {"clusterIP": "None", "selector": {"a": "b"}},
+    names.NETWORK_POLICIES: {"podSelector": {}},
     names.CLAIMS: CLAIM["spec"],
 }
 OTHERS = {names.LABEL_MANAGED_BY: names.MANAGED_BY}  # any operator may set this value
@@ -41,7 +42,7 @@ async def swept(cluster: MemoryCluster, cache: Cache) -> Cache:
 
 async def create(cluster: MemoryCluster, resource: Resource, name: str, labels: Mapping[str, str]) -> None:
     meta = {"name": name, "labels": dict(labels)}
-    body = {"apiVersion": "v1", "kind": resource.kind, "metadata": meta, "spec": SPECS[resource]}
+    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, "spec": SPECS[resource]}
     await cluster.create(resource, "default", body)
 
 
@@ -56,16 +57,29 @@ async def test_objects_of_another_operator_with_the_same_managed_by_are_not_seen
 
 
 async def test_every_created_object_has_the_label_of_its_selector(cluster: MemoryCluster) -> None:
-    job = Job.of(a_job(checkpoint={"claimTemplate": CLAIM}))
-    claim = desired_claim(job)
-    assert claim is not None
-    creates = [desired_service(job), claim, *desired_pods(job, 1, SETTINGS)]
+    job = Job.of(a_job(checkpoint={"claimTemplate": CLAIM}, networkPolicy="Isolated"))
+    claim, policy = desired_claim(job), desired_policy(job, SETTINGS)
+    assert claim is not None and policy is not None
+    creates = [desired_service(job), policy, claim, *desired_pods(job, 1, SETTINGS)]
     for made in creates:
         body = made.body | {"metadata": made.body["metadata"] | {"ownerReferences": []}}
         await cluster.create(made.resource, "default", body)
     cache = await swept(cluster, Cache())
     for made in creates:
         assert cache.get(made.resource, "default", made.name), made.name
+
+
+async def test_without_the_right_to_list_policies_everything_else_is_listed() -> None:
+    forbidden = Fault(before=Forbidden("networkpolicies.networking.k8s.io is forbidden", code=403))
+    cluster = FaultyCluster(lambda call: forbidden if call.resource is names.NETWORK_POLICIES else None)
+    sweeper = Sweeper(cluster=cluster, cache=Cache(), scopes=[None], interval=60, metrics=Metrics())
+    cluster.server.create(
+        names.DDPJOBS,
+        "default",
+        {key: a_job()[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": "mnist"}},
+    )
+    await asyncio.wait_for(sweeper.start(), 1)
+    assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
 
 
 class BrokenLists(FaultyCluster):

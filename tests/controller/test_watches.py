@@ -62,10 +62,14 @@ def lost(control_plane: ControlPlane, namespace: str) -> Jobs:
     return Jobs(control_plane, f"{namespace}-lost")
 
 
-def allow(plane: ControlPlane, account: str, namespace: str) -> None:
-    """Give a service account of the namespace ``default`` the operator's rights in one namespace."""
+def allow(plane: ControlPlane, account: str, namespace: str, *, without: str = "") -> None:
+    """Give a service account of the namespace ``default`` the operator's rights in one namespace.
+
+    without: a resource for which it gets none.
+    """
     docs = yaml.safe_load_all(RBAC_FILE.read_text())
     (rules,) = (doc["rules"] for doc in docs if (doc["kind"], doc["metadata"]["name"]) == OPERATOR_ROLE)
+    rules = [rule for rule in rules if without not in rule["resources"]]
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
     subject = {"kind": "ServiceAccount", "name": account, "namespace": "default"}
     plane.request("POST", f"{ROLES}/{namespace}/roles", {"metadata": {"name": account}, "rules": rules})
@@ -98,10 +102,37 @@ def test_namespace_without_role_delays_no_other(control_plane: ControlPlane, job
         assert operator.metric("ddpjob_namespace_served", namespace=jobs.namespace) == 1
         warnings = [line for line in operator.lines() if line["level"] == "warning" and lost.namespace in str(line)]
         assert warnings and "give the operator's service account the role" in warnings[0]["message"]
-        assert len(warnings) <= 4, "one line for each kind, not one for each retry"
+        assert len(warnings) <= 5, "one line for each kind, not one for each retry"
         allow(control_plane, account, lost.namespace)
         lost.wait_for_pods(1)
         eventually("both are served", lambda: operator.get("/readyz") == (200, "ok\n"))
+
+
+def test_role_without_network_policies_delays_only_the_jobs_that_want_them(
+    control_plane: ControlPlane, jobs: Jobs
+) -> None:
+    """The role of an earlier release, and the image of this one."""
+    account = f"operator-of-{jobs.namespace}"
+    token = control_plane.service_account("default", account)
+    allow(control_plane, account, jobs.namespace, without="networkpolicies")
+    with OperatorProcess(
+        control_plane, jobs.namespace, token=token, name=account, sweep_interval_seconds=5
+    ) as operator:
+        eventually("the operator is ready", lambda: operator.get("/readyz") == (200, "ok\n"))
+        jobs.submit("plain")
+        jobs.submit("isolated", networkPolicy="Isolated")
+        jobs.wait_for_pods(1, "plain")
+        eventually(
+            "the refusal is shown", lambda: jobs.condition("Running", "isolated").get("reason") == "CreateRefused"
+        )
+        assert 'cannot create resource "networkpolicies"' in jobs.condition("Running", "isolated")["message"]
+        assert not jobs.pods("isolated") and jobs.status("isolated")["state"] == "Pending"
+        path = f"{ROLES}/{jobs.namespace}/roles/{account}"
+        rule = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["*"]}
+        control_plane.request("PATCH", path, {"rules": [*control_plane.request("GET", path)["rules"], rule]})
+        control_plane.request("PATCH", f"{jobs.path}/isolated", {"spec": {"restartPolicy": {"maxRestarts": 1}}})
+        eventually("the job starts", lambda: jobs.pods("isolated"))
+        assert operator.get("/healthz")[0] == 200
 
 
 def test_lost_role_of_a_running_operator_stops_only_its_own_namespace(

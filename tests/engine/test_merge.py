@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.engine.actions import status_patch
+from ddpjob.engine.actions import patch_between
 from ddpjob.engine.merge import merge
 
 json_values = st.recursive(
@@ -52,11 +52,11 @@ def test_a_status_patch_turns_the_old_status_into_the_new(old: dict[str, Any], n
         return result
 
     old, new = without_nulls(old), without_nulls(new)
-    assert apply(old, status_patch(old, new)) == new
+    assert apply(old, patch_between(old, new)) == new
 
 
 def test_equal_statuses_need_no_patch() -> None:
-    assert status_patch({"a": {"b": [1]}}, {"a": {"b": [1]}}) == {}
+    assert patch_between({"a": {"b": [1]}}, {"a": {"b": [1]}}) == {}
 
 
 def test_containers_merge_by_name_and_others_are_kept() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob.api import names
 from tests.install.chart import CHART, NAMESPACE, helm, of_kind, refusal, template
 
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Namespace"}
@@ -28,7 +27,7 @@ def operator_pod(**values: Any) -> dict[str, Any]:
 
 
 def environment(**values: Any) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in operator_pod(**values)["containers"][0]["env"]}
+    return {e["name"]: e["value"] for e in operator_pod(**values)["containers"][0]["env"] if "value" in e}
 
 
 @pytest.mark.parametrize("values", [[], ["--set", "scope=namespace,crds.install=false,metrics.enabled=true"]])
@@ -161,6 +160,7 @@ def test_every_setting_reaches_the_operator_unchanged() -> None:
     for name, value in values.items():
         key = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name.split(".")[1])
         assert env.pop(f"DDPJOB_OPERATOR_{key}") == (str(value).lower() if value is False else str(value))
+    assert env.pop("DDPJOB_OPERATOR_POD_LABELS")  # tests/install/test_network_policies.py
     assert env == {"DDPJOB_OPERATOR_NAMESPACES": "", "DDPJOB_OPERATOR_HEALTH_PORT": "8080"}
 
 
@@ -232,20 +232,3 @@ def test_object_names_have_release_and_chart_once(release: str, name: str) -> No
 def test_longest_release_name_gives_valid_object_names() -> None:
     for item in template(release="r" * 53):
         assert len(item["metadata"]["name"]) <= 63
-
-
-def test_network_policy_is_created_on_request() -> None:
-    assert not of_kind(template({}), "NetworkPolicy")
-    values = {"networkPolicy.enabled": True, "networkPolicy.apiServerPorts": [8443]}
-    [policy] = of_kind(template(values), "NetworkPolicy")
-    [deployment] = of_kind(template({}), "Deployment")
-    spec = policy["spec"]
-    assert spec["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
-    assert spec["policyTypes"] == ["Ingress", "Egress"]
-    [port] = deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
-    assert spec["ingress"] == [{"ports": [{"port": port["containerPort"]}]}]
-    api_server, pods = spec["egress"]
-    assert api_server == {"ports": [{"port": 8443}]}
-    [selected] = pods["to"]
-    assert selected["podSelector"]["matchExpressions"] == [{"key": names.LABEL_JOB_UID, "operator": "Exists"}]
-    assert selected["namespaceSelector"] == {}, "without it, only the operator's own namespace"

@@ -165,6 +165,7 @@ def test_field_reference_marks_fixed_fields() -> None:
         "logTail",
         "suspend",
         "restartedAt",
+        "networkPolicy",
     }
 
 

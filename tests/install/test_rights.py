@@ -14,6 +14,7 @@ OPERATOR = {
     *(("", "pods", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
     ("", "pods/log", "get"),
     *(("", "services", verb) for verb in ("create", "get", "list", "patch", "watch")),
+    *(("networking.k8s.io", "networkpolicies", verb) for verb in ("create", "delete", "get", "list", "patch", "watch")),
     *(("", "persistentvolumeclaims", verb) for verb in ("create", "get", "list")),
     *(("", "events", verb) for verb in ("create", "list", "patch")),
 }
@@ -47,7 +48,7 @@ def test_operator_has_exactly_the_listed_rights(values: dict[str, Any]) -> None:
     assert len(roles) == (2 if values else 1)
     for role in roles:
         assert triples(role) == OPERATOR
-    assert len(OPERATOR) == 24
+    assert len(OPERATOR) == 30
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace"])
@@ -70,7 +71,7 @@ def test_no_role_grants_secrets_wildcards_or_escalation() -> None:
         for role in of_kind(template(values), "Role", "ClusterRole"):
             for group, resource, verb in triples(role):
                 assert "*" not in (group, resource, verb)
-                assert group in ("", "ddpjob.dev")
+                assert group in ("", "ddpjob.dev", "networking.k8s.io")
                 assert resource.split("/")[0] not in ("secrets", "configmaps", "serviceaccounts", "nodes")
                 assert verb not in ("bind", "escalate", "impersonate")
 

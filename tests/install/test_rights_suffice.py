@@ -80,10 +80,22 @@ def test_chart_rights_suffice_and_all_are_used(scope: str) -> None:
     assert granted - used <= NOT_SEEN
 
 
+def check_network_policy(plane: ControlPlane, job: str, name: str) -> None:
+    """Edit and delete the job's NetworkPolicy: it is restored. Switch it off: it is deleted."""
+    policy = f"/{names.NETWORK_POLICIES.path(TEAM)}/{name}"
+    whole = plane.request("GET", policy)["spec"]
+    plane.request("PATCH", policy, {"spec": {"ingress": [{}], "podSelector": {"matchLabels": {"app": "another"}}}})
+    eventually("the policy is restored", lambda: plane.request("GET", policy)["spec"] == whole)
+    plane.request("DELETE", policy)
+    eventually("the policy is created again", lambda: not gone(plane, policy))
+    plane.request("PATCH", job, {"spec": {"networkPolicy": None}})
+    eventually("the policy is deleted", lambda: gone(plane, policy))
+
+
 def live_through(plane: ControlPlane) -> None:
     """Let a job with a claim template and a sidecar start, fail once, succeed, and delete itself."""
     job = yaml.safe_load((EXAMPLES / "mnist-cpu.yaml").read_text(encoding="utf-8"))
-    job["spec"]["ttlSecondsAfterFinished"] = 0
+    job["spec"] |= {"ttlSecondsAfterFinished": 0, "networkPolicy": "Isolated"}
     job["spec"]["template"] = {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}
     plane.request("POST", JOBS, job)
     first, second = eventually("both pods of attempt 1", lambda: pods_of_attempt(plane, 1))
@@ -91,6 +103,7 @@ def live_through(plane: ControlPlane) -> None:
     plane.request("PATCH", service, {"spec": {"selector": {"app": "another"}}})
     assert plane.request("GET", f"{CORE}/persistentvolumeclaims/mnist-cpu-checkpoints")
     eventually("the Service is restored", lambda: "app" not in plane.request("GET", service)["spec"]["selector"])
+    check_network_policy(plane, f"{JOBS}/mnist-cpu", first["spec"]["subdomain"])
     # A failure counts for the attempt only after the status has all pods.
     path = f"{JOBS}/mnist-cpu"
     eventually("the status has both pods", lambda: plane.request("GET", path)["status"]["nodes"]["pending"] == 2)

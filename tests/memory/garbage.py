@@ -32,7 +32,7 @@ class Collector:
         self._store = server.store
         self._kinds: Mapping[tuple[str, str], Resource] = {
             (resource.api_version, resource.kind): resource
-            for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
+            for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS)
         }
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""The five kinds that the in-memory cluster serves: how each is read, completed with defaults, and checked.
+"""The six kinds that the in-memory cluster serves: how each is read, completed with defaults, and checked.
 
 ``server`` calls the methods of ``Kind`` in the order of the real request handlers. Nothing here knows what is stored.
 Defaults of pods: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/. Of admission, only the
@@ -305,6 +305,34 @@ class Services(Kind):
         return found
 
 
+class NetworkPolicies(Kind):
+    """NetworkPolicies. Nothing enforces them."""
+
+    resource = names.NETWORK_POLICIES
+    model = "V1NetworkPolicy"
+    has_status = False
+    has_generation = True
+    returns_deleted = False
+
+    def fill_in(self, obj: Json) -> None:
+        spec: Json = {"podSelector": {}} | obj.get("spec", {})
+        for rules in ("ingress", "egress"):
+            if rules in spec:
+                spec[rules] = [_rule_defaults(rule) for rule in spec[rules]]
+        if not spec.get("policyTypes"):
+            spec["policyTypes"] = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+        obj["spec"] = spec
+
+    def prepare_create(self, obj: Json) -> None:
+        obj["metadata"]["generation"] = 1
+
+    def check_create(self, obj: Json) -> list[Cause]:
+        return [*super().check_create(obj), *validation.check_network_policy(obj["spec"])]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        return [*super().check_update(new, old), *validation.check_network_policy(new["spec"])]
+
+
 class Claims(Kind):
     """PersistentVolumeClaims. They are never bound. A finalizer keeps a claim that a placed pod uses."""
 
@@ -439,6 +467,11 @@ def _port_defaults(port: Json, spec: Json) -> Json:
     if spec.get("hostNetwork") and "containerPort" in out:
         out.setdefault("hostPort", out["containerPort"])
     return out
+
+
+def _rule_defaults(rule: Json) -> Json:
+    ports = [{"protocol": "TCP"} | port for port in rule.get("ports", ())]
+    return rule | {"ports": ports} if ports else rule
 
 
 def _env_defaults(variable: Json) -> Json:

@@ -18,13 +18,12 @@ from ddpjob.api.times import timestamp
 from ddpjob.cluster.base import Page
 from tests.memory import api_errors
 from tests.memory.garbage import Collector
-from tests.memory.kinds import Claims, Events, Jobs, Kind, Pods, Services, restore
+from tests.memory.kinds import Claims, Events, Jobs, Kind, NetworkPolicies, Pods, Services, restore
 from tests.memory.selectors import Matcher, field_matcher, label_matcher
 from tests.memory.store import Change, Store, clone
 from tests.memory.watch import Watch
 
 _OTHER_NAMESPACE = "the namespace of the provided object does not match the namespace sent on the request"
-_RESOURCES = {r.plural: r for r in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)}
 
 # Only the API server sets these; what a client writes in them on create is ignored.
 _SYSTEM_FIELDS = (
@@ -37,6 +36,8 @@ _SYSTEM_FIELDS = (
 )
 
 PAGE_SIZE = 500
+KINDS: tuple[type[Kind], ...] = (Jobs, Pods, Services, NetworkPolicies, Claims, Events)
+RESOURCES = tuple(kind.resource for kind in KINDS)
 
 Clock = Callable[[], datetime]
 
@@ -54,8 +55,7 @@ class ApiServer:
         """What the containers of pods logged, by namespace and name: who acts as a kubelet writes it."""
         self._clock = clock
         self._new_uid = new_uid
-        kinds: tuple[Kind, ...] = (Jobs(), Pods(), Services(), Claims(), Events())
-        self._kinds: Mapping[Resource, Kind] = {kind.resource: kind for kind in kinds}
+        self._kinds: Mapping[Resource, Kind] = {kind.resource: kind() for kind in KINDS}
 
     def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         kind = self._kinds[resource]
@@ -367,7 +367,7 @@ class MemoryCluster:
 
     def load(self, dumped: Json) -> None:
         """Replace all objects with those of a ``dump``. Raises ``KeyError`` for an unknown kind."""
-        self.store.load(dumped, _RESOURCES)
+        self.store.load(dumped, {resource.plural: resource for resource in RESOURCES})
         self.server.namespaces |= set(dumped["namespaces"])
         self._collect_soon()
 

@@ -1,4 +1,4 @@
-"""Checks of objects as the API server makes them: names, labels, metadata, pods, services and claims.
+"""Checks of objects as the API server makes them: names, labels, metadata, pods, services, policies and claims.
 
 Each check yields a ``Cause`` for everything that is wrong. Of pods it covers what a rendered or hand-written DDPJob
 template can get wrong; other pod fields are checked only for their types, in ``decoding``.
@@ -40,6 +40,8 @@ _CONTAINER_ENUMS = {
     "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
 }
 _SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
+_POLICY_TYPES = ("Egress", "Ingress")
+_SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 _AFFINITIES = ("ClientIP", "None")
 _ACCESS_MODES = ("ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod")
 _VOLUME_MODES = ("Block", "Filesystem")
@@ -375,6 +377,56 @@ def check_service(spec: Json) -> Iterator[Cause]:
             yield duplicate(path, number)
         names_seen.add(name)
         numbers.add((number, port["protocol"]))
+
+
+def check_network_policy(spec: Json) -> Iterator[Cause]:
+    """Check the spec of a NetworkPolicy, with its defaults. IP blocks and named ports are not checked."""
+    yield from _check_selector(spec["podSelector"], "spec.podSelector")
+    for direction, peers in (("ingress", "from"), ("egress", "to")):
+        for index, rule in enumerate(spec.get(direction, ())):
+            path = f"spec.{direction}[{index}]"
+            for number, port in enumerate(rule.get("ports", ())):
+                yield from _check_policy_port(port, f"{path}.ports[{number}]")
+            for number, peer in enumerate(rule.get(peers, ())):
+                yield from _check_peer(peer, f"{path}.{peers}[{number}]")
+    types: list[str] = spec["policyTypes"]
+    if len(types) > len(_POLICY_TYPES):
+        yield invalid_value("spec.policyTypes", types, "may not specify more than two policyTypes")
+        return
+    for index, name in enumerate(types):
+        if name not in _POLICY_TYPES:
+            yield unsupported(f"spec.policyTypes[{index}]", name, _POLICY_TYPES)
+
+
+def _check_policy_port(port: Json, path: str) -> Iterator[Cause]:
+    number = port.get("port")
+    if port["protocol"] not in _PROTOCOLS:
+        yield unsupported(f"{path}.protocol", port["protocol"], _PROTOCOLS)
+    if isinstance(number, int) and not 1 <= number <= 65535:
+        yield invalid_value(f"{path}.port", number, "must be between 1 and 65535, inclusive")
+
+
+def _check_peer(peer: Json, path: str) -> Iterator[Cause]:
+    selectors = [key for key in ("podSelector", "namespaceSelector", "ipBlock") if key in peer]
+    if not selectors:
+        yield required(path)
+    elif "ipBlock" in peer and len(selectors) > 1:
+        yield forbidden(path, "may not specify both ipBlock and another peer")
+    for key in ("podSelector", "namespaceSelector"):
+        yield from _check_selector(peer.get(key, {}), f"{path}.{key}")
+
+
+def _check_selector(selector: Json, path: str) -> Iterator[Cause]:
+    yield from check_labels(selector.get("matchLabels", {}), f"{path}.matchLabels")
+    for index, expression in enumerate(selector.get("matchExpressions", ())):
+        where, operator = f"{path}.matchExpressions[{index}]", expression.get("operator", "")
+        values = expression.get("values", ())
+        if operator not in _SELECTOR_OPERATORS:
+            yield invalid_value(f"{where}.operator", operator, "not a valid selector operator")
+        elif operator in ("In", "NotIn") and not values:
+            yield required(f"{where}.values")
+        elif operator in ("Exists", "DoesNotExist") and values:
+            yield forbidden(f"{where}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
 
 
 def check_claim(spec: Json) -> Iterator[Cause]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json, element
+from ddpjob.api.objects import Json, element, owner_uid
 from tests.memory.store import Change
 from tests.simulator.kubelets import GRACE_SECONDS
 from tests.simulator.simulation import KEY, Simulation
@@ -41,6 +41,7 @@ def check_history(
     _check_overlap(changes, unreachable)
     _check_namesakes(changes, unreachable)
     _check_events(changes)
+    _check_isolation(changes)
 
 
 def check_undisturbed(sim: Simulation, refused: int) -> None:
@@ -87,6 +88,21 @@ def story_of(status: Json, changes: History) -> Outcome:
     avoided = [(entry["nodeName"], entry["reason"]) for entry in status.get("avoidNodes") or ()]
     also = {"failures": failures, "conditions": conditions, "nodes": nodes, "avoided": avoided}
     return {key: status.get(key) for key in kept} | also
+
+
+def _check_isolation(changes: History) -> None:
+    """Check that no pod of an isolated job was created before the NetworkPolicy that isolates it."""
+    isolated: set[str] = set()
+    protected: set[str] = set()
+    for _, change in changes:
+        meta = change.obj["metadata"]
+        uid = owner_uid(change.obj)
+        if change.resource is names.DDPJOBS and change.obj["spec"].get("networkPolicy"):
+            isolated.add(meta["uid"])
+        elif change.resource is names.NETWORK_POLICIES and uid is not None:
+            (protected.discard if change.type == "DELETED" else protected.add)(uid)
+        elif change.resource is names.PODS and change.type == "ADDED" and uid in isolated:
+            assert uid in protected, f"{meta['name']} was created before its NetworkPolicy"
 
 
 def _without_timing(failure: Json) -> Json:

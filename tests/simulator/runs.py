@@ -162,6 +162,7 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
     spec |= chance.choice([{}, {}, {"ttlSecondsAfterFinished": 30}]) | chance.choice([{}, {}, CHECKPOINT])
     spec |= chance.choice([{}, {}, {"podRetention": "All"}, {"podRetention": "None"}])
+    spec |= {"networkPolicy": "Isolated"} if random.Random(f"policy {seed}").random() < 0.25 else {}
     world: dict[str, Any] = {
         "sidecar": chance.choice(("none", "none", "ordinary", "native")),
         "skewed": chance.random() < 0.3,

@@ -476,6 +476,18 @@ async def _retention_of_no_pods(sim: Simulation) -> None:
     await sim.until("no pod is left", lambda: not any(True for _ in sim.store.all(names.PODS)))
 
 
+@_scenario("isolated", is_variant=True, networkPolicy="Isolated")
+async def _isolated(sim: Simulation) -> None:
+    """An attempt fails; while the next one runs, a user deletes the NetworkPolicy. The last attempt succeeds."""
+    sim.create_job()
+    await _rank_failure(sim)
+    await sim.running_attempt()
+    (policy,) = sim.store.all(names.NETWORK_POLICIES)
+    sim.server.delete(names.NETWORK_POLICIES, KEY.namespace, policy["metadata"]["name"])
+    await sim.until("the policy is there again", lambda: any(True for _ in sim.store.all(names.NETWORK_POLICIES)))
+    await succeed(sim)
+
+
 @_fate("late-secret")
 async def _late_secret(sim: Simulation) -> None:
     """A Secret is missing for less time than the operator waits for it."""

@@ -21,6 +21,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{/* The same labels as KEY=VALUE,... */}}
+{{- define "ddpjob.podLabels" -}}
+{{- $labels := list -}}
+{{- range $key, $value := include "ddpjob.selectorLabels" . | fromYaml }}
+{{- $labels = append $labels (printf "%s=%s" $key $value) }}
+{{- end -}}
+{{- join "," $labels -}}
+{{- end }}
+
 {{- define "ddpjob.labels" -}}
 {{ include "ddpjob.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -107,6 +116,9 @@ capabilities:
 - apiGroups: [""]
   resources: [services]
   verbs: [create, get, list, patch, watch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [create, get, list]

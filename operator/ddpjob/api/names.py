@@ -36,6 +36,7 @@ PODS: Final = Resource("v1", "Pod", "pods")
 SERVICES: Final = Resource("v1", "Service", "services")
 CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS: Final = Resource("v1", "Event", "events")
+NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 # Labels used by selectors and lookups. User templates cannot override them.
@@ -52,6 +53,7 @@ LABEL_NODE_RANK: Final = f"{GROUP}/node-rank"
 SELECTORS: Final[Mapping[Resource, str]] = {
     PODS: LABEL_JOB_UID,
     SERVICES: LABEL_JOB_UID,
+    NETWORK_POLICIES: LABEL_JOB_UID,
     CLAIMS: LABEL_JOB_NAME,
 }
 
@@ -98,7 +100,7 @@ OWNED_ENV: Final = frozenset(
 
 
 def service_name(job: str, uid: str) -> str:
-    """Return the name of the job's headless Service, which is also the subdomain of its pods.
+    """Return the name of the job's headless Service, also the subdomain of its pods, and of its NetworkPolicy.
 
     Five characters of the uid separate it from that of a deleted job of the same name.
     """

@@ -369,6 +369,13 @@ class DDPJobSpec(ApiModel):
     """/dev/shm of the trainer."""
     pod_security: PodSecurity = _defaulted(PodSecurity)
     """Security context of the pods."""
+    # No default in the schema: the API server would add it to every job, and the release before refuses the field.
+    network_policy: Literal["Isolated"] | None = None
+    """Isolated: only the job's own pods, and the operator for the progress, can connect to the pods; default: anyone.
+
+    It is a NetworkPolicy for connections to the pods; those that they open are free. It needs a network plugin that
+    enforces NetworkPolicies, and has no effect on pods with hostNetwork.
+    """
     restart_policy: RestartPolicy = _defaulted(RestartPolicy)
     """Restarts after a failure."""
     success_policy: Literal["AllNodes", "NodeZero"] = "AllNodes"

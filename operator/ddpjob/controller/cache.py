@@ -1,13 +1,13 @@
-"""The cached jobs, pods, services and claims.
+"""The cached jobs, pods, Services, NetworkPolicies and claims.
 
 Watch events, LISTs and responses to the operator's own writes update the cache in any order: the newer resourceVersion
 wins, and a deleted object stays deleted if an older response arrives later. Of pods it keeps the views, of jobs their
 encoded form (``stored_jobs``), of other objects the fields that plans read.
 
 A change calls ``on_change`` with the key of the object's job. A pod's step towards Running calls ``on_update`` instead,
-because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job or a
-Service, because a tenant may edit them many times a second. A change that view or encoded form do not show calls
-nothing.
+because a thousand pods take such steps within seconds and no decision waits for them. So does an edit of a job,
+Service or NetworkPolicy, because a tenant may edit them many times a second. A change that view or encoded form do not
+show calls nothing.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 MAX_TOMBSTONES = 20_000  # several minutes at the highest rate; no response is older
 MAX_SPEC_BYTES = 16 * 1024
-"""Of the spec of a Service or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
+"""Of the spec of a Service, policy or claim. The operator's own have less than 1 KB; a larger one counts as changed."""
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 _SPEC: Mapping[Resource, tuple[str, ...]] = {
     names.SERVICES: ("type", "clusterIP", "selector", "ports", "publishNotReadyAddresses"),
     names.CLAIMS: (),
 }
 """The fields of the specs that plans read; of other kinds all."""
-WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES)
+WATCHED = (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES)
 """Kinds whose changes come as watch events; claims are only listed by the sweep."""
 
 
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class Cache:
-    """The cached objects of four kinds. Used from the event loop only, except ``count_states``."""
+    """The cached objects of five kinds. Used from the event loop only, except ``count_states``."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class Cache:
         self._on_change = on_change
         self._on_update = on_update or on_change
         self._objects: dict[Resource, dict[Place, Entry]] = {
-            resource: {} for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS)
+            resource: {}
+            for resource in (names.DDPJOBS, names.PODS, names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS)
         }
         self._newest = dict.fromkeys(self._objects, 0)
         self._pods_of: dict[tuple[str, str], dict[Place, PodView]] = defaultdict(dict)

@@ -31,6 +31,7 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.podwatch import PodWatch
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.settings import Settings, SettingsError, parse
+from ddpjob.controller.sweep import OPTIONAL
 from ddpjob.controller.watch_status import Report, WatchStatus
 from ddpjob.controller.watches import JobWatch
 from ddpjob.engine.actions import EngineSettings
@@ -55,7 +56,12 @@ class Operator:
         self.cluster = KubernetesCluster(connection, max_connections=requests, observer=metrics.observe_request)
         self.controller = Controller(
             self.cluster,
-            EngineSettings(settings.cluster_domain, reads_logs=settings.read_logs),
+            EngineSettings(
+                settings.cluster_domain,
+                reads_logs=settings.read_logs,
+                pod_namespace=settings.pod_namespace,
+                pod_labels=dict(settings.pod_labels),
+            ),
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,
                 on_news,
@@ -212,7 +218,10 @@ class Operator:
         """Return whether each scope is listed and watched."""
         failures = self.controller.sweeper.failures
         return {
-            scope: watch_status.scope_report(failures.get(scope, ""), [watch.status for watch in watches])
+            scope: watch_status.scope_report(
+                failures.get(scope, ""),
+                [watch.status for watch in watches if watch.status.resource not in OPTIONAL],
+            )
             for scope, watches in self._watches.items()
         }
 

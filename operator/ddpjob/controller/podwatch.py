@@ -1,4 +1,4 @@
-"""Watch the operator's pods and Services: a LIST, then a watch that continues where the one before ended.
+"""Watch pods, Services and NetworkPolicies of jobs: a LIST, then a watch that continues where the one before ended.
 
 kopf watches the jobs (``watches``). For pods it is too slow: a thousand pods cause four thousand events within seconds,
 and kopf starts a task for each pod and makes a logger, a copy and the arguments of a handler for each event.

@@ -27,7 +27,7 @@ from ddpjob.controller.progress import ProgressPoller
 from ddpjob.controller.schema import SchemaMonitor, refused_fields
 from ddpjob.controller.unbound_claims import UnboundClaims
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, status_patch
+from ddpjob.engine.actions import REFUSALS_TO_SHOW, EngineSettings, Plan, Problem, patch_between
 from ddpjob.engine.attempt import MAX_RETRY_SECONDS, retry_seconds
 from ddpjob.engine.claims import is_claim_of
 from ddpjob.engine.observed import Observed, owned_pods
@@ -48,7 +48,7 @@ class Memory:
     refusals: how many times in a row requests were refused; hold_until: monotonic time before which none is sent again.
     begun, complete: number of the last attempt whose creates began, and of the last whose creates all had success.
     created: names of the pods of the attempt ``begun`` that were created, or were seen after a create without response.
-    repairs: how many times in a row the Service was repaired. repair_after: monotonic time before the next repair.
+    repairs: how many times in a row Service or policy were repaired. repair_after: monotonic time before the next time.
     patched_at: monotonic time of the last status patch.
     unannounced: status before and after a patch whose response was lost, and its events.
     unrecorded: the last status write failed, so nothing is done before the next one has succeeded.
@@ -194,12 +194,13 @@ class Reconciler:
         cached = self.cache.pods(key.namespace, meta["uid"])
         if memory.begun == attempt != memory.complete:
             memory.created |= {pod.name for pod in cached if pod.attempt == attempt}
-        service = self.cache.get(names.SERVICES, key.namespace, names.service_name(key.name, meta["uid"]))
+        name = names.service_name(key.name, meta["uid"])
         claim = self.cache.get(names.CLAIMS, key.namespace, names.claim_name(key.name))
         observed = Observed(
             owned_pods(job, cached if live is None else live),
             former=() if attempt else self.cache.former_pods(key, meta["uid"]),
-            service=service,
+            service=self.cache.get(names.SERVICES, key.namespace, name),
+            policy=self.cache.get(names.NETWORK_POLICIES, key.namespace, name),
             claim=claim if is_claim_of(claim, key.name) else None,
             problems=memory.problems,
             round="complete" if memory.complete == attempt else "begun" if memory.begun == attempt else "unknown",
@@ -223,12 +224,12 @@ class Reconciler:
         return self.cache.pods(*mine)
 
     def _without_early_repair(self, key: Key, plan: Plan, memory: Memory) -> Plan:
-        """Return the plan without the repair of a Service that would follow the last one too soon.
+        """Return the plan without a repair that would follow the last one too soon.
 
         An admission webhook, another program or a second operator may undo each repair.
         """
         wait = memory.repair_after - self.clock()
-        if wait <= 0 or not _repairs_service(plan):
+        if wait <= 0 or not _repairs(plan):
             return plan
         self.queue.add_after(key, wait)
         return replace(plan, changes=tuple(change for change in plan.changes if change.resource is names.PODS))
@@ -248,7 +249,7 @@ class Reconciler:
 
     async def _record(self, key: Key, job: Json, plan: Plan, memory: Memory) -> Json | None:
         """Write the status if it changed; return None if the job changed since the plan was made."""
-        patch = status_patch(job.get("status") or {}, plan.status) if plan.status is not None else {}
+        patch = patch_between(job.get("status") or {}, plan.status) if plan.status is not None else {}
         if not patch:
             self.schema.clear(key)
             return job
@@ -316,7 +317,7 @@ class Reconciler:
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
-        if _repairs_service(plan):
+        if _repairs(plan):
             is_new = self.clock() - memory.repair_after > MAX_RETRY_SECONDS
             memory.repairs = 1 if is_new else memory.repairs + 1
             memory.repair_after = self.clock() + retry_seconds(memory.repairs)
@@ -382,8 +383,9 @@ class Reconciler:
             logger.exception("unexpected error, retrying in %.1f s", delay)
 
 
-def _repairs_service(plan: Plan) -> bool:
-    return any(change.resource is names.SERVICES for change in plan.changes)
+def _repairs(plan: Plan) -> bool:
+    """Return whether the plan restores the Service or the NetworkPolicy."""
+    return any(change.resource is not names.PODS for change in plan.changes)
 
 
 async def _end_of(task: "asyncio.Task[Outcome | None]") -> None:

@@ -13,6 +13,8 @@ from ddpjob import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{LABEL_VALUE.pattern}")
 
 Check = Callable[[str], Any]
 """Returns a setting's value, given its text. Raises ``ValueError`` with the rule that the text breaks."""
@@ -40,6 +42,20 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return text.lower() == "true"
+
+
+def _namespace(text: str) -> str:
+    if text and not DNS_LABEL.fullmatch(text):
+        raise ValueError("must be the name of a namespace")
+    return text
+
+
+def _labels(text: str) -> tuple[tuple[str, str], ...]:
+    labels = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    for key, _, value in labels:
+        if not (LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(value)):
+            raise ValueError("must be KEY=VALUE,... with keys and values of labels")
+    return tuple((key, value) for key, _, value in labels)
 
 
 def _domain(text: str) -> str:
@@ -113,6 +129,12 @@ class Settings:
         socket.gethostname(),
         str,
         "name of this replica in the Lease; by default the host name, which is the pod's name",
+    )
+    pod_namespace: str = _setting(
+        "", _namespace, "namespace of the operator's pods, which NetworkPolicies of jobs admit; empty to admit none"
+    )
+    pod_labels: tuple[tuple[str, str], ...] = _setting(
+        (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
     )
     kubeconfig: str | None = _setting(
         None,

@@ -26,9 +26,12 @@ KINDS: Sequence[tuple[Resource, str | None]] = (
     # Pods before jobs, so that a job's pods are cached when it is reconciled.
     (names.CLAIMS, names.SELECTORS[names.CLAIMS]),
     (names.SERVICES, names.SELECTORS[names.SERVICES]),
+    (names.NETWORK_POLICIES, names.SELECTORS[names.NETWORK_POLICIES]),
     (names.PODS, names.SELECTORS[names.PODS]),
     (names.DDPJOBS, None),
 )
+OPTIONAL = frozenset({names.NETWORK_POLICIES})
+"""Kinds that only some jobs use. Without the right to list them the jobs are served; a refused create shows it."""
 
 
 @dataclass(kw_only=True)
@@ -118,11 +121,16 @@ class Sweeper:
         """List all objects of a scope, which queues the jobs of the changed ones; return their number."""
         changed = 0
         for resource, selector in KINDS:
-            changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
+            try:
+                changes, _ = await list_into(self.cache, self.cluster, resource, scope, selector)
+            except Forbidden:
+                if resource not in OPTIONAL:
+                    raise
+                continue  # the watch of this kind logs it
             if changes and self._filled[scope].is_set():
                 self.metrics.sweep_heals.labels(resource.kind).inc(changes)
             changed += changes
-        for resource in (names.SERVICES, names.CLAIMS):
+        for resource in (names.SERVICES, names.NETWORK_POLICIES, names.CLAIMS):
             await self._verify_unlabelled(resource, scope)
         if self._rollbacks[scope] != self.cache.rollbacks:
             self._rollbacks[scope] = self.cache.rollbacks

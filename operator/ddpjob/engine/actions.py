@@ -78,7 +78,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of the cluster and the operator that plans depend on."""
+    """Settings of the cluster and the operator that plans depend on.
+
+    pod_namespace, pod_labels: select the operator's own pods, which the NetworkPolicies of jobs admit; without a
+        namespace they admit no operator.
+    """
 
     cluster_domain: str = "cluster.local"
     logs_command: str = "kubectl logs {pod} -n {namespace}"
@@ -87,6 +91,8 @@ class EngineSettings:
     """Whether plans may ask for the logs of failed pods."""
     delete_finished: bool = True
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
+    pod_namespace: str = ""
+    pod_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Plan:
         be delayed and combined with the next.
     needs_live: the decision is irreversible, and the cache may be stale: LIST the pods and plan again before acting.
         Never set if the pods came from a LIST.
-    changes: a Service that a user edited, and pods to keep whose sidecars run on after the trainer.
+    changes: a Service or NetworkPolicy that a user edited, and pods to keep whose sidecars run on after the trainer.
     claims: the claims of the job if no node fits one of its pods; the next plan shows why they are not bound.
     creates: phases, each a sequence of objects that are created concurrently; a phase starts after the one before
         ended. A sequence may render its objects when they are read.
@@ -126,13 +132,13 @@ class Plan:
     cautious: bool = False
 
 
-def status_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
+def patch_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     """Return the RFC 7396 merge patch that turns ``old`` into ``new``; removed keys become null."""
     patch: Json = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if inner := status_patch(before, value):
+            if inner := patch_between(before, value):
                 patch[key] = inner
         elif key not in old or before != value:
             patch[key] = value

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from ddpjob.api.limits import MAX_MESSAGE
-from ddpjob.api.status import CONDITIONS, Condition, Failure, Nodes
+from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Nodes
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
@@ -114,7 +114,8 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
         aspects["Restarting"] = (True, RESTART_REQUESTED, decision.message or s.attempt.message)
     if decision.kind == "hold":
         aspects["Stalled"] = (True, decision.reason, decision.message)
-    if problem := next((p for p in s.observed.problems if p.reason in REFUSALS_TO_SHOW | {"NameConflict"}), None):
+    shown = REFUSALS_TO_SHOW | {"NameConflict"} | ({"CreateRefused"} if s.attempt.phase == RUNNING else set())
+    if problem := next((p for p in s.observed.problems if p.reason in shown), None):
         aspects["Stalled"] = (True, problem.reason, problem.message)
     elif s.attempt.verdict == "NameConflict" and decision.kind == "continue":
         aspects["Stalled"] = (True, "NameConflict", s.attempt.message)

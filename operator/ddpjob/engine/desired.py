@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, overload
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
-from ddpjob.engine.actions import Change, Create, EngineSettings
+from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
 
@@ -178,8 +178,8 @@ def desired_service(job: Job, *, after_first: bool = False) -> Create:
 
 def service_change(job: Job, service: Json) -> Change | None:
     """Return what restores the job's Service after an edit; None if nothing does, or if it belongs to another owner."""
-    meta, spec = service["metadata"], service.get("spec") or {}
-    if owner_uid(service) != job.uid or "deletionTimestamp" in meta:
+    spec = service.get("spec") or {}
+    if not _is_live_object_of(job, service):
         return None
     wanted = desired_service(job).body["spec"]
     is_whole = all(spec.get(key) == value for key, value in wanted.items() if key != "ports")
@@ -188,7 +188,43 @@ def service_change(job: Job, service: Json) -> Change | None:
         return None
     others = dict.fromkeys(spec.get("selector") or ())  # null removes a key
     restored = wanted | {"externalName": None, "selector": others | wanted["selector"]}
-    return Change(names.SERVICES, job.service, meta["uid"], restored)
+    return Change(names.SERVICES, job.service, service["metadata"]["uid"], restored)
+
+
+def _is_live_object_of(job: Job, body: Json) -> bool:
+    return owner_uid(body) == job.uid and "deletionTimestamp" not in body["metadata"]
+
+
+def desired_policy(job: Job, settings: EngineSettings) -> Create | None:
+    """Return the NetworkPolicy of the job, which all its attempts use, or None if the spec asks for none."""
+    if job.spec.network_policy is None:
+        return None
+    body = render(
+        "networkpolicy.yaml.j2",
+        policy=job.service,
+        namespace=job.namespace,
+        labels=job_labels(job),
+        owners=[owner_reference(job)],
+        pods={"matchLabels": {names.LABEL_JOB_UID: job.uid}},
+        operator_namespace=settings.pod_namespace,
+        operator_pods={"matchLabels": dict(settings.pod_labels)} if settings.pod_labels else {},
+        progress_port=job.spec.rendezvous.progress_port,
+    )
+    return Create(names.NETWORK_POLICIES, job.service, body)
+
+
+def policy_change(job: Job, policy: Json, settings: EngineSettings) -> Change | Delete | None:
+    """Return what restores the job's NetworkPolicy after an edit, or deletes it when the spec asks for none any more.
+
+    None if nothing is to do, or if the policy belongs to another owner.
+    """
+    if not _is_live_object_of(job, policy):
+        return None
+    wanted, uid = desired_policy(job, settings), policy["metadata"]["uid"]
+    if wanted is None:
+        return Delete(names.NETWORK_POLICIES, job.service, uid)
+    patch = patch_between(policy.get("spec") or {}, wanted.body["spec"])
+    return Change(names.NETWORK_POLICIES, job.service, uid, patch) if patch else None
 
 
 def desired_claim(job: Job) -> Create | None:

@@ -26,6 +26,9 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             if fields := overridden_fields(s.job):
                 text = f"the operator sets these fields itself, and ignores the values in {', '.join(fields)}"
                 yield Note("Warning", "TemplateOverridden", shorten(text, MAX_NOTE))
+            if s.job.spec.network_policy is not None and s.job.template_spec.get("hostNetwork"):
+                text = "spec.networkPolicy has no effect: network plugins apply it to no pod with hostNetwork"
+                yield Note("Warning", "NetworkPolicyIgnored", text)
         case "restart" | "close" if decision.failure is not None:
             yield Note("Warning", "Restarting", shorten(decision.message, MAX_NOTE))
         case "fail":

@@ -39,7 +39,7 @@ class Observed:
 
     pods: the pods that the job owns (``owned_pods``).
     former: the pods of a deleted job of the same name, as long as the job has no attempt.
-    service, claim: the job's Service and the claim of its claimTemplate, or None if not seen.
+    service, policy, claim: the job's Service, NetworkPolicy, and the claim of its claimTemplate, or None if not seen.
     problems: the creates and deletes that failed last time.
     round: how far the creates of the recorded attempt came: "complete" (each had success), "begun" by this process, or
         "unknown", for example after a restart of the operator.
@@ -52,6 +52,7 @@ class Observed:
     pods: Sequence[PodView] = ()
     former: Sequence[PodView] = ()
     service: Json | None = None
+    policy: Json | None = None
     claim: Json | None = None
     problems: Sequence[Problem] = ()
     round: Literal["unknown", "begun", "complete"] = "unknown"

@@ -9,7 +9,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from ddpjob.api import names
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import Json, owner_uid
 from ddpjob.api.pod_view import STOP_SECONDS, PodView
 from ddpjob.api.spec import explain
 from ddpjob.api.status import Condition, DDPJobStatus, recorded_status
@@ -21,7 +21,15 @@ from ddpjob.engine.attempt import SUSPENDED, recorded_attempt
 from ddpjob.engine.conditions import finished
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.decision import Decision, decide
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service, service_change
+from ddpjob.engine.desired import (
+    Job,
+    desired_claim,
+    desired_pods,
+    desired_policy,
+    desired_service,
+    policy_change,
+    service_change,
+)
 from ddpjob.engine.events import MAX_NOTE, notes
 from ddpjob.engine.merge import template_faults
 from ddpjob.engine.observed import Observed
@@ -84,12 +92,12 @@ def _fills_gaps(s: JobState, decision: Decision) -> bool:
 def _carry_out(s: JobState, decision: Decision) -> Plan:
     status = next_status(s, decision)
     creates = _creates(s, decision, status)
-    ends = list(_ends(s, decision))
+    requests = [*_repairs(s, decision), *_ends(s, decision)]
     return Plan(
         status=_changed(s.before, status),
         urgent=decision.kind not in ("continue", "hold"),
-        deletes=tuple(end for end in ends if isinstance(end, Delete)),
-        changes=(*_repairs(s), *(end for end in ends if isinstance(end, Change))),
+        deletes=tuple(request for request in requests if isinstance(request, Delete)),
+        changes=tuple(request for request in requests if isinstance(request, Change)),
         creates=creates,
         creates_attempt=next_number(s, decision) if any(phase[0].resource is names.PODS for phase in creates) else None,
         events=tuple(notes(s, decision, status)),
@@ -138,19 +146,26 @@ def _end(pod: PodView, *, must_not_run: bool, keeps: bool) -> Delete | Change | 
     return None
 
 
-def _repairs(s: JobState) -> Iterable[Change]:
-    """Yield what restores the Service of a running attempt: without its selector no rank finds another."""
-    if not s.attempt.is_closed and s.observed.service and (change := service_change(s.job, s.observed.service)):
+def _repairs(s: JobState, decision: Decision) -> Iterable[Change | Delete]:
+    """Yield what restores the Service and the NetworkPolicy, or deletes a policy that was switched off.
+
+    Without the Service's selector no rank finds another.
+    """
+    service, policy = s.observed.service, s.observed.policy
+    if policy and (request := policy_change(s.job, policy, s.settings)):
+        yield request
+    uses_service = decision.begins_attempt or not s.attempt.is_closed
+    if uses_service and service and (change := service_change(s.job, service)):
         yield change
 
 
 def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Sequence[Create], ...]:
-    """Return the phases of creation: the claim, then the pods and the Service.
+    """Return the phases of creation: the claim and the NetworkPolicy, then the pods and the Service.
 
-    A pod created before its claim waits for a retry of the scheduler. The Service exists long before a container
-    resolves a name, so it follows the first pod. After a refusal it is sent alone before the pods, because a Service
-    whose name is taken would cost a pod at each try. While a changed template is held, the running attempt gets only
-    its Service, which does not depend on the template.
+    A pod created before its claim waits for a retry of the scheduler, and one created before its policy can be reached
+    by anyone. The Service exists long before a container resolves a name, so it follows the first pod. After a refusal
+    it is sent alone before the pods, because a Service whose name is taken would cost a pod at each try. While a
+    changed template is held, the running attempt gets only its Service and policy, which do not depend on the template.
     """
     begins, held = decision.begins_attempt, decision.kind == "hold"
     if not (begins or ((held or decision.kind == "continue") and not s.attempt.is_closed)):
@@ -168,10 +183,13 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     # suspension or a delay. An attempt that follows none, or not at once, therefore requests the claim again.
     needs_claim = (s.observed.claim is None and not held) or decision.kind == "start"
     claim = desired_claim(s.job) if needs_claim else None
+    has_policy = s.observed.policy is not None and owner_uid(s.observed.policy) == s.job.uid
+    policy = None if has_policy else desired_policy(s.job, s.settings)
+    first = tuple(create for create in (policy, claim) if create is not None)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
     pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid) if node_ranks else ()
-    phases = ((claim,) if claim is not None else (), () if beside else service, pods)
+    phases = (first, () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
 
 

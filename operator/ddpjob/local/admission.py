@@ -18,8 +18,8 @@ from ddpjob.api.objects import Json
 from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
-from ddpjob.engine.actions import Create, EngineSettings
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
 from ddpjob.engine.merge import template_faults
 from ddpjob.local import LocalError
 
@@ -87,10 +87,10 @@ class AdmittedJob:
         return admit(self.body | {"spec": self.body["spec"] | {"args": args}}, uid=self.job.uid)
 
     def manifests(self) -> list[Json]:
-        """Return what a cluster would hold: the DDPJob, its Service, its claim, and the pods of attempt 1."""
+        """Return what a cluster would hold: the DDPJob, its Service, policy and claim, and the pods of attempt 1."""
         meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
-        claim = desired_claim(self.job)
-        creates: list[Create] = [desired_service(self.job), *([claim] if claim else [])]
+        parts = (desired_service(self.job), desired_policy(self.job, EngineSettings()), desired_claim(self.job))
+        creates = [create for create in parts if create is not None]
         return [self.body | {"metadata": meta}, *(create.body for create in creates), *self.pods]
 
 

@@ -4,10 +4,12 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_service
+from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
 from tests.api.specs import BAD, GOOD, ILLEGAL_EDITS, LEGAL_EDITS
 from tests.builders import SETTINGS, UID, a_job, ended, running
 
+OPERATOR_IN_CLUSTER = EngineSettings(pod_namespace="ddpjob-system", pod_labels={"app.kubernetes.io/name": "ddpjob"})
 CLAIM_SPEC = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
 
 
@@ -30,6 +32,10 @@ def service(**spec: Any) -> Json:
     return {"apiVersion": "v1", "kind": "Service", "spec": base | spec}
 
 
+def policy(**spec: Any) -> Json:
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}} | spec}
+
+
 def claim(**spec: Any) -> Json:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": CLAIM_SPEC | spec}
 
@@ -40,7 +46,14 @@ def event(**fields: Any) -> Json:
     return {"apiVersion": "v1", "kind": "Event"} | base | fields
 
 
-FENCES = {"DDPJob": job(), "Pod": pod(), "Service": service(), "PersistentVolumeClaim": claim(), "Event": event()}
+FENCES = {
+    "DDPJob": job(),
+    "Pod": pod(),
+    "Service": service(),
+    "NetworkPolicy": policy(),
+    "PersistentVolumeClaim": claim(),
+    "Event": event(),
+}
 
 
 def _without_identity(body: Json) -> Json:
@@ -55,7 +68,9 @@ def _rendered(spec: Json) -> dict[str, list[Json]]:
     parsed = Job.of(made)
     claims = [claim.body for claim in (desired_claim(parsed),) if claim is not None]
     pods = [create.body for create in desired_pods(parsed, 2, SETTINGS)[:2]]
+    policies = [made.body for made in (desired_policy(parsed, OPERATOR_IN_CLUSTER),) if made is not None]
     return {
+        "NetworkPolicy": [_without_identity(body) for body in policies],
         "Pod": [_without_identity(body) for body in pods],
         "Service": [_without_identity(desired_service(parsed).body)],
         "PersistentVolumeClaim": [_without_identity(body) for body in claims],
@@ -161,6 +176,31 @@ SERVICES: list[Json] = [
     service() | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}},
 ]
 
+_PEER = {"podSelector": {"matchLabels": {"a": "b"}}}
+POLICIES: list[Json] = [
+    policy(podSelector=None),
+    policy(podSelector={"matchLabels": {"a b": "c"}}),
+    policy(podSelector={"matchExpressions": [{"key": "a", "operator": "Exists"}]}),
+    policy(podSelector={"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}),
+    policy(podSelector={"matchExpressions": [{"key": "a", "operator": "In"}]}),
+    policy(podSelector={"matchExpressions": [{"key": "a", "operator": "Perhaps"}]}),
+    policy(policyTypes=["Ingress", "Egress"]),
+    policy(policyTypes=["Sideways"]),
+    policy(policyTypes=["Ingress", "Egress", "Ingress"]),
+    policy(ingress=[]),
+    policy(ingress=[{}]),
+    policy(ingress=[{"from": [{}]}]),
+    policy(ingress=[{"from": [_PEER | {"namespaceSelector": {}}], "ports": [{"port": 1}]}]),
+    policy(ingress=[{"from": [_PEER | {"ipBlock": {"cidr": "192.0.2.0/24"}}]}]),
+    policy(ingress=[{"ports": [{"port": 0}, {"protocol": "FOO"}, {}]}]),
+    policy(egress=[{"to": [_PEER]}]),
+    policy(egress=[{"to": [{}], "ports": [{"port": 70000, "protocol": "UDP"}]}]),
+    policy(ingress={}),
+    policy(foo=1),
+    policy() | {"status": {"conditions": []}},
+    {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"},
+]
+
 CLAIMS: list[Json] = [
     claim(resources={}),
     claim(resources=None),
@@ -200,11 +240,19 @@ SOUND: dict[str, list[Json]] = {
         * 3,
     ],
     "Service": [service(), *(body for rendered in _RENDERED for body in rendered["Service"])],
+    "NetworkPolicy": [policy(), *(body for rendered in _RENDERED for body in rendered["NetworkPolicy"])],
     "PersistentVolumeClaim": [claim(), *(body for r in _RENDERED for body in r["PersistentVolumeClaim"])],
     "Event": [event(), event(lastTimestamp="2026-03-01T13:00:00Z", count=1)],
 }
 
-BODIES = {"DDPJob": JOBS, "Pod": PODS, "Service": SERVICES, "PersistentVolumeClaim": CLAIMS, "Event": EVENTS}
+BODIES = {
+    "DDPJob": JOBS,
+    "Pod": PODS,
+    "Service": SERVICES,
+    "NetworkPolicy": POLICIES,
+    "PersistentVolumeClaim": CLAIMS,
+    "Event": EVENTS,
+}
 
 _CONDITION = {
     "type": "Running",
@@ -262,6 +310,7 @@ STATUSES: dict[str, list[Any]] = {
         None,
     ],
     "Service": [{"loadBalancer": {}}, {"foo": 1}, None],
+    "NetworkPolicy": [{"conditions": []}],
     "PersistentVolumeClaim": [
         {"phase": "Bound"},
         {"phase": None},
@@ -306,6 +355,16 @@ PATCHES: dict[str, list[Json]] = {
         {"spec": {"ports": None}},
         {"spec": {"publishNotReadyAddresses": True}},
         {"spec": {"foo": 1}},
+    ],
+    "NetworkPolicy": [
+        {"spec": {"podSelector": {"matchLabels": {"a": "c"}}}},
+        {"spec": {"podSelector": {"matchLabels": None}}},
+        {"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}},
+        {"spec": {"ingress": [{"from": [{}]}]}},
+        {"spec": {"ingress": None, "policyTypes": None}},
+        {"spec": {"policyTypes": ["Egress"]}},
+        {"spec": {"foo": 1}},
+        {"spec": None},
     ],
     "PersistentVolumeClaim": [
         {"spec": {"accessModes": ["ReadWriteOnce"]}},

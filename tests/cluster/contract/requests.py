@@ -13,7 +13,7 @@ from ddpjob.api.objects import Json
 from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, STATUSES, UNUSED_UID
 from tests.cluster.contract.targets import KINDS
 
-KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["Service", "PersistentVolumeClaim", "PersistentVolumeClaim", "Event"]
+KIND_WEIGHTS = ["DDPJob"] * 4 + ["Pod"] * 5 + ["PersistentVolumeClaim"] * 2 + ["Service", "NetworkPolicy", "Event"]
 KINDS_BY_NAME = {kind.kind: kind for kind in KINDS}
 API_VERSIONS = {kind.kind: kind.api_version for kind in KINDS}
 NAMES = ("a", "b")

@@ -15,11 +15,11 @@ from ddpjob.cluster.connection import Connection
 from ddpjob.cluster.kubernetes import KubernetesCluster
 from tests.cluster.listing import list_all
 from tests.controlplane import ControlPlane
-from tests.memory import MemoryCluster
+from tests.memory import RESOURCES, MemoryCluster
 from tests.processes import eventually
 
 NAMESPACE = "contract"
-KINDS = (names.DDPJOBS, names.PODS, names.SERVICES, names.CLAIMS, names.EVENTS)
+KINDS = RESOURCES
 CLAIM_CONTROLLER = "persistentvolumeclaim-protection-controller"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 
-from tests.cluster.contract.bodies import job
+from tests.cluster.contract.bodies import BODIES, PATCHES, SOUND, job
 from tests.cluster.contract.comparison import Comparison
 from tests.cluster.contract.conftest import Targets
 from tests.cluster.contract.requests import Request, sequences
@@ -18,7 +18,7 @@ SEQUENCES = 500
 EXPECTED = {
     *((verb, "DDPJob", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
     *((verb, "Pod", "ok") for verb in ("create", "get", "list", "delete", "patch", "patch_status")),
-    *(("create", kind, "ok") for kind in ("Service", "PersistentVolumeClaim", "Event")),
+    *(("create", kind, "ok") for kind in ("Service", "NetworkPolicy", "PersistentVolumeClaim", "Event")),
     *((verb, "DDPJob", "Invalid") for verb in ("create", "patch", "patch_status")),
     *((verb, "Pod", "Invalid") for verb in ("create", "patch", "patch_status")),
     ("create", "DDPJob", "AlreadyExists"),
@@ -41,6 +41,15 @@ CONFLICT = [
             },
         },
     ),
+]
+
+# Few random requests are for this kind, although it has rules of its own.
+POLICIES = [
+    *(
+        Request("create", "NetworkPolicy", {"body": body | {"metadata": {"name": f"p{number}"}}})
+        for number, body in enumerate([*SOUND["NetworkPolicy"], *BODIES["NetworkPolicy"]])
+    ),
+    *(Request("patch", "NetworkPolicy", {"name": "p0", "body": body}) for body in PATCHES["NetworkPolicy"]),
 ]
 
 
@@ -96,6 +105,7 @@ NAME_AND_RULE = [
 )
 @given(sequence=sequences())
 @example(sequence=CONFLICT)
+@example(sequence=POLICIES)
 @example(sequence=NAME_AND_RULE)
 @example(sequence=METADATA_IN_STATUS)
 def test_both_clusters_give_the_same_responses_to_random_requests(
