@@ -120,8 +120,11 @@ def has_same_fixed_part(one: str, other: str) -> bool:
 
 
 def _digest(spec: Json, paths: Iterable[tuple[str, ...]]) -> str:
-    given = {".".join(path): _without_nulls(part) for path in paths if (part := _at(spec, path)) is not None}
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+    given = {".".join(path): part for path in paths if (part := _at(spec, path)) is not None}
+    text = json.dumps(given, sort_keys=True)
+    if "null" in text:  # otherwise a large spec need not be copied
+        text = json.dumps(_without_nulls(given), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_comparable(recorded: str | None) -> TypeGuard[str]:
