@@ -180,6 +180,28 @@ def test_many_jobs_of_one_namespace_delay_another_by_one_turn() -> None:
     assert dict(recorder.began)[good] <= 1.0
 
 
+def test_keys_that_are_processed_at_once_leave_each_pass_of_the_loop_to_others() -> None:
+    """Seen: eight plans of large jobs ran between any two requests of another tenant's job."""
+    began: list[Key] = []
+
+    async def at_once(key: Key) -> None:
+        began.append(key)
+
+    async def scenario(queue: WorkQueue) -> None:
+        for number in range(100):
+            queue.add(Key("busy", str(number)))
+        for passes in range(1, 10):
+            await asyncio.sleep(0)
+            assert len(began) <= passes
+        queue.add(Key("quiet", "a"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert Key("quiet", "a") in began
+
+    play(at_once, scenario, workers=8)
+    assert len(began) == 101
+
+
 def test_slow_keys_of_one_namespace_hold_no_worker_of_another() -> None:
     recorder = Recorder(seconds=1000.0)
 

@@ -5,7 +5,9 @@
     add_soon ─▶ add, at most once in ``PACE_SECONDS``
 
 At most ``workers`` keys run, and one more in each namespace that would have none: a running key cannot be interrupted,
-so slow reconciles of one namespace must not take the last worker from another.
+so slow reconciles of one namespace must not take the last worker from another. In each pass of the event loop at most
+one key starts: a reconcile begins with a plan, which takes up to 10 ms for a large spec, and each request of another
+job would else wait for the plans of all workers.
 
 Delays use the time of the running event loop, so tests can use a loop with simulated time.
 """
@@ -43,6 +45,7 @@ class WorkQueue:
         self._paced: dict[Key, bool] = {}
         self._failures: dict[Key, int] = {}
         self._stopping = False
+        self._has_started = False
 
     @property
     def depth(self) -> int:
@@ -57,8 +60,7 @@ class WorkQueue:
             self._again.add(key)
             return
         self._wait_in_line(key)
-        if self._has_worker_for(key.namespace):
-            self._start(key.namespace)
+        self._start_next()
 
     def add_soon(self, key: Key) -> None:
         """Queue ``key`` for a change that no decision waits for: at once, but then not for ``PACE_SECONDS``."""
@@ -100,11 +102,7 @@ class WorkQueue:
         cancellation either.
         """
         self._process = process
-        while self._lines and len(self._running) < self._workers:
-            self._start(next(iter(self._lines)))
-        for namespace in tuple(self._lines):
-            if self._has_worker_for(namespace):
-                self._start(namespace)
+        self._start_next()
         try:
             await stop.wait()
         finally:
@@ -126,6 +124,21 @@ class WorkQueue:
 
     def _has_worker_for(self, namespace: str) -> bool:
         return self._process is not _no_process and (len(self._running) < self._workers or not self._busy[namespace])
+
+    def _start_next(self) -> None:
+        """Start the next key that has a worker, unless one has started in this pass of the event loop."""
+        if self._has_started or self._stopping:
+            return
+        # Only namespaces with a running key wait for a worker, so few are skipped.
+        namespace = next(filter(self._has_worker_for, self._lines), None)
+        if namespace is not None:
+            self._has_started = True
+            asyncio.get_running_loop().call_soon(self._on_next_pass)
+            self._start(namespace)
+
+    def _on_next_pass(self) -> None:
+        self._has_started = False
+        self._start_next()
 
     def _start(self, namespace: str) -> None:
         """Start the first waiting key of a namespace; the namespace is then the last in turn."""
@@ -156,20 +169,14 @@ class WorkQueue:
 
     def _end(self, key: Key) -> None:
         """Queue a key again that was added while it ran, and give its worker to the next key."""
-        namespace = key.namespace
         del self._running[key]
-        self._busy[namespace] -= 1
-        if not self._busy[namespace]:
-            del self._busy[namespace]
+        self._busy[key.namespace] -= 1
+        if not self._busy[key.namespace]:
+            del self._busy[key.namespace]
         if key in self._again:
             self._again.discard(key)
             self._wait_in_line(key)
-        if self._stopping:
-            return
-        if self._lines and len(self._running) < self._workers:
-            self._start(next(iter(self._lines)))
-        elif namespace in self._lines and self._has_worker_for(namespace):
-            self._start(namespace)
+        self._start_next()
 
     def _on_pace(self, key: Key) -> None:
         if self._paced.pop(key):
