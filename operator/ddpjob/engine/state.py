@@ -59,12 +59,9 @@ class JobState:
         """Failed pods of this attempt whose logs may show the cause and are to be read."""
         if not self.settings.reads_logs:
             return []
-        needed = sorted(
-            filter(needs_log, self.current.values()), key=lambda pod: (pod.finished_at or "~", pod.node_rank)
-        )
-        return [pod for pod in needed if pod.uid not in self.observed.logs][
-            : max(0, MAX_LOGS - len(self.observed.logs))
-        ]
+        needed = sorted(filter(needs_log, self.current.values()), key=lambda p: (p.finished_at or "~", p.node_rank))
+        left = max(0, MAX_LOGS - len(self.observed.logs))
+        return [pod for pod in needed if pod.uid not in self.observed.logs][:left]
 
     @cached_property
     def succeeded_nodes(self) -> frozenset[int]:
