@@ -50,8 +50,8 @@ CALM_SECONDS = 0.9
 RECONCILES_OF_A_RETRY = 3
 """Reconciles that abandon an attempt, start the next one, and find that all its pods exist."""
 RECONCILES_OF_A_FAILED_CREATE = 2
-"""Reconciles that show in the status that a create failed: one delays this status, and one writes it. They come before
-the reconcile that sends the create again."""
+"""Reconciles that show in the status that a create failed, or a change of the Service: one delays this status, and one
+writes it. They come before the reconcile that sends the request again."""
 RECONCILES_OF_A_REPORT = 2
 """Reconciles after a pod ended: one delays the status that shows it, and one writes it."""
 BEFORE_RESTORE = 10**6
@@ -336,7 +336,8 @@ class Simulation:
             self._plans_at_fault, self.kubelets.frozen = len(self._plans), True
             self._fault_time = asyncio.get_running_loop().time()
             self._abandoned = int(_refusals(self.job() or {}) > 0)
-            self._failed_creates = int(call.verb == "create" and kind not in CRASHES)
+            is_shown = call.verb == "create" or (call.verb == "patch" and call.resource is names.SERVICES)
+            self._failed_creates = int(is_shown and kind not in CRASHES)
         if kind == "late" and call.verb == "create":
             self.late_creates.add(call.name)
         return fault(kind, call)
