@@ -109,7 +109,7 @@ def test_failed_cold_run_is_reported_with_the_end_of_its_output(
 
 def test_data_set_of_a_single_batch_is_refused(ddptrain: ForkServer, idx: Path) -> None:
     argv = ("bench", "--data", "idx", "--data-dir", idx, "--seeds", 1, "--worlds", 1, "--sync", "manual")
-    assert "use a smaller batch" in ddptrain.run(*argv, code=1).output()
+    assert "use a smaller --batch-size" in ddptrain.run(*argv, code=1).output()
 
 
 def write_times(folder: Path, times: list[float]) -> Path:
