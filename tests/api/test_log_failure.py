@@ -1,6 +1,7 @@
 """What the end of a log says about a failure, with logs that the installed torch writes."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,21 @@ def test_error_file_of_record_is_read_whole_and_cut() -> None:
     cut = error_file(document[document.index("  File") :])
     assert cut is not None and read(cut).exception == "ValueError"
     assert error_file('{"schema": 2, "message": "m"}') is None
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "Failures:\n" + "[1]:\n" * 12_000 + BLOCK.format(others="", code="-15"),
+        f"{FRAMES}RuntimeError: gloo: Connection closed by peer\nDuring handling of the above exception\n" * 500,
+        ("a." * 1990 + "!\n") * 16,
+    ],
+    ids=["entries", "chain", "names"],
+)
+def test_log_that_a_tenant_made_to_be_slow_takes_little_time(log: str) -> None:
+    begin = time.process_time()
+    log_failure(log)
+    assert time.process_time() - begin < 1, "the first took 9 s"
 
 
 @given(st.text(alphabet='[rank01]: Trceb(mosnlt)\nFile ".py",ixVuEoRCs-=WE', max_size=400), st.integers(0, 400))

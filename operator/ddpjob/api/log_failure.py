@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from signal import NSIG, SIGABRT, SIGTERM
 from typing import Literal
 
@@ -120,7 +121,7 @@ class _Raised:
     """A traceback, and after its last line the exception.
 
     prefix: of its lines, for example "[rank2]: ". indent: of its frames. gap: lines of others since the last frame.
-    lines: the text of the exception. after: the exception during whose handling it was raised.
+    lines: the text of the exception. follows_peer: it was raised because of an exception that shows a lost peer.
     is_ignored: Python or the program went on after it, so it ended no process.
     """
 
@@ -131,7 +132,7 @@ class _Raised:
     gap: int = 0
     exception: str = ""
     lines: list[str] = field(default_factory=list)
-    after: "_Raised | None" = None
+    follows_peer: bool = False
 
     @property
     def is_of_launcher(self) -> bool:
@@ -144,9 +145,7 @@ class _Raised:
     @property
     def cause(self) -> Literal["own", "unknown", "peer"]:
         """Whose failure it shows; an error of the program that follows from a lost peer is the peer's."""
-        if self.after is not None and self.after.cause == "peer":
-            return "peer"
-        return _cause(self.type, "\n".join(self.lines))
+        return "peer" if self.follows_peer else _cause(self.type, "\n".join(self.lines))
 
     def is_of(self, process: _Process) -> bool:
         """Whether the lines have the prefix of a process: ``[rank2]:`` of torch, ``[default0]:`` of torchrun's tee."""
@@ -192,7 +191,7 @@ def _root_cause(lines: Sequence[str]) -> _Process | None:
         return root
     first = next((n for n in reversed(range(start)) if lines[n].startswith("Failures:")), start)
     entries = [n for n in range(first, start) if re.match(r"\[\d+\]:$", lines[n])]
-    others = [_process(lines[entry + 1 : start]) for entry in entries]
+    others = (_process(lines[entry + 1 : end]) for entry, end in pairwise([*entries, start]))
     return next((other for other in others if other.code is not None and other.signal != SIGTERM), root)
 
 
@@ -229,8 +228,8 @@ def _tracebacks(lines: Sequence[str]) -> list[_Raised]:
         if (match := _TRACEBACK.match(text)) is not None:
             before = ended.pop(prefix, None)
             is_chained = before is not None and any(map(_CHAINED.match, before.lines))
-            after = before if is_chained else None
-            is_open[prefix] = _Raised(prefix, len(match[1]) + 2, is_ignored, after=after)
+            follows_peer = is_chained and before is not None and before.cause == "peer"
+            is_open[prefix] = _Raised(prefix, len(match[1]) + 2, is_ignored, follows_peer=follows_peer)
         elif (match := _FRAME.match(text)) is not None:
             if current is None:  # its first line is cut off
                 current = is_open[prefix] = _Raised(prefix, len(match[1]), is_ignored)
