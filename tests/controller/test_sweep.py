@@ -78,7 +78,7 @@ async def test_without_the_right_to_list_policies_everything_else_is_listed() ->
         "default",
         {key: a_job()[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": "mnist"}},
     )
-    await asyncio.wait_for(sweeper.start(), 1)
+    await sweeper.sweep(None)
     assert sweeper.cache.job(Key("default", "mnist")) and sweeper.failures == {}
 
 
