@@ -51,6 +51,7 @@ def join() -> tuple[torch.device, int, int]:
 
 def save(path: Path, state: dict) -> None:
     """Replace the checkpoint: after a crash the file is the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         torch.save(state, file)

@@ -241,6 +241,8 @@ def _restore_process() -> None:
     for number in stop_signals():  # not SIGHUP under nohup
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if processes := sys.modules.get("multiprocessing.process"):
+        processes._children.clear()  # of the launcher: this process cannot join them at its end
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
