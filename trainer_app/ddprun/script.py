@@ -42,7 +42,7 @@ from ddprun.signals import STOP_SIGNALS, stop_signals
 
 # Libraries read these when they are imported, so a script that sets them must import torch itself.
 _SET_BEFORE_IMPORT = re.compile(
-    r"""environ(?:\[|\.setdefault\()\s*['"]((?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH)_\w*)['"](?:\s*\]\s*=(?!=)|\s*,)"""
+    rb"""environ(?:\[|\.setdefault\()\s*['"]((?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH)_\w*)['"](?:\s*\]\s*=(?!=)|\s*,)"""
 )
 _OPTIMIZERS = "torch.optim.optimizer"
 Kind = Literal["script", "module", "executable"]
@@ -68,8 +68,8 @@ class Script:
         if self.kind == "executable":
             return ""  # a fork becomes the program; there is nothing to import
         with contextlib.suppress(OSError):
-            if self.kind == "script" and (found := _SET_BEFORE_IMPORT.search(Path(self.target).read_text())):
-                return f"{self.target} sets variables that torch reads when it is imported ({found[1]})"
+            if self.kind == "script" and (found := _SET_BEFORE_IMPORT.search(Path(self.target).read_bytes())):
+                return f"{self.target} sets variables that torch reads when it is imported ({found[1].decode()})"
         with uncollected_imports(), contextlib.suppress(ImportError):  # the script says so, if it needs it
             importlib.import_module("torch")
         if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
@@ -176,14 +176,17 @@ class _Run:
         return self._progress.snapshot() | {"step": last.step, "phase": last.collective or last.phase}
 
     def _count_steps(self, module: ModuleType) -> None:
-        """Make each step of the optimizer that steps first a heartbeat and a step of the progress."""
-        first: list[int] = []
+        """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
+        stepped_since: set[int] = set()  # which optimizers, since a step was counted last
 
         def stepped(optimizer: object, _args: object, _kwargs: object) -> None:
-            if not first:
-                first.append(id(optimizer))
-            if id(optimizer) == first[0]:
-                script_interface.count_step()
+            if stepped_since and id(optimizer) not in stepped_since:
+                stepped_since.add(id(optimizer))  # of the same step, such as the generator after the discriminator
+                script_interface.still_steps()
+                return
+            stepped_since.clear()
+            stepped_since.add(id(optimizer))
+            script_interface.count_step()
 
         module.register_optimizer_step_post_hook(stepped)
 

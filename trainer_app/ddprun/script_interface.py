@@ -44,9 +44,16 @@ def begin(progress: Progress, heartbeat: Heartbeat) -> None:
 
 def count_step() -> None:
     """Take note of an optimizer's step; a script that reports its steps itself knows their number better."""
-    if not _state.reports:
-        _state.steps += 1
-        _completed(_state.steps, {})
+    if _state.reports:
+        still_steps()
+        return
+    _state.steps += 1
+    _completed(_state.steps, {})
+
+
+def still_steps() -> None:
+    """Take note of a step that is not counted: the rank does not hang."""
+    _state.heartbeat.touch()
 
 
 def stop_was_asked() -> bool:

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from ddprun import script_interface
 from ddprun.cli import node_of, parse, resolve
 from ddprun.diagnostics import collective_of
 from ddprun.errors import UsageError
+from ddprun.heartbeat import Heartbeat
+from ddprun.reporting.progress import Progress
 from ddprun.script import _SET_BEFORE_IMPORT
 from tests.processes import free_port
 from tests.trainer.runs import ForkServer, Run, wait_until
@@ -242,8 +245,8 @@ def test_flags_of_torchrun_give_the_place_and_win_over_variables() -> None:
     ],
 )
 def test_script_that_sets_variables_for_the_import_of_torch_is_recognised(line: str, name: str | None) -> None:
-    found = _SET_BEFORE_IMPORT.search(line)
-    assert (found and found[1]) == name
+    found = _SET_BEFORE_IMPORT.search(line.encode())
+    assert (found and found[1].decode()) == name
 
 
 def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
@@ -267,3 +270,40 @@ def test_report_refuses_a_name_that_it_does_not_know() -> None:
         ddprun.report(step=1, losss=1.0)
     values: dict[str, Any] = json.loads('{"loss": 1.0}')
     ddprun.report(step=1, **values)  # without a launcher it does nothing
+
+
+@pytest.mark.parametrize("how", ["prefork", "spawn"])
+def test_script_that_closes_its_stdout_succeeds(ddptrain: ForkServer, tmp_path: Path, how: str) -> None:
+    script = written(tmp_path, "import sys\nprint('last line')\nsys.stdout.close()\n")
+    done = run(ddptrain, "--start", how, "--nproc-per-node", 2, script)
+    assert "[rank 1] last line\n" in done.output()
+    assert "Traceback" not in done.output()
+
+
+def test_script_in_another_encoding_runs(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes("# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n".encode("latin-1"))
+    assert "[rank 0] True\n" in run(ddptrain, script).output()
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps"),
+    [
+        ("for _ in range(6): first.step(); second.step()", 6),  # as a discriminator and a generator
+        ("first.step()\nfor _ in range(7): second.step()", 7),  # as two phases
+    ],
+)
+def test_steps_of_several_optimizers_are_counted(ddptrain: ForkServer, tmp_path: Path, loop: str, steps: int) -> None:
+    start = "import torch\nfirst, second = (torch.optim.SGD(torch.nn.Linear(2, 2).parameters()) for _ in range(2))\n"
+    assert run(ddptrain, written(tmp_path, start + loop)).message()["progress"]["step"] == steps
+
+
+def test_steps_between_reports_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_interface, "_state", script_interface._state)
+    heartbeat = Heartbeat()
+    script_interface.begin(Progress(1, ""), heartbeat)
+    script_interface.report(step=50)
+    reported = heartbeat.last
+    script_interface.count_step()
+    assert heartbeat.last.changes > reported.changes
+    assert heartbeat.last.step == 50

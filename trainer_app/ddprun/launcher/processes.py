@@ -178,9 +178,12 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
         with contextlib.suppress(OSError):
             os.write(spec.reports, dumps_json(asdict(Ending(report))).encode())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the program may have closed or replaced it
+                    stream.flush()
+        finally:
+            os._exit(code)  # in any case: a fork must not go on as a second launcher
 
 
 def split_lines(unfinished: bytes, data: bytes) -> tuple[list[bytes], bytes]:
