@@ -23,7 +23,7 @@ from signal import NSIG, SIGABRT, SIGTERM
 from typing import Literal
 
 from ddpjob.api import limits
-from ddpjob.api.text import shorten
+from ddpjob.api.text import clean, shorten
 
 SEARCHED_BYTES = 65_536
 """How much of the end of a log is searched."""
@@ -176,7 +176,7 @@ def error_file(message: str) -> str | None:
         return None
     _, _, stack = message[: end.start()].rpartition('"py_callstack": "')
     try:
-        return str(json.loads(f'"{stack}"'))
+        return clean(json.loads(f'"{stack}"'))
     except ValueError:  # cut within an escape sequence
         return stack.replace("\\n", "\n").replace('\\"', '"')
 
