@@ -11,7 +11,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Forbidden, Unavailable
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.pod_logs import LINES, MAX_BYTES
+from ddpjob.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from tests.builders import SETTINGS, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
@@ -20,6 +20,7 @@ from tests.controller.faketime import run
 from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
 
 JOB = {"apiVersion": names.API_VERSION, "kind": "DDPJob", "metadata": {"name": "mnist"}}
+POD = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": names.TRAINER_CONTAINER, "image": "i"}]}}
 SPEC = {"image": "i", "numNodes": 2, "nprocPerNode": 2, "restartPolicy": {"maxRestarts": 0}}
 
 
@@ -136,3 +137,23 @@ def test_what_a_log_says_is_dropped_with_its_attempt() -> None:
         return dict(bench.controller.pod_logs.found(key))
 
     assert run(story()) == {}
+
+
+def test_logs_of_one_namespace_that_cannot_be_read_do_not_delay_those_of_another() -> None:
+    async def story() -> dict[Any, Any]:
+        cluster = FaultyCluster(
+            lambda call: Fault(before=Unavailable("kubelet")) if call.namespace == "other" else None
+        )
+        cluster.server.create(names.PODS, "default", {"apiVersion": "v1", "kind": "Pod"} | POD)
+        cluster.server.bind("default", "p", "worker")
+        cluster.server.logs["default", "p"] = log(1, VALUE_ERROR)
+        reader = PodLogs(cluster, lambda key: None)
+        reader.follow(names.Key("other", "j"), 1, [("p", str(number)) for number in range(2 * AT_ONCE)])
+        await asyncio.sleep(0.1)
+        reader.follow(names.Key("default", "j"), 1, [("p", "0")])
+        await asyncio.sleep(0.1)
+        found = dict(reader.found(names.Key("default", "j")))
+        reader.close()
+        return found
+
+    assert run(story())["0"] is not None

@@ -13,13 +13,15 @@ from ddpjob.api import names
 from ddpjob.api.log_failure import LogFailure, log_failure
 from ddpjob.api.names import Key
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, Invalid, NotFound
+from ddpjob.controller.slots import Slots
 
 logger = logging.getLogger(__name__)
 
 SECONDS = 2.5
 """For how long one log is tried, less than the wait for the cause (``SETTLE_SECONDS``)."""
 RETRY_SECONDS = 0.25
-AT_ONCE = 8
+AT_ONCE = 16
+"""Requests at a time; those of one job take at most half (``Slots``), as the kubelets of its nodes may not answer."""
 LINES, FEW_LINES, MAX_BYTES = 500, 60, 2**20
 """A runtime stores at most 16 KiB as one line, so ``FEW_LINES`` are complete within ``MAX_BYTES``."""
 
@@ -43,7 +45,7 @@ class PodLogs:
         self._cluster = cluster
         self._on_news = on_news
         self._followed: dict[Key, _Followed] = {}
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = Slots(AT_ONCE)
         self._is_refused = False
 
     def found(self, key: Key) -> Mapping[str, LogFailure | None]:
@@ -80,7 +82,7 @@ class PodLogs:
     async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
         found = None
         try:
-            async with asyncio.timeout(SECONDS), self._slots:
+            async with asyncio.timeout(SECONDS), self._slots.take(key.namespace, key.name):
                 found = await self._until_read(key.namespace, name)
         except TimeoutError:
             logger.warning("%s: the log cannot be read within %g s", name, SECONDS)
