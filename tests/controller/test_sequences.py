@@ -601,6 +601,27 @@ def test_service_without_labels_completes_the_attempt_after_a_restart_of_the_ope
     on_bench(test)
 
 
+def test_refused_repair_of_a_service_stays_in_the_status() -> None:
+    def refused(call: Call) -> Fault | None:
+        is_repair = (call.verb, call.resource) == ("patch", names.SERVICES)
+        return Fault(before=Forbidden("services is forbidden", code=403)) if is_repair else None
+
+    async def test(bench: Bench) -> None:
+        bench.submit()
+        await asyncio.sleep(5)
+        await bench.run_all()
+        bench.rule = refused
+        (service,) = bench.cluster.store.all(names.SERVICES)
+        edit = {"spec": {"publishNotReadyAddresses": False}}
+        bench.server.patch(names.SERVICES, "default", service["metadata"]["name"], edit)
+        await asyncio.sleep(1)
+        for _ in range(300):
+            await asyncio.sleep(0.2)
+            assert condition(bench.status(), "Stalled").get("reason") == "ChangeRefused"
+
+    on_bench(test)
+
+
 @pytest.mark.parametrize(
     ("resource", "spec", "operators"),
     [

@@ -317,7 +317,7 @@ class Reconciler:
         except BaseException:
             memory.begun = 0  # the effect is not known, as after a restart of the operator
             raise
-        if _repairs(plan):
+        if _repairs(plan) and not outcome.problems:  # a refused one is delayed and shown as a problem, see ``_settle``
             is_new = self.clock() - memory.repair_after > MAX_RETRY_SECONDS
             memory.repairs = 1 if is_new else memory.repairs + 1
             memory.repair_after = self.clock() + retry_seconds(memory.repairs)
