@@ -17,6 +17,10 @@ from pathlib import Path
 from ddprun import exit_codes
 from ddprun.code_frames import innermost_frame
 
+_TRACEBACK = "Traceback (most recent call last):\n"
+_FRAMES = re.compile(r"(?:[ \t][^\n]*\n|\n)+")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.M)
+
 
 class TrainerError(Exception):
     """A failure with a stable exit code and kind.
@@ -296,6 +300,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
+def message_of(error: BaseException) -> str:
+    """Return what the error says, without the traceback that an error of a worker process has in its text."""
+    found = of_worker(error)
+    return found[1] if found else str(error)
+
+
+def of_worker(error: BaseException) -> tuple[str, str] | None:
+    """Return frames and message of an error that a process of a DataLoader or of ``mp.spawn`` passed on in its text."""
+    _, traced, text = str(error).rpartition(_TRACEBACK)
+    frames = _FRAMES.match(text) if traced else None
+    message = text[frames.end() :].strip() if frames else ""
+    return (frames[0], message) if frames and message else None
+
+
 def where(error: BaseException) -> str | None:
-    """Return ``file.py:line`` of the innermost frame of the program that raised, else of the innermost frame."""
+    """Return ``file.py:line`` of the innermost frame of the program that raised, else of the innermost frame.
+
+    Of a syntax error it is the place of the error, and of an error in a worker process the place there.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    if found := of_worker(error):
+        frames = [(file, int(line)) for file, line in _FRAME.findall(found[0])]
+        return innermost_frame([frame for frame in frames if "-packages/" not in frame[0]] or frames)  # torch calls it
     return innermost_frame((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))

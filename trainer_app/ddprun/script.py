@@ -1,18 +1,21 @@
 """A user's program as the launcher runs it: a script, a module, or any executable. Not a line of it has to change.
 
-A script runs in the rank's own process, by ``runpy``. So its exception, with file and line, is in the report, and each
-step of its first optimizer is a heartbeat. ``ddprun.report`` and ``ddprun.should_stop`` are optional.
+A script runs in the rank's own process, as its ``__main__``. So its exception, with file and line, is in the report,
+and each step of an optimizer is a heartbeat. ``ddprun.report`` and ``ddprun.should_stop`` are optional.
 """
 
 import atexit
+import builtins
 import contextlib
 import faulthandler
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import io
 import math
 import os
+import pkgutil
 import random
 import re
 import runpy
@@ -138,10 +141,10 @@ class _Run:
         try:
             if script.kind == "module":
                 sys.path.insert(0, str(Path.cwd()))
-                runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+                _run_module(script.target)
             else:
                 sys.path.insert(0, str(Path(script.target).resolve().parent))
-                runpy.run_path(str(Path(script.target).absolute()), run_name="__main__")
+                _run_file(Path(script.target).absolute())
         except SystemExit as leaving:
             if leaving.code in (None, 0):
                 raise _Success from None
@@ -152,12 +155,9 @@ class _Run:
             return Ending(self._exit_report(error))
         if isinstance(error, KeyboardInterrupt):
             error = Stopped("stopped by SIGINT", saved=False)
-        typed = classify(error)
-        if (typed is error and isinstance(typed, TrainerError)) or isinstance(typed, PeerLost):
-            print(typed.lines(), file=sys.stderr, flush=True)
-        else:
-            traceback.print_exception(type(error), error, _of_program(error.__traceback__))
         error.__traceback__ = _of_program(error.__traceback__)
+        with contextlib.suppress(Exception):  # stderr is closed
+            _show(error)
         return Ending(termination.failure(error, rank=self._ranks.rank, progress=self._place()))
 
     def _exit_report(self, leaving: SystemExit) -> termination.Report:
@@ -254,6 +254,43 @@ def _restore_process() -> None:
             stream.reconfigure(line_buffering=True)  # the last line before a hang must arrive
 
 
+def _run_module(name: str) -> None:
+    _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]
+    sys.argv[0] = spec.origin
+    runpy._run_code(code, _new_main().__dict__, None, "__main__", spec)  # type: ignore[attr-defined]
+
+
+def _run_file(path: Path) -> None:
+    if pkgutil.get_importer(str(path)) is not None:  # a zip archive
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    main = _new_main()
+    main.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - what the user asks
+
+
+def _new_main() -> ModuleType:
+    """Return an empty module ``__main__``, which stays: threads and exit handlers of the script still pickle by it."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    return main
+
+
+def _show(error: BaseException) -> None:
+    """Print the error as an interpreter does at its end; libraries that log experiments learn of it by the hook."""
+    hook = sys.excepthook
+    if getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":  # writes the rank before each line
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    hooked = hook is not sys.__excepthook__
+    if hooked:
+        hook(type(error), error, error.__traceback__)
+    typed = classify(error)
+    if (typed is error and isinstance(typed, TrainerError)) or isinstance(typed, PeerLost):
+        print(typed.lines(), file=sys.stderr, flush=True)
+    elif not hooked:
+        traceback.print_exception(error)
+
+
 def _end_interpreter() -> None:
     """Wait for threads and call exit handlers, which a forked process would leave out; as multiprocessing does."""
     with contextlib.suppress(Exception):
@@ -262,8 +299,11 @@ def _end_interpreter() -> None:
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the launcher and of ``runpy`` that lead to the program."""
+    """Return the traceback without the frames of the launcher and of ``runpy`` that lead to the program.
+
+    None if the program had not begun, as with a syntax error in the script.
+    """
     first = trace
     while first is not None and not is_of_program(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    return first or trace
+    return first

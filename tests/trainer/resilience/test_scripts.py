@@ -76,8 +76,8 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(TRAINING.splitlines(), start=1) if text in line)
 
 
-def run(server: ForkServer, *argv: object, code: int = 0, **env: object) -> Run:
-    return server.run(*argv, code=code, env=env, module="ddprun")
+def run(server: ForkServer, *argv: object, code: int = 0, first: str = "", **env: object) -> Run:
+    return server.run(*argv, code=code, env=env, module="ddprun", first=first)
 
 
 def test_plain_script_runs_with_the_variables_of_torchrun(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -307,3 +307,58 @@ def test_steps_between_reports_are_signs_of_life(monkeypatch: pytest.MonkeyPatch
     script_interface.count_step()
     assert heartbeat.last.changes > reported.changes
     assert heartbeat.last.step == 50
+
+
+def test_classes_of_the_script_can_be_pickled_until_its_end(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import atexit, pickle, threading, time\n"
+        "class Saved: pass\n"
+        "def save(name): print(name, type(pickle.loads(pickle.dumps(Saved()))).__name__)\n"
+        "atexit.register(save, 'handler')\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(0.3), save('thread'))).start()\n"
+    )
+    assert "[rank 0] thread Saved\n[rank 0] handler Saved\n" in run(ddptrain, written(tmp_path, text)).output()
+    spawned = run(ddptrain, "--start", "spawn", "-m", "train", first=f"import os; os.chdir({str(tmp_path)!r})")
+    assert "[rank 0] thread Saved\n[rank 0] handler Saved\n" in spawned.output()
+
+
+def test_script_with_a_syntax_error_is_reported_at_its_line(ddptrain: ForkServer, tmp_path: Path) -> None:
+    failed = run(ddptrain, written(tmp_path, "x = 1\ndef f(:\n"), code=1)
+    assert failed.message()["where"] == "train.py:2"
+    assert "/ddprun/" not in failed.output()
+
+
+def test_hook_for_uncaught_exceptions_is_called(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: print('crashed:', error, trace.tb_lineno)\n1 / 0\n"
+    failed = run(ddptrain, written(tmp_path, text), code=1)
+    assert "[rank 0] crashed: division by zero 3\n" in failed.output()
+    assert failed.message()["kind"] == "ZeroDivisionError"
+
+
+IN_WORKER = """
+import torch
+class Samples:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        raise ValueError(f"sample {index} has 3 channels")
+def work(index):
+    Samples()[index]
+if __name__ == "__main__":
+    %s
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))",
+        "next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1, multiprocessing_context='spawn')))",
+        "torch.multiprocessing.spawn(work, nprocs=1)",
+    ],
+)
+def test_error_in_a_worker_process_is_reported_as_the_worker_saw_it(
+    ddptrain: ForkServer, tmp_path: Path, line: str
+) -> None:
+    message = run(ddptrain, written(tmp_path, IN_WORKER % line), code=1).message()
+    assert (message["message"], message["where"]) == ("ValueError: sample 0 has 3 channels", "train.py:7")

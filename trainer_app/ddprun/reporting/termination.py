@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
-from ddprun.errors import Stopped, TrainerError, classify
+from ddprun.errors import Stopped, TrainerError, classify, message_of
 from ddprun.errors import where as innermost_frame
 from ddprun.files import Json, dumps_json
 
@@ -81,7 +81,7 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
     """Return the report of a rank that ends with ``error``."""
     typed = classify(error)
     name = type(typed).__name__
-    report = failed(exit_codes.USER_ERROR, name[:100], str(typed) or name, rank=rank, progress=progress)
+    report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) or name, rank=rank, progress=progress)
     report |= {"exception": name, "where": innermost_frame(error)}
     if not isinstance(typed, TrainerError):
         return report | {"traceback": "".join(traceback.format_exception(error))}
