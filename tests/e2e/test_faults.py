@@ -251,13 +251,17 @@ TRIALS = Trials.of(
 )
 
 
+# On a busy node the network of a pod and its containers take more than the 10 s after which they are shown.
+_ORDINARY = ("Started", "Starting", "PodNotPrepared", "ContainerCreating")
+
+
 def reason_of_waiting(trial: Trial) -> tuple[str, str]:
     """Return the first reason and message of ``Running`` that is not that of an ordinary start."""
 
     def look(job: Json) -> tuple[str, str] | None:
         shown = condition_of(job, "Running")
         said = shown.get("reason", "Starting")
-        return None if said in ("Started", "Starting") else (said, shown["message"])
+        return None if said in _ORDINARY else (said, shown["message"])
 
     return trial.until("the obstacle is shown", look, SHOWN_SECONDS)
 

@@ -136,7 +136,7 @@ def _delete(draw: st.DrawFn, kind: str, name: str) -> Request:
     return Request("delete", kind, arguments)
 
 
-_MANAGED = ("labels", "annotations", "finalizers", "ownerReferences")
+_MANAGED = ("labels", "annotations", "finalizers", "ownerReferences", "deletionGracePeriodSeconds")
 _IGNORED_METADATA = tuple(meta for meta in _PATCHED_METADATA if not meta.keys() & set(_MANAGED))
 """For the status of a DDPJob. A write to it ignores the other fields, but notes in managedFields who sent them. That is
 a new version, although nothing else changes."""

@@ -64,6 +64,7 @@ METADATA_IN_STATUS = [
                 {"labels": {"a b": "c"}},
                 {"annotations": {"note": "y"}, "finalizers": ["example.com/hold"]},
                 {"labels": None, "ownerReferences": None},
+                {"deletionGracePeriodSeconds": 7},
             ),
             start=1,
         )
