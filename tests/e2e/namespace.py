@@ -45,7 +45,7 @@ class JobNamespace:
             volume = self.kubectl.object("persistentvolumeclaim", claim)["spec"].get("volumeName")
             return self.cluster.folder_of(self.kubectl.object("persistentvolume", volume)) if volume else None
 
-        return until(f"claim {claim} is bound", look, seconds=60)
+        return until(f"claim {claim} is bound", look, seconds=300)
 
     def job(self, name: str) -> Json:
         """Return the DDPJob as stored."""
@@ -67,7 +67,7 @@ class JobNamespace:
         """
         return {obj["metadata"]["name"]: _identity(obj) for obj in self.kubectl.objects(kinds)}
 
-    def until_run(self, names: Iterable[str], seconds: float = 120) -> None:
+    def until_run(self, names: Iterable[str], seconds: float = 300) -> None:
         """Wait until all these jobs have the condition Running."""
         wanted = set(names)
 
@@ -88,9 +88,9 @@ class JobNamespace:
             saved = status.get("checkpoint", {}).get("step", 0)
             return status if step >= least and saved >= checkpoint else None
 
-        return until(f"{name} at step {least} with a checkpoint of step {checkpoint}", look, seconds=180)
+        return until(f"{name} at step {least} with a checkpoint of step {checkpoint}", look, seconds=300)
 
-    def until_finished(self, name: str, seconds: float = 240) -> Json:
+    def until_finished(self, name: str, seconds: float = 600) -> Json:
         """Wait with ``kubectl wait``, as documented, and return the status."""
         self.kubectl.wait_for("condition=Finished", f"ddp/{name}", seconds)
         return self.status(name)

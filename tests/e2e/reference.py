@@ -51,7 +51,7 @@ def reference(trial: Trial) -> ReferenceRun:
     with _table(namespace.kubectl) as table:
         namespace.kubectl.apply(mnist_job(NAME))
         until(
-            "all nodes run", lambda: condition_of(namespace.job(NAME), "Running").get("status") == "True", seconds=120
+            "all nodes run", lambda: condition_of(namespace.job(NAME), "Running").get("status") == "True", seconds=300
         )
         pods = namespace.pods()
         namespace.until_finished(NAME)

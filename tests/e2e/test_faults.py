@@ -30,7 +30,7 @@ from tests.e2e.trials import (
     assert_resumed_from_the_newest_checkpoint,
 )
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 SHOWN_SECONDS = 40.0
 """Within this time after `kubectl apply`, a job shows why it does not run."""

@@ -10,7 +10,7 @@ from tests.e2e.jobs import JOB_KIND
 from tests.e2e.reference import ReferenceRun
 from tests.kind.images import OPERATOR_TAG
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
 def test_helm_test_passes(operator: Installation) -> None:

@@ -23,9 +23,9 @@ from ddpjob.local.state import HostPaths, StateFolder
 from tests.e2e.installation import Installation
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
-LOCAL_SECONDS = 240.0
+LOCAL_SECONDS = 600.0
 # Durations and speeds differ in every run, and so does whether the nodes' ends are seen one after the other.
 MEASURED = frozenset(
     {"activeSeconds", "timings", "firstStepTime", "firstSuccessTime", "samplesPerSecond", "etaSeconds", "nodeName"}

@@ -13,7 +13,7 @@ from tests.e2e.kubectl import until
 from tests.e2e.namespace import CLAIM
 from tests.e2e.trials import CHECKPOINT_EVERY, Outcome, Trial, assert_recovered, small_job
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 QUIET_SECONDS = 5.0
 

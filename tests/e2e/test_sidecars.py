@@ -24,7 +24,7 @@ from tests.e2e.kubectl import Kubectl, until
 from tests.e2e.trials import Trial, Trials, Wait
 from tests.kind.images import OPERATOR_TAG, TRAINER_TAG
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 NAME = "injector"
 PORT = 8443

@@ -12,7 +12,7 @@ from tests.e2e.jobs import evaluation_pod, training
 from tests.e2e.kubectl import condition_of
 from tests.e2e.reference import ReferenceRun
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
 def uids_of(pods: list[Json]) -> list[str]:

@@ -22,7 +22,7 @@ from tests.e2e.trials import (
 )
 from tests.kind.cluster import Cluster
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
 def apply(trial: Trial) -> None:

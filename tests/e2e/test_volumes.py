@@ -13,7 +13,7 @@ from tests.e2e.kubectl import until
 from tests.e2e.trials import MOUNT, Trial, Trials, Wait
 from tests.kind.cluster_config import STORAGE_CLASS
 
-pytestmark = [pytest.mark.kind, pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 WRITE_AND_READ = f"""
 cd {MOUNT}

@@ -124,13 +124,13 @@ class Trial:
             saved = status.get("checkpoint", {}).get("step", 0)
             return bool(status.get("progress", {}).get("step", 0) >= least and saved >= CHECKPOINT_EVERY)
 
-        self.watcher.until(f"step {least} and a checkpoint", self.name, look, 240)
+        self.watcher.until(f"step {least} and a checkpoint", self.name, look, 600)
 
-    def until(self, what: str, look: Callable[[Json], T | None], seconds: float = 120) -> T:
+    def until(self, what: str, look: Callable[[Json], T | None], seconds: float = 300) -> T:
         """Return the first true value of ``look`` for the job."""
         return self.watcher.until(what, self.name, look, seconds)
 
-    def until_finished(self, seconds: float = 300) -> Outcome:
+    def until_finished(self, seconds: float = 600) -> Outcome:
         """Wait for the end of the job."""
 
         def look(job: Json) -> Json | None:
