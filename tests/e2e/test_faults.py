@@ -375,7 +375,7 @@ def test_missing_secret_fails_the_job_after_a_minute(outcome: Wait) -> None:
     assert "no-such-secret" in failure["message"]
     assert (failure["hint"], failure["next"]) == advice_of("CreateContainerConfigError")
     lasted = datetime.fromisoformat(failure["time"]) - datetime.fromisoformat(done.status["startTime"])
-    assert 60 <= lasted.total_seconds() < 90
+    assert 60 <= lasted.total_seconds() < 300  # 60 s from the first observation, on a node that may be busy
 
 
 def test_missing_command_fails_the_job_at_once(outcome: Wait) -> None:

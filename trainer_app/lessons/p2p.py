@@ -20,13 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 30  # seconds
+TIMEOUT = 120  # seconds: longer than the start of four processes on a busy machine
 
 
 def main() -> None:
     # Before the group exists: a process with running threads must not fork.
     mistakes = [unmatched(), wrong_size()] if os.environ["RANK"] == "0" else []
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=4 * TIMEOUT))
     rank, world = dist.get_rank(), dist.get_world_size()
     blocking(rank, world)
     not_blocking(rank, world)
@@ -152,7 +152,7 @@ def _in_processes(world: int, work: Callable[[int], None]) -> list[int | None]:
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(60)
+            process.join(2 * TIMEOUT)
             process.kill()  # only if it still runs
             process.join()
         return [process.exitcode for process in ranks]
