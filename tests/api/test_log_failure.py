@@ -53,22 +53,20 @@ def test_recorded_exception_is_within_the_kubelets_part_of_the_log(tmp_path: Pat
 
 
 def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(tmp_path: Path) -> None:
-    _, (first, second) = node_logs(tmp_path, THROW)
-    found = read(second)
-    assert (found.cause, found.rank, found.signal) == ("own", 2, 6)
+    _, (log,) = node_logs(tmp_path, THROW, nodes=1, victims="1")
+    found = read(log)
+    assert (found.cause, found.rank, found.signal) == ("own", 1, 6)
     assert (found.exception, found.message) == ("length_error", "no such size")
-    assert (read(kubelets(second)).rank, read(kubelets(second)).signal) == (2, 6)
-    assert read(first).cause == "peer"
+    assert (read(kubelets(log)).rank, read(kubelets(log)).signal) == (1, 6)
 
 
 def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(tmp_path: Path) -> None:
-    script, (first, second) = node_logs(tmp_path, "ctypes.string_at(0)", record=True)
-    found = read(second)
-    assert (found.cause, found.rank, found.signal, found.exception) == ("own", 2, 11, None)
+    script, (log,) = node_logs(tmp_path, "ctypes.string_at(0)", nodes=1, victims="1", record=True)
+    found = read(log)
+    assert (found.cause, found.rank, found.signal, found.exception) == ("own", 1, 11, None)
     assert found.where == f"{script}:{FAULT_LINE}"
-    part = read(kubelets(second))
-    assert (part.cause, part.rank, part.signal) == ("own", 2, 11)
-    assert read(first).cause == "peer"
+    part = read(kubelets(log))
+    assert (part.cause, part.rank, part.signal) == ("own", 1, 11)
 
 
 def test_several_killed_ranks_of_one_node(tmp_path: Path) -> None:
