@@ -133,7 +133,7 @@ def outcome(trials: Mapping[str, Future[Any]]) -> Wait:
     return lambda act: trials[act.__name__].result()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def trials_ended(trials: Mapping[str, Future[Any]]) -> None:
     """Wait until all trials have ended, for a test that would disturb them or be disturbed; their tests report them."""
     for future in trials.values():

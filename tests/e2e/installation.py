@@ -59,7 +59,7 @@ class Installation:
 
     def wait_until_ready(self) -> None:
         """Wait until every pod of the Deployment has the present template and is ready."""
-        self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=90s", timeout=120)
+        self.kubectl("rollout", "status", DEPLOYMENT, "--timeout=180s", timeout=210)
 
     def restart(self) -> None:
         """Replace the pods, for example because another image was loaded under the same tag."""

@@ -10,7 +10,7 @@ import pytest
 from ddpjob.api import names
 from tests.e2e import nodes
 from tests.e2e.conftest import PROGRESS_SECONDS
-from tests.e2e.installation import DEPLOYMENT, Installation
+from tests.e2e.installation import Installation
 from tests.e2e.jobs import shell_job
 from tests.e2e.kubectl import until
 from tests.e2e.namespace import JobNamespace
@@ -23,12 +23,13 @@ KILL_SECONDS = 15.0
 NODE_SECONDS = 40.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def replicas(operator: Installation, trials_ended: None) -> Iterator[Installation]:
-    """Run two replicas for one test, on different nodes."""
+    """Run two replicas, on different nodes."""
     operator.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS, replicas=2)
     operator.wait_until_ready()
     yield operator
+    operator.wait_until_ready()
     operator.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
     operator.wait_until_ready()
     until("one replica is left", lambda: len(operator.pods()) == 1, seconds=60)
@@ -79,6 +80,7 @@ def test_standby_takes_over_after_the_leader_is_killed(
 def test_standby_takes_over_after_the_leaders_node_is_lost(
     replicas: Installation, namespace: JobNamespace, cluster: Cluster
 ) -> None:
+    replicas.wait_until_ready()
     assert len({pod["spec"]["nodeName"] for pod in replicas.pods()}) == 2
     lost = until("a replica leads", replicas.leader, seconds=30)["spec"]["nodeName"]
     before = run_jobs(namespace, next(node for node in nodes.staying(cluster) if node != lost))
@@ -90,4 +92,3 @@ def test_standby_takes_over_after_the_leaders_node_is_lost(
         assert_untouched(namespace, before)
     finally:
         nodes.start(cluster, lost)
-    replicas.kubectl("rollout", "status", DEPLOYMENT, "--timeout=120s", timeout=150)
