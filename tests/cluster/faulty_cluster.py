@@ -33,6 +33,10 @@ class Call:
     def is_write(self) -> bool:
         return self.verb in WRITES
 
+    @property
+    def reads_log(self) -> bool:
+        return self.resource is names.PODS and self.name.endswith("/log")
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -41,11 +45,13 @@ class Fault:
     before: raised instead of carrying it out: a typed error, or any exception that ends the client.
     after: raised after carrying it out: the response is lost.
     late_seconds: with ``before``, the request is carried out this much later, as when a network delays it.
+    slow_seconds: how long the client waits for the answer, or for ``before``.
     """
 
     before: BaseException | None = None
     after: BaseException | None = None
     late_seconds: float | None = None
+    slow_seconds: float = 0.0
 
 
 Hook = Callable[[Call], Fault | None]
@@ -132,6 +138,8 @@ class FaultyCluster(MemoryCluster):
     ) -> T:
         self._calls += 1
         fault = self._hook(Call(self._calls, verb, resource, namespace, name, body)) or Fault()
+        if fault.slow_seconds:
+            await asyncio.sleep(fault.slow_seconds)
         if fault.before is not None:
             if fault.late_seconds is not None:
                 self.late.append(asyncio.create_task(_later(act, fault.late_seconds)))

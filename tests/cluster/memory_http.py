@@ -118,7 +118,8 @@ class MemoryHttp:
         if name[1:] != ["log"]:
             return self._response(server.get(resource, namespace, name[0]))
         lines, limit = int(query["tailLines"]), int(query["limitBytes"])
-        return web.Response(text=server.read_log(namespace, name[0], lines=lines, limit=limit))
+        log = server.read_log(namespace, name[0], query["container"], lines=lines, limit=limit)
+        return web.Response(text=log)
 
     def _page(self, resource: Resource, namespace: str | None, selector: str | None, query: Any) -> Json:
         token, limit = query.get("continue"), int(query.get("limit") or 0)

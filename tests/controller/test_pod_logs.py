@@ -8,11 +8,12 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddpjob.cluster.base import ClusterError, Forbidden, Unavailable
+from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, PodLogs
 from ddpjob.controller.progress import ProgressPoller
+from ddpjob.engine.state import MAX_LOGS
 from tests.builders import SETTINGS, ended, running
 from tests.cluster.faulty_cluster import Call, Fault, FaultyCluster
 from tests.controller.controllers import serve
@@ -31,7 +32,7 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self.error: ClusterError | None = None
+        self.error: Exception | None = None
         self.asked: list[tuple[float, str]] = []
         self.cluster = FaultyCluster(self._fault)
         loop = asyncio.get_running_loop()
@@ -62,7 +63,7 @@ class Bench:
         for pod, text in zip(pods, logs, strict=True):
             server.bind("default", pod, "worker")
             server.patch_status(names.PODS, "default", pod, {"status": running()})
-            server.logs["default", pod] = text
+            server.logs["default", pod, names.TRAINER_CONTAINER] = text
         await asyncio.sleep(1)
         for node_rank, pod in enumerate(pods):
             part = BLOCK.format(rank=2 * node_rank, code=1)
@@ -85,7 +86,7 @@ async def observed(bench: Bench, *logs: str) -> tuple[Json, float]:
     return failure, seconds
 
 
-def outcome(*logs: str, error: ClusterError | None = None) -> tuple[Json, float, Bench]:
+def outcome(*logs: str, error: Exception | None = None) -> tuple[Json, float, Bench]:
     async def story() -> tuple[Json, float, Bench]:
         bench = Bench()
         bench.error = error
@@ -121,6 +122,35 @@ def test_logs_that_cannot_be_read_leave_rank_and_exit_code(error: ClusterError, 
     assert seconds < longest
 
 
+def test_request_is_not_repeated_before_the_server_allows_it() -> None:
+    _, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), error=TooManyRequests("busy", retry_after=1.0))
+    assert len(bench.asked) == 2 * 3 and seconds < 4.0
+
+
+def test_unexpected_error_does_not_delay_the_verdict_for_ever() -> None:
+    _, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), error=ZeroDivisionError())
+    assert seconds < 1.0 and len(bench.asked) == 2
+
+
+def test_no_more_logs_than_the_maximum_are_read_when_others_are_asked_for_meanwhile() -> None:
+    async def story() -> set[str]:
+        asked = set[str]()
+
+        def fault(call: Call) -> Fault:
+            asked.add(call.name)
+            return Fault(before=NotFound("no log"), slow_seconds=0.5)
+
+        reader = PodLogs(FaultyCluster(fault), lambda key: None)
+        for first in (MAX_LOGS, 0):  # the pods that ended first are seen last
+            reader.follow(names.Key("default", "j"), 1, [(f"p{n}", f"{n}") for n in range(first, first + MAX_LOGS)])
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+        reader.close()
+        return asked
+
+    assert len(run(story())) == MAX_LOGS
+
+
 def test_end_of_a_log_with_long_lines_is_read() -> None:
     noise = ("x" * 16_000 + "\n") * LINES
     assert len(noise) > 2 * MAX_BYTES
@@ -146,7 +176,7 @@ def test_logs_of_one_namespace_that_cannot_be_read_do_not_delay_those_of_another
         )
         cluster.server.create(names.PODS, "default", {"apiVersion": "v1", "kind": "Pod"} | POD)
         cluster.server.bind("default", "p", "worker")
-        cluster.server.logs["default", "p"] = log(1, VALUE_ERROR)
+        cluster.server.logs["default", "p", names.TRAINER_CONTAINER] = log(1, VALUE_ERROR)
         reader = PodLogs(cluster, lambda key: None)
         reader.follow(names.Key("other", "j"), 1, [("p", str(number)) for number in range(2 * AT_ONCE)])
         await asyncio.sleep(0.1)

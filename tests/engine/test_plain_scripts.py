@@ -158,10 +158,13 @@ def test_own_error_in_the_first_log_ends_the_wait() -> None:
     assert world.status["failures"][0]["exception"] == "ValueError"
 
 
-def test_log_that_cannot_be_read_delays_the_restart_by_the_settle_time_only() -> None:
+def test_logs_that_cannot_be_read_delay_the_verdict_until_each_was_tried() -> None:
     world = a_failed_world(ended_nodes=2)
+    answer(world, 0, "")
     world.forward(4)
     world.settle()
+    assert "failures" not in world.status and asked(world) == ["mnist-0a1b2-1-1"]
+    answer(world, 1, "")
     found = world.status["failures"][0]
     assert found["message"].startswith("node_rank 0 (mnist-0a1b2-1-0), rank 0 ended with exit code 1")
     assert world.status["attempt"] == 2
@@ -205,10 +208,15 @@ def test_wait_for_the_cause_ends_although_only_lost_peers_are_known() -> None:
     assert world.status["failures"][0]["reason"] == "PeerLost"
 
 
-def test_logs_are_asked_for_again_after_the_operator_was_killed() -> None:
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_logs_are_asked_for_again_after_the_operator_was_killed(seconds: int) -> None:
     world = a_failed_world(ended_nodes=2)
     answer(world, 0, log(1, PEER_LOST))
     world.logs.clear()
     world.reconcile(crash_after=0)
+    world.forward(seconds)
     world.settle()
     assert len(asked(world)) == 2
+    answer(world, 0, log(1, PEER_LOST))
+    answer(world, 1, log(2, VALUE_ERROR))
+    assert world.status["failures"][0]["exception"] == "ValueError"

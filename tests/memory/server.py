@@ -51,8 +51,8 @@ class ApiServer:
         self.terminating: set[str] = set()
         self.mutate: Callable[[Resource, Json], None] = lambda resource, obj: None
         """A mutating admission webhook: it may change an object that is about to be created."""
-        self.logs: dict[tuple[str, str], str] = {}
-        """What the containers of pods logged, by namespace and name: who acts as a kubelet writes it."""
+        self.logs: dict[tuple[str, str, str], str] = {}
+        """What containers logged, by namespace, pod and container: who acts as a kubelet writes it."""
         self._clock = clock
         self._new_uid = new_uid
         self._kinds: Mapping[Resource, Kind] = {kind.resource: kind() for kind in KINDS}
@@ -84,10 +84,10 @@ class ApiServer:
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
         return clone(self._stored(resource, namespace, name))
 
-    def read_log(self, namespace: str, pod: str, *, lines: int, limit: int) -> str:
+    def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
         if not self._stored(names.PODS, namespace, pod)["spec"].get("nodeName"):
             return ""
-        last = self.logs.get((namespace, pod), "").splitlines(keepends=True)[-lines:]
+        last = self.logs.get((namespace, pod, container), "").splitlines(keepends=True)[-lines:]
         return "".join(last).encode()[:limit].decode(errors="replace")
 
     def list(
@@ -276,7 +276,7 @@ class MemoryCluster:
 
     async def read_log(self, namespace: str, pod: str, container: str, *, lines: int, limit: int) -> str:
         await asyncio.sleep(0)
-        return self.server.read_log(namespace, pod, lines=lines, limit=limit)
+        return self.server.read_log(namespace, pod, container, lines=lines, limit=limit)
 
     async def list(
         self,

@@ -1,7 +1,8 @@
 """The ends of the logs of failed pods: the kubelet's part in a pod's status is often shorter than torchrun's frame.
 
 A plan names the pods, after it has recorded that their attempt ends. Each log is read once, within ``SECONDS``; what
-could not be read until then is left out, and the plan decides without it.
+could not be read until then is left out, and the plan decides without it. A plan waits for each log that it names, so
+every reading ends with an entry in ``found``.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from ddpjob.api.log_failure import LogFailure, log_failure
 from ddpjob.api.names import Key
 from ddpjob.cluster.base import Cluster, ClusterError, Forbidden, Invalid, NotFound
 from ddpjob.controller.slots import Slots
+from ddpjob.engine.state import MAX_LOGS
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class PodLogs:
         if followed is None:
             followed = self._followed[key] = _Followed(attempt)
         for name, uid in pods:
-            if uid not in followed.tasks:
+            if uid not in followed.tasks and len(followed.tasks) < MAX_LOGS:
                 reading = self._read(key, followed, name, uid)
                 followed.tasks[uid] = asyncio.create_task(reading, name=f"log of {key.namespace}/{name}")
 
@@ -80,16 +82,19 @@ class PodLogs:
             self.forget(key)
 
     async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
-        found = None
+        found, problems = None, ["no answer"]
         try:
             async with asyncio.timeout(SECONDS), self._slots.take(key.namespace, key.name):
-                found = await self._until_read(key.namespace, name)
+                found = await self._until_read(key.namespace, name, problems)
         except TimeoutError:
-            logger.warning("%s: the log cannot be read within %g s", name, SECONDS)
+            logger.warning("%s: the log cannot be read within %g s: %s", name, SECONDS, problems[-1])
+        except Exception:
+            logger.exception("%s: the log cannot be read", name)
         followed.found[uid] = found
         self._on_news(key)
 
-    async def _until_read(self, namespace: str, name: str) -> LogFailure | None:
+    async def _until_read(self, namespace: str, name: str, problems: list[str]) -> LogFailure | None:
+        """Return what the log says. problems: gets why a request failed."""
         while True:
             try:
                 return log_failure(await self._end_of(namespace, name))
@@ -97,8 +102,9 @@ class PodLogs:
                 self._report(error)
                 return None
             except ClusterError as error:
-                logger.debug("%s: the log cannot be read: %s", name, error)
-            await asyncio.sleep(RETRY_SECONDS)
+                problems.append(str(error))
+                delay = max(RETRY_SECONDS, error.retry_after)
+            await asyncio.sleep(delay)
 
     async def _end_of(self, namespace: str, name: str) -> str:
         """Return the last lines of the trainer's log. A response of the maximum size is cut at its end: read fewer."""

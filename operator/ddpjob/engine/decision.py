@@ -237,7 +237,9 @@ def _failure(s: JobState) -> Decision | None:
         return _wait_for_node(s, judgement) or _react(s, judgement)
     if (until := _settling_until(s, found)) is not None:
         return Decision("settle", "Failing", _settling_text(s, cause), until=until)
-    return CONTINUE if waits(s.attempt, s.now) else _wait_for_node(s, judgement) or _react(s, judgement)
+    # Each process tries each log once, and for a short time: also a process that starts after the end of the wait.
+    is_open = waits(s.attempt, s.now) or bool(s.unread_logs)
+    return CONTINUE if is_open else _wait_for_node(s, judgement) or _react(s, judgement)
 
 
 def _settling_until(s: JobState, found: Evidence) -> str | None:
