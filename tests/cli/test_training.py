@@ -1,8 +1,10 @@
-"""With PyTorch: a user's own script, and the commands that --help shows."""
+"""With PyTorch: users' own scripts, and the commands that --help shows."""
 
 import re
 import shlex
+import signal
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -32,6 +34,52 @@ def test_script_runs_under_torchrun_on_several_nodes(ddpjob: Program, tmp_path: 
     assert done.code == 0, done
     assert "n0 | sum 30 over 4 ranks" in done.out
     assert ddpjob.job("sum-up")["spec"]["numNodes"] == 2
+
+
+EXAMPLE = ROOT / "manifests" / "examples" / "ddprun-script.yaml"
+STEP = "            done += 1\n"
+# In the first attempt rank 1 fails, and in the second all ranks are slow enough for a signal to come before the end.
+FAULT = """\
+            if os.environ["DDPJOB_ATTEMPT"] == "1" and done == 30 and rank == 1:
+                raise ValueError("sample 17 has 3 channels, expected 1")
+            if os.environ["DDPJOB_ATTEMPT"] == "2":
+                __import__("time").sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ddprun", "torchrun"])
+def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(
+    ddpjob: Program, tmp_path: Path, launcher: str
+) -> None:
+    text = EXAMPLE.read_text()
+    assert text.count(f"    {STEP}") == 1
+    file = tmp_path / "job.yaml"
+    text = text.replace(f"    {STEP}", indent(STEP + FAULT, "    ")).replace('--epochs, "20"', '--epochs, "5"')
+    file.write_text(text.replace("[ddprun,", f"[{launcher},"))
+    run = ("run", str(file), "--nproc", "1", "--output", "json")
+    with ddpjob.started(*run) as process:
+        ddpjob.until_log("ddprun-script", "rank 1 resumes after step 20")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    status = ddpjob.job("ddprun-script")["status"]
+    assert (status["state"], status["attempt"], status["restarts"]) == ("Suspended", 2, 1)
+    (failure,) = status["failures"]
+    raised = EXAMPLE.with_name("train.py").read_text().splitlines().index(STEP[:-1]) + 3
+    named = (failure["nodeRank"], failure["rank"], failure["reason"], failure["exception"])
+    assert named == (1, 1, "ValueError", "ValueError")
+    assert f"train.py:{raised}: ValueError: sample 17 has 3 channels, expected 1" in failure["message"]
+
+    done = ddpjob(*run)
+
+    assert done.code == 0, done
+    assert "rank 0 resumes after step" in ddpjob("logs", "ddprun-script", "--all").out
+    status = ddpjob.job("ddprun-script")["status"]
+    assert (status["state"], status["attempt"]) == ("Succeeded", 3)
+    if launcher == "ddprun":
+        step = status["progress"]["step"]
+        assert (status["progress"]["totalSteps"], failure["step"]) == (step, 30)
+        assert (status["checkpoint"]["step"], status["checkpoint"]["path"]) == (step, "digits.pt")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 models → manifests/crd.yaml → the chart's copy; models → docs/fields.md; table of failures → docs/failures.md;
 flow.py → docs/flow.svg; lessons → manifests/examples/lessons, diffs and pictures of docs/torch-distributed;
+manifests/examples/train.py → ddprun-script.yaml beside it;
 chart → manifests/rbac.yaml, operator.yaml. Tests in this folder compare each file with what this module writes.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from ddpjob.api.crd import as_yaml
-from tests.install import failures, guide, lessons
+from tests.install import failures, guide, lessons, scripts
 from tests.install.chart import NAMESPACE, ROOT, Object, template
 from tests.install.fields import reference
 from tests.install.flow import draw
@@ -75,7 +76,7 @@ def main() -> None:
     """Write all generated files. Those that need Helm come last, so the others are written if Helm is missing."""
     texts = {CRD: as_yaml(), CHART_CRD: as_yaml(), FIELDS: reference(), FAILURES: failures.reference()}
     lessons.FOLDER.mkdir(exist_ok=True)
-    for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs()).items():
+    for path, text in (texts | {FLOW: draw().svg()} | lessons.jobs() | scripts.jobs()).items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
     guide.write()

@@ -15,11 +15,11 @@ from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, trainer_environment
 from ddptrain.config import Config
 from ddptrain.lessons.run import lesson_names
-from tests.install import lessons
+from tests.install import lessons, scripts
 from tests.install.chart import ROOT, Object, of_kind
 
 EXAMPLES = ROOT / "manifests" / "examples"
-JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml")
+JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml", "ddprun-script.yaml")
 LESSONS = tuple(f"lessons/{name}.yaml" for name in lesson_names())
 
 
@@ -42,6 +42,12 @@ def test_jobs_of_the_lessons_are_current() -> None:
     assert {path: path.read_text() for path in lessons.FOLDER.iterdir()} == lessons.jobs(), "run `make generate`"
 
 
+def test_script_in_the_job_under_ddprun_is_current() -> None:
+    assert {path: path.read_text() for path in scripts.jobs()} == scripts.jobs(), "run `make generate`"
+    [config_map] = of_kind(documents(scripts.JOB.name), "ConfigMap")
+    assert config_map["data"] == {scripts.SCRIPT.name: scripts.SCRIPT.read_text()}
+
+
 def test_lessons_whose_ranks_share_files_run_on_one_node() -> None:
     """Pods on several nodes share no folder without a volume, and the lessons' jobs have none."""
     folder = ROOT / "trainer_app" / "lessons"
@@ -56,7 +62,9 @@ def test_job_of_a_lesson_runs_that_lesson(name: str) -> None:
     assert example.spec.num_nodes * example.nproc_per_node == (2 if lesson == "restart" else 4)
 
 
-@pytest.mark.parametrize(("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2)])
+@pytest.mark.parametrize(
+    ("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2), (JOBS[3], 2, 2)]
+)
 def test_examples_have_the_documented_world_size(name: str, nodes: int, processes: int) -> None:
     example = job(name)
     assert (example.spec.num_nodes, example.nproc_per_node) == (nodes, processes)
@@ -86,7 +94,7 @@ def test_trainer_has_every_flag_of_the_mnist_examples(name: str) -> None:
 def test_shared_volume_can_bind_the_claims_of_the_examples() -> None:
     [volume] = of_kind(documents("shared-volume.yaml"), "PersistentVolume")
     [storage_class] = of_kind(documents("shared-volume.yaml"), "StorageClass")
-    for name in JOBS[:2]:
+    for name in (*JOBS[:2], scripts.JOB.name):
         checkpoint = job(name).spec.checkpoint
         assert checkpoint and checkpoint.claim_template
         claim = checkpoint.claim_template.wire()["spec"]
