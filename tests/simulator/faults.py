@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ddpjob.cluster.base import AlreadyExists, Conflict, TooManyRequests, Unavailable
+from ddpjob.cluster.base import AlreadyExists, Conflict, Forbidden, NotFound, TooManyRequests, Unavailable
 from tests.cluster.faulty_cluster import Call, Fault, lost_answer
 
 CRASHES = ("crash-before", "crash-after")
@@ -18,9 +18,20 @@ lost: carried out, but the response is lost. repeated: as lost, and the client's
 late: no response, and carried out two seconds later.
 """
 
+LOG_KINDS = ("forbidden", "absent", "error", "throttled", "timeout", "slow", "hangs", *CRASHES)
+"""What goes wrong with a request for a log, beside the above.
+
+forbidden: 403. absent: 404. slow: the answer takes a second. hangs: the kubelet never responds.
+"""
+HARMLESS_FOR_LOGS = ("slow", *CRASHES)
+"""After these, what the log says is still known before the verdict."""
 LATE_SECONDS = 2.0
+SLOW_SECONDS = 1.0
+HANG_SECONDS = 60.0
 FAULTY_SHARE = 0.05
 """Share of the requests that fail in a run with random faults."""
+FAULTY_SHARE_OF_LOGS = 0.4
+"""Share of the requests for logs that fail where logs are read with faults."""
 
 
 class OperatorKilledError(BaseException):
@@ -68,6 +79,18 @@ def now_and_then(seed: str) -> Choose:
     return lambda call: chance.choice(KINDS) if chance.random() < FAULTY_SHARE else None
 
 
+def also_for_logs(choose: Choose, seed: str) -> Choose:
+    """Return a function that injects the faults of ``choose``, and more into the requests for logs."""
+    chance = random.Random(seed)
+
+    def choose_for_logs(call: Call) -> str | None:
+        if not call.reads_log:
+            return choose(call)
+        return chance.choice((*LOG_KINDS, "slow", "slow")) if chance.random() < FAULTY_SHARE_OF_LOGS else None
+
+    return choose_for_logs
+
+
 def fault(kind: str, call: Call) -> Fault:
     """Return the fault of a kind for one request."""
     what = f"{call.verb} {call.resource.kind}"
@@ -79,6 +102,10 @@ def fault(kind: str, call: Call) -> Fault:
         "crash-after": Fault(after=OperatorKilledError()),
         "throttled": Fault(before=TooManyRequests(f"{what}: busy", retry_after=0.5, code=429)),
         "error": Fault(before=Unavailable(f"{what}: etcdserver: leader changed", code=500)),
+        "forbidden": Fault(before=Forbidden(f"{what}: no right", code=403)),
+        "absent": Fault(before=NotFound(f"{what}: not found", code=404)),
+        "slow": Fault(slow_seconds=SLOW_SECONDS),
+        "hangs": Fault(before=silence, slow_seconds=HANG_SECONDS),
     }
     if call.is_write:
         possible |= {

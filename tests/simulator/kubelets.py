@@ -6,8 +6,9 @@ A webhook may inject a sidecar into every pod, and the clocks of the nodes may d
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from ddpjob.api import names
@@ -32,6 +33,15 @@ Sidecar = Literal["none", "ordinary", "native"]
 """What a webhook injects. An ordinary container runs on after the trainer. A native sidecar is an init container that
 ends with the pod; here it has been restarted and cannot start again, because its Secret is gone."""
 PROXY = "proxy"
+CULPRIT = 1
+"""The node, and the rank on it, that fails first where only logs show it."""
+SECRET = "token-7f3a"
+"""Stands in the logs of all containers, as a password may; it must not get into the status or an event."""
+LOG_OF_PROXY = (
+    f"{SECRET}\nTraceback (most recent call last):\n  File \"/proxy.py\", line 1, in <module>\nKeyError: 'route'\n"
+)
+LOG_DELAY_SECONDS = 5.0
+"""The longest time by which a log may be late."""
 NO_SECRET = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "of-the-proxy" not found'}}
 SKEWS = (0, -120, 300)
 """By how many seconds the clock of a node may be ahead."""
@@ -43,6 +53,7 @@ class Kubelets:
     eager: each pod starts by itself soon after its creation; otherwise ``start`` starts it.
     has_spares: whether a pod that must not run on its own node can run on another.
     skewed: the clocks of the nodes differ by ``SKEWS``.
+    spoils_logs: the logs of some pods are late, and those of others stay empty.
     frozen: while true, no pod starts or stops.
     """
 
@@ -55,8 +66,9 @@ class Kubelets:
         eager: bool,
         sidecar: Sidecar = "none",
         skewed: bool = False,
+        spoils_logs: bool = False,
     ) -> None:
-        self._sidecar, self._skewed = sidecar, skewed
+        self._sidecar, self._skewed, self._spoils_logs = sidecar, skewed, spoils_logs
         server.mutate = self._inject
         self._server = server
         self._now = now
@@ -66,6 +78,10 @@ class Kubelets:
         self.has_spares = True
         self.unreachable: set[str] = set()
         """uids of pods on nodes that do not respond."""
+        self.failed_together: list[list[str]] = []
+        """Names of the pods of each attempt whose failure only the logs show, by node_rank."""
+        self.spoiled_logs: set[str] = set()
+        """Names of pods whose logs were late or empty."""
         self.were_unreachable: set[str] = set()
 
     def on_change(self, change: Change) -> None:
@@ -112,6 +128,25 @@ class Kubelets:
         with contextlib.suppress(ClusterError):
             self._server.bind(meta["namespace"], meta["name"], node)
         self.report(pod, running(podIP="192.0.2.1"))
+
+    def write_logs(self, pods: Mapping[int, Json], culprit: str, peer: str) -> None:
+        """Write the logs of an attempt's pods before their ends are reported or, if logs are spoiled, perhaps later."""
+        self.failed_together.append([pods[node_rank]["metadata"]["name"] for node_rank in sorted(pods)])
+        for node_rank, pod in sorted(pods.items()):
+            self._write_log(pod, culprit if node_rank == CULPRIT else peer)
+
+    def _write_log(self, pod: Json, text: str) -> None:
+        place = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        self._server.logs[*place, PROXY] = LOG_OF_PROXY
+        chance = random.Random(f"log {self._seed} {place[1]}")
+        write = partial(self._server.logs.__setitem__, (*place, names.TRAINER_CONTAINER), f"{SECRET}\n{text}")
+        how = chance.choice(("prompt", "prompt", "late", "empty")) if self._spoils_logs else "prompt"
+        if how == "prompt":
+            write()
+            return
+        self.spoiled_logs.add(place[1])
+        if how == "late":
+            asyncio.get_running_loop().call_later(chance.uniform(0.0, LOG_DELAY_SECONDS), write)
 
     def report(self, pod: Json, status: Json) -> None:
         """Write the status of a pod unless it is gone, or ended before."""

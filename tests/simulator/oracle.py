@@ -3,17 +3,26 @@
 ``tests/injection`` applies it to the changes of a real API server.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
+from ddpjob.api.status import ENDING
+from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from tests.memory.store import Change
-from tests.simulator.kubelets import GRACE_SECONDS
-from tests.simulator.simulation import KEY, Simulation
+from tests.simulator.faults import HARMLESS_FOR_LOGS
+from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
+from tests.simulator.simulation import KEY, LogRead, Simulation
 
 Outcome = dict[str, Any]
+OF_LOGS = ("Error", "ValueError", "PeerLost")
+"""Reasons of failures without a report, depending on which logs could be read."""
+MAX_READS = int(SECONDS / RETRY_SECONDS) + 1
+SAMPLE = "sample 17"
+"""A part of the exception's text in the logs."""
 History = Sequence[tuple[float, Change]]
 """All changes of a run with their times in seconds, in the order of the API server."""
 
@@ -26,6 +35,9 @@ def check(sim: Simulation) -> None:
         unreachable=sim.kubelets.were_unreachable,
         operators=sim.operators,
     )
+    _check_log_reads(sim)
+    _check_logged_failures(sim)
+    _check_secrecy(sim.changes)
 
 
 def check_history(
@@ -73,6 +85,21 @@ def story(sim: Simulation) -> Outcome:
     return story_of(sim.last_status, sim.changes)
 
 
+def without_logs(found: Outcome) -> Outcome:
+    """Return an outcome or a story without what depends on whether the logs of failed pods were read."""
+    kept = ("attempt", "action", "counted")
+    failures = [
+        {key: failure[key] for key in kept} | {"reason": "OfLog"} if failure["reason"] in OF_LOGS else failure
+        for failure in found["failures"]
+    ]
+    conditions = {
+        name: (status, "OfLog" if reason in OF_LOGS else reason)
+        for name, (status, reason) in found["conditions"].items()
+    }
+    kept_keys = {key: value for key, value in found.items() if key != "messages"}
+    return kept_keys | {"failures": failures, "conditions": conditions}
+
+
 def story_of(status: Json, changes: History) -> Outcome:
     """Return the story of a job with this last status."""
     numbers = _ordinals(changes)
@@ -88,6 +115,60 @@ def story_of(status: Json, changes: History) -> Outcome:
     avoided = [(entry["nodeName"], entry["reason"]) for entry in status.get("avoidNodes") or ()]
     also = {"failures": failures, "conditions": conditions, "nodes": nodes, "avoided": avoided}
     return {key: status.get(key) for key in kept} | also
+
+
+def _check_log_reads(sim: Simulation) -> None:
+    """Check that each process reads a log once, not for long, and only after the ending of its attempt is recorded."""
+    endings: dict[str, int] = {}
+    metas = [change.obj["metadata"] for _, change in sim.changes if change.resource is names.PODS]
+    labels_of = {meta["name"]: meta.get("labels") or {} for meta in metas}
+    for number, (_, change) in enumerate(sim.changes, start=1):
+        current = (change.obj.get("status") or {}).get("currentAttempt") or {}
+        if change.resource is names.DDPJOBS and current.get("phase") == ENDING:
+            endings.setdefault(f"{change.obj['metadata']['uid']} {current['number']}", number)
+    reads: dict[tuple[int, str], list[LogRead]] = defaultdict(list)
+    for read in sim.log_reads:
+        reads[read.start, read.pod].append(read)
+        labels = labels_of[read.pod]
+        since = endings.get(f"{labels[names.LABEL_JOB_UID]} {labels[names.LABEL_ATTEMPT]}", math.inf)
+        assert since <= read.changes, f"the log of {read.pod} was read before the ending of its attempt was recorded"
+    for (_, pod), times in reads.items():
+        answers = [read for read in times if read.kind in (None, "slow")]
+        assert len(answers) <= sim.operators, f"the log of {pod} was read {len(answers)} times"
+        assert len(times) <= sim.operators * MAX_READS, f"the log of {pod} was asked for {len(times)} times"
+
+
+def _check_logged_failures(sim: Simulation) -> None:
+    """Check that a failure that only logs show names the culprit, unless the logs of that attempt could not be read."""
+    if not sim.reads_logs:
+        return
+    spoiled = sim.kubelets.spoiled_logs | {
+        read.pod for read in sim.log_reads if read.kind not in (None, *HARMLESS_FOR_LOGS)
+    }
+    for pods in sim.kubelets.failed_together:
+        for failure in _failures_of(sim.changes, pods):
+            is_known = failure["reason"] in OF_LOGS and not spoiled.intersection(pods)
+            found = (failure["pod"], failure["reason"], failure.get("exception"), failure.get("rank"))
+            expected = (pods[CULPRIT], "ValueError", "ValueError", CULPRIT)
+            assert not is_known or found == expected, f"the logs show {expected}, the status {found}"
+
+
+def _failures_of(changes: History, pods: Sequence[str]) -> Iterator[Json]:
+    """Yield each record of a failure of one of these pods."""
+    for change in _job_changes(changes):
+        yield from (f for f in (change.obj.get("status") or {}).get("failures") or () if f.get("pod") in pods)
+
+
+def _check_secrecy(changes: History) -> None:
+    """Check that of a log only the exception gets into status and events, and with ``logTail: Omit`` not its text."""
+    omits = False
+    for _, change in changes:
+        if change.resource is names.DDPJOBS:
+            omits = change.obj["spec"].get("logTail") == "Omit"
+        if change.resource in (names.DDPJOBS, names.EVENTS):
+            text = repr(change.obj)
+            assert SECRET not in text, f"a part of a log is in {change.obj['metadata']['name']}"
+            assert not (omits and SAMPLE in text), f"the text of an exception is in {change.obj['metadata']['name']}"
 
 
 def _check_isolation(changes: History) -> None:
@@ -146,6 +227,7 @@ def _check_status(changes: History) -> None:
         assert new >= old, f"attempt {new} after {old}"
         starts = new > old and (status.get("currentAttempt") or {}).get("phase") == "Creating"
         assert not (starts and change.obj["spec"].get("suspend")), f"attempt {new} started while spec.suspend is true"
+        _check_failures(before, status)
         for counter in ("restarts", "restartsCountedTowardsLimit"):
             was, now = before.get(counter) or 0, status.get(counter) or 0
             is_allowed = now in (was, was + 1) or (counter != "restarts" and _is_recorded(change, before, was, now))
@@ -157,6 +239,15 @@ def _check_status(changes: History) -> None:
             assert status.get("state") == final, f"{status.get('state')} after {final}"
         final = status["state"] if "completionTime" in status else None
         before = status
+
+
+def _check_failures(before: Json, status: Json) -> None:
+    """Check that a recorded failure is never changed, unless its restart is refunded."""
+    known = {failure["attempt"]: failure for failure in before.get("failures") or ()}
+    for failure in status.get("failures") or ():
+        was = known.get(failure["attempt"], failure)
+        is_refund = was["counted"] and not failure["counted"]
+        assert was == failure or is_refund, f"the recorded failure {was} was changed to {failure}"
 
 
 def _is_recorded(change: Change, before: Json, was: int, now: int) -> bool:

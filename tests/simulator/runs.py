@@ -4,12 +4,12 @@ import asyncio
 import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.controller.faketime import run as run_in_simulated_time
-from tests.simulator.faults import CRASHES, At, OperatorKilledError, at_writes, now_and_then
-from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story
+from tests.simulator.faults import CRASHES, At, OperatorKilledError, also_for_logs, at_writes, now_and_then
+from tests.simulator.oracle import Outcome, check, check_undisturbed, outcome, story, without_logs
 from tests.simulator.scenarios import CHECKPOINT, SCENARIOS, Scenario, random_story
 from tests.simulator.simulation import Simulation
 from tests.simulator.watches import LOSSLESS, MODES
@@ -18,6 +18,7 @@ RECONCILES_AFTER_FAULT = 3
 RANDOM = "random"
 _DOWNTIMES = (0.0, 0.0, 1.0, 10.0)
 """Even an operator that is killed five times in a row is back within ``NOTICE_SECONDS`` of the scenarios."""
+_NUMBERS = ("order", "seed", "operators", "logs", "downtime")
 _OPERATORS = (1, 1, 1, 1, 1, 1, 1, 2)
 
 
@@ -30,7 +31,8 @@ class Run:
     """Everything that determines a run.
 
     scenario: a name of ``SCENARIOS``, or "random": all else then follows from ``seed``. order: of the reports of pods.
-    operators: how many work at the same time.
+    operators: how many work at the same time. logs: they read the logs of failed pods, in random runs with faults.
+    downtime: seconds until a killed operator starts again.
     """
 
     scenario: str
@@ -39,11 +41,14 @@ class Run:
     order: int = 0
     seed: int = 0
     operators: int = 1
+    logs: int = 0
+    downtime: int = 0
 
     def __str__(self) -> str:
         options = [f"watch={self.watch}"] * (self.watch != "prompt")
         options += [f"order={self.order}"] * bool(self.order) + [f"seed={self.seed}"] * bool(self.seed)
         options += [f"operators={self.operators}"] * (self.operators > 1)
+        options += ["logs=1"] * bool(self.logs) + [f"downtime={self.downtime}"] * bool(self.downtime)
         return " ".join([self.scenario, *map(str, self.faults), *options])
 
     @property
@@ -58,7 +63,7 @@ class Run:
             raise ValueError(f"{scenario} is not one of {', '.join([*SCENARIOS, RANDOM])}")
         options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
         faults = tuple(At.parse(word) for word in rest if "=" not in word)
-        numbers = {key: int(options[key]) for key in ("order", "seed", "operators") if key in options}
+        numbers = {key: int(options[key]) for key in _NUMBERS if key in options}
         return cls(scenario, faults, options.get("watch", "prompt"), **numbers)
 
 
@@ -91,7 +96,7 @@ def execute(run: Run, *, is_calm: bool = False) -> Result:
 def compare(run: Run) -> Result:
     """Carry out a run, and compare its outcome with that without faults. Raises ``ViolationError``."""
     if run.scenario == RANDOM:
-        expected, result = execute(run, is_calm=True), execute(run)
+        expected, result = execute(replace(run, logs=0), is_calm=True), execute(run)
         pairs = [(expected.story, result.story)]
     else:
         expected, result = undisturbed(run.scenario), execute(run)
@@ -99,6 +104,8 @@ def compare(run: Run) -> Result:
         pairs = [(expected.story, result.story)] if compares != "nothing" else []
         if compares == "outcome" and run.operators == 1 and not _makes_other_objects(expected, run):
             pairs.append((expected.outcome, result.outcome))
+    if run.logs:  # they show more than is known without them, and change nothing else
+        pairs = [(without_logs(want), without_logs(got)) for want, got in pairs]
     for want, got in pairs:
         if differences := {key: (want[key], got[key]) for key in want if want[key] != got[key]}:
             text = "\n".join(f"  {key}: {a}\n    with faults: {b}" for key, (a, b) in differences.items())
@@ -129,10 +136,11 @@ def _makes_other_objects(expected: Result, run: Run) -> bool:
 async def _live(run: Run, *, is_calm: bool) -> Simulation:
     asyncio.get_running_loop().set_exception_handler(_report_but_for_killings)
     if run.scenario == RANDOM:
-        scenario, simulation = _random_simulation(run.seed, is_calm=is_calm)
+        scenario, simulation = _random_simulation(run.seed, is_calm=is_calm, reads_logs=bool(run.logs))
     else:
         scenario = SCENARIOS[run.scenario]
         is_alone = len(run.faults) <= 1 and run.watch == "prompt" and run.operators == 1
+        is_alone = is_alone and not run.downtime
         is_alone = is_alone and not scenario.world.get("create_errors")  # they are faults, too
         simulation = Simulation(
             scenario.full_spec,
@@ -142,6 +150,8 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
             order=run.order,
             freezes=is_alone,
             operators=run.operators,
+            reads_logs=bool(run.logs),
+            downtime=run.downtime,
             **scenario.world,
         )
     await simulation.begin()
@@ -155,8 +165,11 @@ async def _live(run: Run, *, is_calm: bool) -> Simulation:
     return simulation
 
 
-def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulation]:
-    """Return a random story, and a simulation with random faults in three of four cases."""
+def _random_simulation(seed: int, *, is_calm: bool, reads_logs: bool) -> tuple[Scenario, Simulation]:
+    """Return a random story, and a simulation with random faults in three of four cases.
+
+    A run in which logs are read differs from that with the same seed only by their faults, and by ``logTail``.
+    """
     chance = random.Random(f"run {seed}")
     nodes, restarts = chance.randint(2, 3), chance.randint(0, 3)
     spec = {"image": "trainer:1", "numNodes": nodes, "restartPolicy": {"maxRestarts": restarts}}
@@ -176,6 +189,10 @@ def _random_simulation(seed: int, *, is_calm: bool) -> tuple[Scenario, Simulatio
         "operators": chance.choice(_OPERATORS),
         "create_errors": chance.choice((0.0, 0.0, 0.0, 0.3)),
     }
+    if reads_logs:
+        spec |= random.Random(f"tail {seed}").choice([{}, {"logTail": "Omit"}])
+        choose = also_for_logs(choose, f"logs {seed}")
+        disturbances |= {"reads_logs": True, "spoils_logs": random.Random(f"spoilt {seed}").random() < 0.5}
     if is_calm:
         choose, disturbances = at_writes(()), {}
     return Scenario(random_story), Simulation(spec, choose, seed=seed, **world, **disturbances)

@@ -10,7 +10,9 @@ from ddpjob.api.objects import Json
 from ddpjob.api.times import parse_time, seconds_between
 from tests.builders import ended, failed
 from tests.cluster.faulty_cluster import Call
+from tests.engine.test_plain_scripts import BLOCK, PEER_LOST, VALUE_ERROR, log
 from tests.memory.store import Change
+from tests.simulator.kubelets import CULPRIT
 from tests.simulator.simulation import KEY, Simulation, now
 
 Script = Callable[[Simulation], Awaitable[None]]
@@ -132,8 +134,9 @@ async def _eviction(sim: Simulation) -> None:
 
 @_fate("rank-failure-without-report")
 async def _rank_failure_without_report(sim: Simulation) -> None:
-    """No pod reports a cause: torchrun ends with 1 on every node, first where the failure was."""
-    await _fails(sim, ended(1, at=now()), peers=ended(1, at=now()))
+    """No pod reports a cause: torchrun ends with 1 on every node. Only the logs show the exception, on node 1."""
+    logs = log(CULPRIT, VALUE_ERROR), log(0, PEER_LOST)
+    await _fails(sim, _ended_under_torchrun(CULPRIT), peers=_ended_under_torchrun(0), logs=logs)
 
 
 @_fate("node-loss")
@@ -565,16 +568,25 @@ async def _native_sidecars(sim: Simulation) -> None:
     await succeed(sim)
 
 
+def _ended_under_torchrun(rank: int) -> Json:
+    """Return the status of a pod that ended now; the part of its log in it begins after the exception."""
+    return ended(1, message=BLOCK.format(rank=rank, code=1), at=now())
+
+
 async def _crashes_twice(sim: Simulation) -> None:
     """Native code crashes on node 1 in two attempts."""
     for _ in range(2):
         await _fails(sim, ended(139, at=now()))
 
 
-async def _fails(sim: Simulation, failure: Json, peers: Json | None = None) -> None:
-    """Node 1 fails, and the others lose their peer."""
+async def _fails(
+    sim: Simulation, failure: Json, peers: Json | None = None, logs: tuple[str, str] | None = None
+) -> None:
+    """Node 1 fails, and the others lose their peer. logs: of node 1, and of each other node."""
     if pods := await sim.running_attempt():
         attempt = sim.attempt()
+        if logs is not None:
+            sim.kubelets.write_logs(pods, *logs)
         lost = peers or failed(77, cause="peer", at=now())
         await sim.in_any_order(partial(_report, sim, pods[1], failure), *_reports_of_peers(sim, pods, lost))
         await sim.next_attempt(attempt)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddpjob.api import names
 from ddpjob.api.names import Key
@@ -94,6 +94,19 @@ class RecordedCluster(FaultyCluster):
         return answer
 
 
+class LogRead(NamedTuple):
+    """A request for the log of a pod, by the operator after this many starts, and changes of all objects.
+
+    kind: of its fault.
+    """
+
+    time: float
+    changes: int
+    pod: str
+    start: int
+    kind: str | None
+
+
 class Reports:
     """The poller of one process of the operator, without requests: it reads what the simulated rank 0 shows.
 
@@ -149,6 +162,7 @@ class Simulation:
     users and nodes act meanwhile. operators: how many work at the same time, and are killed together.
     sidecar: what a webhook injects into each pod. skewed: the clocks of the nodes differ.
     create_errors: share of the creates of pods that fail with an error of the API server.
+    reads_logs: the operator reads the logs of failed pods. spoils_logs: some are late or stay empty.
     freezes: after a fault, only the operator acts until it has nothing left to do; ``reconciles_needed`` counts.
     """
 
@@ -167,6 +181,8 @@ class Simulation:
         sidecar: Sidecar = "none",
         skewed: bool = False,
         create_errors: float = 0.0,
+        reads_logs: bool = False,
+        spoils_logs: bool = False,
     ) -> None:
         random.seed(seed)  # the work queue's jitter
         self.spec = spec
@@ -176,7 +192,11 @@ class Simulation:
         self.server, self.store = self.cluster.server, self.cluster.store
         if watch == "restored":
             self.store.version = BEFORE_RESTORE
-        self.kubelets = Kubelets(self.server, str(seed), now, eager=eager, sidecar=sidecar, skewed=skewed)
+        self.kubelets = Kubelets(
+            self.server, str(seed), now, eager=eager, sidecar=sidecar, skewed=skewed, spoils_logs=spoils_logs
+        )
+        self.reads_logs = reads_logs
+        self.log_reads: list[LogRead] = []
         self.create_errors = create_errors
         self._create_chance = random.Random(f"creates {seed}")
         self.calls: list[Call] = []
@@ -231,7 +251,7 @@ class Simulation:
     def _start_one(self, number: int) -> None:
         controller = Controller(
             self.cluster,
-            SETTINGS,
+            replace(SETTINGS, reads_logs=self.reads_logs),
             self._make_reports,  # type: ignore[arg-type]
             metrics=self._metrics,
             scopes=(LOST, KEY.namespace),
@@ -294,6 +314,7 @@ class Simulation:
                 break
             needed, last = needed + 1, time
         needed -= RECONCILES_OF_A_REPORT * self._reports_between(self._fault_time, last)
+        needed -= sum(self._fault_time <= read.time <= last for read in self.log_reads)
         self.reconciles_needed = max(self.reconciles_needed, needed)
 
     def _reports_between(self, start: float, end: float) -> int:
@@ -326,6 +347,9 @@ class Simulation:
             self._on_call.remove(trigger)
             trigger[1]()
         kind = self._choose(call)
+        if call.reads_log:
+            pod = call.name.removesuffix("/log")
+            self.log_reads.append(LogRead(asyncio.get_running_loop().time(), len(self.changes), pod, self.starts, kind))
         if kind is None:
             return self._refusal(call)
         self.log.append(f"{asyncio.get_running_loop().time():.2f} {kind}: {call.verb} {call.resource.kind} {call.name}")

@@ -16,8 +16,9 @@ def soak(number: int, first: int) -> int:
     counts: dict[str, Counter[str]] = {}
     failures: list[str] = []
     done = 0
+    runs = [Run(RANDOM, seed=seed, logs=seed % 2) for seed in range(first, first + number)]
     with pool() as processes:
-        for batch in carry_out(processes, [Run(RANDOM, seed=seed) for seed in range(first, first + number)]):
+        for batch in carry_out(processes, runs):
             done += sum(each["runs"] for each in batch.counts.values()) + len(batch.failures)
             failures += batch.failures
             for failure in batch.failures:

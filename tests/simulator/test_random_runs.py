@@ -1,5 +1,6 @@
 """Random stories with random faults and watches: the invariants of ``oracle`` hold, and the job ends as without faults.
 
+In every other run the operator reads the logs of failed pods, and the requests for logs fail more often than others.
 ``make soak`` carries out more.
 """
 
@@ -12,5 +13,5 @@ RUNS = 300
 
 
 def test_random_runs_end_as_without_faults(processes: ProcessPoolExecutor) -> None:
-    failures = failures_of(processes, [Run(RANDOM, seed=seed) for seed in range(RUNS)])
+    failures = failures_of(processes, [Run(RANDOM, seed=seed, logs=seed % 2) for seed in range(RUNS)])
     assert not failures, f"{len(failures)} runs failed, the first ones:\n" + "\n".join(failures[:3])

@@ -17,6 +17,7 @@ from tests.simulator.watches import MODES
 
 ALL = os.environ.get("DDPJOB_TEST_FAULTS") == "all"
 ORDERS = 4
+WITH_LOGS = "rank-failure-without-report"
 TWICE = ("rank-failure", "suspension", "node-loss")
 MORE_WRITES = 4
 """A restarted operator repeats some writes, so the last one has a higher number than without a crash."""
@@ -61,6 +62,18 @@ def test_two_crashes_at_any_writes_lead_to_the_same_end(scenario: str, processes
     _assert_none(failures_of(processes, runs))
 
 
+def test_kill_of_the_operator_that_reads_logs_loses_no_cause(processes: ProcessPoolExecutor) -> None:
+    """It starts again at once, or after all waits have passed."""
+    runs = [
+        Run(WITH_LOGS, (At(kind, write),), logs=1, downtime=downtime)
+        for write in range(1, len(undisturbed(WITH_LOGS).writes) + 1)
+        for place, kind in enumerate(CRASHES)
+        for downtime in (0, 20)
+        if ALL or downtime or write % len(CRASHES) == place
+    ]
+    _assert_none(failures_of(processes, runs))
+
+
 def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: ProcessPoolExecutor) -> None:
     runs = [
         Run(scenario, watch=mode, order=order)
@@ -69,6 +82,7 @@ def test_late_watches_and_any_order_of_reports_lead_to_the_same_end(processes: P
         for order in range(ORDERS)
         if ALL or order == (number + place) % ORDERS
     ]
+    runs += [Run(WITH_LOGS, watch=mode, order=place, logs=1) for place, mode in enumerate(MODES)]
     _assert_none(failures_of(processes, runs))
 
 
@@ -78,6 +92,7 @@ def test_two_operators_at_once_lead_to_the_same_end(processes: ProcessPoolExecut
         for scenario in SCENARIOS
         for order, mode in enumerate(("prompt", "late", "shuffled"))
     ]
+    runs += [Run(WITH_LOGS, watch=mode, logs=1, operators=2) for mode in ("prompt", "late", "shuffled")]
     _assert_none(failures_of(processes, runs))
 
 
@@ -88,6 +103,8 @@ def test_same_run_has_the_same_writes() -> None:
 
 def test_text_of_a_run_can_be_parsed() -> None:
     run = Run("node-loss", (At("lost", 7), At("crash-after", 9)), watch="late", order=1, seed=3, operators=2)
+    assert Run.parse(str(run).split()) == run
+    run = Run("random", seed=3, logs=1, downtime=20)
     assert Run.parse(str(run).split()) == run
 
 
