@@ -161,7 +161,7 @@ def objects(name: str, launcher: Launcher, fault: str) -> tuple[Json, Json]:
         "env": [{"name": "FAULT", "value": FAULTS[fault].statement}, {"name": "OMP_NUM_THREADS", "value": "1"}],
         "numNodes": 2,
         "nprocPerNode": 2,
-        "resources": {"requests": {"memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": {"requests": {"memory": "512Mi"}, "limits": {"memory": "1536Mi"}},
         "restartPolicy": {"maxRestarts": 0},
         "template": {"spec": pod | {"affinity": apart(name)}},
     }
