@@ -180,7 +180,8 @@ def _launch(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {arguments.program}", next_step="check the path; -m runs a module")
     if ranks.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
-    program = Script(kind, arguments.program, tuple(arguments.arguments), settings)
+    preloaded = ("torch",) if ranks.nproc_per_node > 1 else ()
+    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
     options = launcher.LaunchOptions(program, arguments.start, arguments.log_dir or "", restarts, fixed_port=True)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts)

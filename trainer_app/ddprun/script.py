@@ -57,24 +57,27 @@ class Script:
 
     Attributes:
         kind: ``target`` is the path of a script, the name of a module, or an executable that is not Python.
+        preloaded: the modules to import before the fork; none for a single rank, which imports them itself as early.
     """
 
     kind: Kind
     target: str
     arguments: tuple[str, ...]
     settings: Settings
+    preloaded: tuple[str, ...] = ("torch",)
 
     sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
 
     def preload(self) -> str:
         """Import torch, and nothing of the user. Returns why the ranks must not be forked; empty if they may."""
-        if self.kind == "executable":
-            return ""  # a fork becomes the program; there is nothing to import
+        if self.kind == "executable" or not self.preloaded:
+            return ""
         with contextlib.suppress(OSError):
             if self.kind == "script" and (found := _SET_BEFORE_IMPORT.search(Path(self.target).read_bytes())):
                 return f"{self.target} sets variables that torch reads when it is imported ({found[1].decode()})"
         with uncollected_imports(), contextlib.suppress(ImportError):  # the script says so, if it needs it
-            importlib.import_module("torch")
+            for name in self.preloaded:
+                importlib.import_module(name)
         if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
             return f"the import of torch has started {threads - 1} thread(s), which a fork would not have"
         return ""

@@ -159,6 +159,24 @@ def test_ranks_of_a_module_and_of_an_executable(ddptrain: ForkServer, tmp_path: 
     assert (failed["rank"], failed["code"]) == (0, 4)
 
 
+IMPORTS = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("imported by", "launcher" if os.getpid() == launcher else "rank", flush=True)
+launcher = os.getpid()
+sys.meta_path.insert(0, Watch())
+forgotten = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "torch"]
+"""
+
+
+def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    done = run(ddptrain, written(tmp_path, "import torch\n"), first=IMPORTS)
+    assert done.output() == "[rank 0] imported by rank\n"
+
+
 def test_interpreter_ends_as_usual(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = written(
         tmp_path,
