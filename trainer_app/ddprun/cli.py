@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ddprun import __version__, fault_injection
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError
+from ddprun.errors import TrainerError, UsageError, nearest
 from ddprun.flags import Parser, declare_settings, whole_number
 from ddprun.launcher import launcher
 from ddprun.launcher.node_reports import explain
@@ -27,6 +27,8 @@ _SETTINGS = ("checkpoint_dir", "hang_timeout", "stop_grace", "log_format", "chao
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}
 _FROM_ENVIRONMENT = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir")
+_OF_FORKS = ("start", "preload")  # which are variables, too, but no settings of the ranks
+_STARTS = ("auto", "fork", "spawn")
 _SWITCHES = ("standalone", "module", "no_python")
 # Flags of torchrun that change nothing here, and with a reason those that ddprun cannot do.
 _NO_EFFECT = ("run_path", "monitor_interval", "start_method", "role", "rdzv_conf", "rdzv_id")
@@ -95,6 +97,9 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _SWITCHES:
         if env.get("PET_" + name.upper(), "").lower() in ("1", "true", "yes", "on"):
             setattr(arguments, name, True)
+    for name in _OF_FORKS:
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
     if not arguments.program and not arguments.why:
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
     backend = env.get("PET_RDZV_BACKEND", "static")
@@ -151,9 +156,13 @@ def _parser() -> argparse.ArgumentParser:
         group.add_argument(*short, *_names(name), action=_Refuse, nargs="?", help=argparse.SUPPRESS)
     own = parser.add_argument_group("supervision", "also environment variables DDPRUN_<NAME>; flags win")
     own.add_argument(
-        "--start", choices=("prefork", "spawn"), default="prefork",
-        help="fork ranks after one import of torch, or start an interpreter for each (default: prefork)",
+        "--start", metavar="|".join(_STARTS),
+        help="fork ranks after one import of torch, or start an interpreter for each; auto forks several ranks where "
+        "that is safe (default: auto)",
     )  # fmt: skip
+    own.add_argument(
+        "--preload", metavar="MODULE[,MODULE]", help="import these modules, too, before the ranks are forked"
+    )
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
@@ -180,14 +189,39 @@ def _launch(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {arguments.program}", next_step="check the path; -m runs a module")
     if ranks.nproc_per_node > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; torch reads it when it is imported
-    preloaded = ("torch",) if ranks.nproc_per_node > 1 else ()
-    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded)
+    start, preloaded = starts(arguments, ranks.nproc_per_node)
+    program = Script(kind, arguments.program, tuple(arguments.arguments), settings, preloaded, start == "fork")
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
-    options = launcher.LaunchOptions(program, arguments.start, arguments.log_dir or "", restarts, fixed_port=True)
+    how = "spawn" if start == "spawn" else "prefork"
+    options = launcher.LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
     os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts)
     ending = launcher.launch(settings, ranks, stop, options)
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
+
+
+def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, ...]]:
+    """Return how this node's ranks start, and what to import before a fork.
+
+    A single rank is forked before the import of torch, which it does as early itself, and with its own threads.
+
+    Raises:
+        UsageError: an unknown way, or modules to import before a fork, but no fork.
+    """
+    start = arguments.start or "auto"
+    if start not in _STARTS:
+        raise UsageError(f"--start {start} is not one of {', '.join(_STARTS)}", hint=nearest(start, _STARTS))
+    modules = tuple(name for name in (arguments.preload or "").replace(" ", "").split(",") if name)
+    if modules and (start == "spawn" or arguments.no_python):
+        other = "--start spawn" if start == "spawn" else "--no-python"
+        raise UsageError(
+            f"--preload has no effect with {other}",
+            hint="the modules are imported once, before the ranks are forked",
+            next_step="leave one of the two out",
+        )
+    if ranks == 1 and start == "auto" and not modules:
+        return start, ()
+    return start, ("torch", *modules)
 
 
 def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
@@ -199,7 +233,8 @@ def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:
     fields = {name: field for name, field in fields_of(Settings).items() if name in _SETTINGS}
     given: dict[str, Any] = dict(_DEFAULTS)
     known = {_PREFIX + name.upper(): name for name in fields}
-    if unknown := sorted(key for key in env if key.startswith(_PREFIX) and key not in known):
+    own = {*known, *(_PREFIX + name.upper() for name in _OF_FORKS)}
+    if unknown := sorted(key for key in env if key.startswith(_PREFIX) and key not in own):
         raise UsageError(f"unknown environment variable {unknown[0]}", next_step="`ddprun --help` lists the settings")
     origins = {field.metadata["env"]: name for name, field in fields.items() if field.metadata["env"]} | known
     for key, name in origins.items():

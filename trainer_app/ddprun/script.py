@@ -8,6 +8,7 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,6 +26,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Literal
@@ -35,11 +37,11 @@ from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
+from ddprun.preload import import_before_fork
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
 from ddprun.reporting.progress import Progress
 from ddprun.reporting.termination import Ending
-from ddprun.resources import uncollected_imports
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, stop_signals
 
@@ -58,6 +60,7 @@ class Script:
     Attributes:
         kind: ``target`` is the path of a script, the name of a module, or an executable that is not Python.
         preloaded: the modules to import before the fork; none for a single rank, which imports them itself as early.
+        must_fork: the user has asked for it, so a fork that is not possible is an error.
     """
 
     kind: Kind
@@ -65,22 +68,35 @@ class Script:
     arguments: tuple[str, ...]
     settings: Settings
     preloaded: tuple[str, ...] = ("torch",)
+    must_fork: bool = False
 
     sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
 
     def preload(self) -> str:
-        """Import torch, and nothing of the user. Returns why the ranks must not be forked; empty if they may."""
+        """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may.
+
+        Raises:
+            UsageError: a module of the user cannot be imported, or the ranks must be forked, but cannot.
+        """
         if self.kind == "executable" or not self.preloaded:
             return ""
-        with contextlib.suppress(OSError):
-            if self.kind == "script" and (found := _SET_BEFORE_IMPORT.search(Path(self.target).read_bytes())):
-                return f"{self.target} sets variables that torch reads when it is imported ({found[1].decode()})"
-        with uncollected_imports(), contextlib.suppress(ImportError):  # the script says so, if it needs it
-            for name in self.preloaded:
-                importlib.import_module(name)
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
-            return f"the import of torch has started {threads - 1} thread(s), which a fork would not have"
-        return ""
+        if not self.must_fork and (name := self._set_before_import()):
+            return f"{self.target} sets variables that torch reads when it is imported ({name})"
+        folder = Path.cwd() if self.kind == "module" else Path(self.target).resolve().parent
+        reason = import_before_fork(self.preloaded, folder)
+        if reason and self.must_fork:
+            raise UsageError(f"--start fork: {reason}", next_step="leave it out, or use --start spawn")
+        gc.freeze()  # a collection in a rank would copy the pages of all modules
+        return reason
+
+    def _set_before_import(self) -> str:
+        """Return a variable that the program sets and torch reads when it is imported; empty if there is none."""
+        file = Path(self.target) if self.kind == "script" else _file_of_module(self.target)
+        found = None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                found = _SET_BEFORE_IMPORT.search(file.read_bytes())
+        return found[1].decode() if found else ""
 
     def run(self, rank: RankProcess) -> int:
         """Run the program on one rank and return its exit code."""
@@ -255,6 +271,20 @@ def _restore_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # the last line before a hang must arrive
+
+
+def _file_of_module(name: str) -> Path | None:
+    """Return the file that ``python -m NAME`` runs, without the import of a package; None if it is not found."""
+    path: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    origin: str | None = None
+    for part in (*accumulate(name.split("."), "{}.{}".format), f"{name}.__main__"):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            break
+        origin, path = spec.origin, spec.submodule_search_locations
+        if path is None:
+            break
+    return Path(origin) if origin else None
 
 
 def _run_module(name: str) -> None:

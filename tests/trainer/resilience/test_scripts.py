@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from ddprun import script_interface
-from ddprun.cli import node_of, parse, resolve
+from ddprun.cli import node_of, parse, resolve, starts
 from ddprun.diagnostics import collective_of
 from ddprun.errors import UsageError
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
-from ddprun.script import _SET_BEFORE_IMPORT
+from ddprun.script import _SET_BEFORE_IMPORT, Script
+from ddprun.settings import Settings
 from tests.processes import free_port
 from tests.trainer.runs import ForkServer, Run, wait_until
 
@@ -177,6 +178,99 @@ def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path
     assert done.output() == "[rank 0] imported by rank\n"
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (
+            "import torch\ntorch.set_num_threads(2)\ntorch.ones(2**18).add_(1.0)\n",
+            "after the import of torch, mine a forked process hangs in its first operation on several threads",
+        ),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+            "the import of torch, mine has started 1 thread(s), which a fork would not have",
+        ),
+        (
+            "import socket\nopened = socket.socket()\n",
+            "the import of torch, mine has opened socket, which a fork would share",
+        ),
+    ],
+)
+def test_ranks_are_not_forked_after_an_import_that_forks_do_not_survive(
+    ddptrain: ForkServer, tmp_path: Path, module: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(module)
+    argv = ("--preload", "mine", "--nproc-per-node", 2)
+    done = run(ddptrain, *argv, written(tmp_path, "print('ran')\n"))
+    assert done.output().splitlines()[0] == f"each rank starts in an interpreter of its own: {said}"
+    assert done.output().count("] ran\n") == 2
+    refused = run(ddptrain, "--start", "fork", *argv, tmp_path / "train.py", code=2)
+    assert refused.message()["message"] == f"--start fork: {said}"
+
+
+def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("print('imported', flush=True)\n")
+    script = written(tmp_path, "import mine\nimport torch\nprint(int(torch.ones(2**18).add_(1.0).sum()))\n")
+    done = run(ddptrain, "--nproc-per-node", 2, script, DDPRUN_PRELOAD="mine")
+    assert sorted(done.output().splitlines()) == [f"[rank {rank}] {2**19}" for rank in (0, 1)] + ["imported"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (None, "--preload mine: there is no module mine"),
+        ("import absent\n", "--preload mine: its import failed with ModuleNotFoundError: No module named 'absent'"),
+        ("import os\nos.environ['RANK']\n", "--preload mine: its import failed with KeyError: 'RANK'"),
+        ("import sys\nsys.exit('no')\n", "--preload mine: its import failed with SystemExit: no"),
+    ],
+)
+def test_module_that_cannot_be_preloaded_is_refused(
+    ddptrain: ForkServer, tmp_path: Path, module: str | None, said: str
+) -> None:
+    if module is not None:
+        (tmp_path / "mine.py").write_text(module)
+    refused = run(ddptrain, "--preload", "mine", written(tmp_path), code=2)
+    assert (refused.message()["kind"], refused.message()["message"]) == ("UsageError", said)
+
+
+def test_ways_to_start_the_ranks() -> None:
+    def chosen(*flags: str, ranks: int = 2, **env: str) -> tuple[str, tuple[str, ...]]:
+        return starts(parse([*flags, "train.py"], env), ranks)
+
+    assert chosen() == ("auto", ("torch",))
+    assert chosen(ranks=1) == ("auto", ())
+    assert chosen("--start", "fork", ranks=1) == ("fork", ("torch",))
+    assert chosen("--preload", "a,b.c", ranks=1, DDPRUN_START="fork") == ("fork", ("torch", "a", "b.c"))
+    assert resolve(parse(["train.py"], {}), {"DDPRUN_START": "spawn"}) == resolve(parse(["train.py"], {}), {})
+    for flags, said in (
+        (["--start", "span"], "--start span is not one of auto, fork, spawn"),
+        (["--start", "spawn", "--preload", "a"], "--preload has no effect with --start spawn"),
+        (["--no-python", "--preload", "a"], "--preload has no effect with --no-python"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            chosen(*flags)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_have_the_variables_of_torchruns_workers_and_no_others(
+    ddptrain: ForkServer, tmp_path: Path, ranks: int
+) -> None:
+    script = written(tmp_path, "import os, json\nprint(json.dumps(sorted(os.environ)))\n")
+    own = {
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+        "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT",
+    }  # fmt: skip
+    for how in ("auto", "fork", "spawn"):
+        first = "import os; del os.environ['OMP_NUM_THREADS']"
+        done = run(ddptrain, "--start", how, "--nproc-per-node", ranks, script, first=first)
+        for line in done.output().splitlines():
+            found = set(json.loads(line[line.index('["') :]))
+            given = {"PATH", "TMPDIR", "DDPJOB_TERMINATION_LOG", "DDPJOB_PROGRESS_PORT"}
+            assert found - given - {"LC_CTYPE"} == own | ({"OMP_NUM_THREADS"} if ranks > 1 else set()), how
+
+
 def test_interpreter_ends_as_usual(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = written(
         tmp_path,
@@ -267,6 +361,18 @@ def test_script_that_sets_variables_for_the_import_of_torch_is_recognised(line: 
     assert (found and found[1].decode()) == name
 
 
+def test_variables_are_searched_in_the_file_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    for name in ("__main__", "train"):
+        (package / f"{name}.py").write_text(f"import os\nos.environ['OMP_{name}'] = '4'\n")
+    monkeypatch.chdir(tmp_path)
+    for name, found in (("mine", "OMP___main__"), ("mine.train", "OMP_train")):
+        said = Script("module", name, (), Settings()).preload()
+        assert said == f"{name} sets variables that torch reads when it is imported ({found})"
+
+
 def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
     starts = str(Path(collective_of.__code__.co_filename).parent / "launcher" / "processes.py")
 
@@ -290,7 +396,7 @@ def test_report_refuses_a_name_that_it_does_not_know() -> None:
     ddprun.report(step=1, **values)  # without a launcher it does nothing
 
 
-@pytest.mark.parametrize("how", ["prefork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_script_that_closes_its_stdout_succeeds(ddptrain: ForkServer, tmp_path: Path, how: str) -> None:
     script = written(tmp_path, "import sys\nprint('last line')\nsys.stdout.close()\n")
     done = run(ddptrain, "--start", how, "--nproc-per-node", 2, script)

@@ -1,0 +1,161 @@
+"""What the launcher imports before it forks the ranks, and why a fork of it could not do what a rank does.
+
+A forked process inherits locks and half-initialized runtimes, but not the threads that would release them. After one
+product of matrices in the launcher, each rank would hang in its first operation on several threads. So a first fork,
+the canary, tries such an operation.
+"""
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ddprun.errors import UsageError
+from ddprun.resources import uncollected_imports
+from ddprun.signals import die_with_parent
+
+_IDLE = 1.0  # seconds without a running thread after which the canary hangs
+_LONGEST = 30.0  # seconds for a canary that still computes, on a busy machine
+_INTERVAL = 0.1
+# With it torch.cuda.is_available() asks the driver's management library. Otherwise it would initialize CUDA, which a
+# fork cannot use, and many libraries call it when they are imported.
+_WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+def import_before_fork(modules: Sequence[str], folder: Path) -> str:
+    """Import the modules. Returns why the ranks must not be forked from this process; empty if they may.
+
+    A torch that cannot be imported is no error: the script may not need it, or says so itself.
+
+    Args:
+        folder: where Python looks first, as it does for the script.
+    Raises:
+        UsageError: another module cannot be imported.
+    """
+    before = _opened()
+    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folder):
+        for name in modules:
+            _import(name)
+    names = ", ".join(modules)
+    if opened := sorted(target for target in _opened() - before if target.startswith(("/dev/nvidia", "socket:"))):
+        return f"the import of {names} has opened {opened[0].partition(':')[0]}, which a fork would share"
+    if "torch" in sys.modules and (reason := _canary()):
+        return f"after the import of {names} a forked process {reason}"
+    # Counted after a fork, because some pools of threads, such as NumPy's BLAS, end before a fork and begin after it.
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 - names only
+        return f"the import of {names} has started {threads - 1} thread(s), which a fork would not have"
+    return ""
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if name == "torch":
+            return
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"--preload {name}: there is no module {error.name}",
+                hint="it is looked for beside the script, and among the installed packages",
+                next_step="check the name",
+            ) from error
+        _refuse(name, error)
+    except (Exception, SystemExit) as error:
+        _refuse(name, error)
+
+
+def _refuse(name: str, error: BaseException) -> None:
+    traceback.print_exception(error)
+    raise UsageError(
+        f"--preload {name}: its import failed with {type(error).__name__}: {error}",
+        hint="it is imported in the launcher, before RANK and the other variables of a rank are set",
+        next_step="leave it out, so that each rank imports it itself",
+    ) from error
+
+
+def _opened() -> set[str]:
+    """Return what the descriptors of this process are open on."""
+    targets = set[str]()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
+        with contextlib.suppress(OSError):  # of the directory itself
+            targets.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - text only
+    return targets
+
+
+@contextlib.contextmanager
+def _cuda_not_initialized() -> Iterator[None]:
+    name, value = _WITHOUT_CUDA
+    given = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
+
+
+@contextlib.contextmanager
+def _searched_first(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a module has changed the list
+            sys.path.remove(str(folder))
+
+
+def _canary() -> str:
+    """Return what goes wrong in a fork that does one operation on several threads; empty if nothing does."""
+    parent = os.getpid()
+    ended, alive = os.pipe()  # the end of the canary closes ``alive``
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            die_with_parent(parent)
+            os.close(ended)
+            torch = sys.modules["torch"]
+            torch.set_num_threads(max(2, torch.get_num_threads()))
+            torch.ones(2**18).add_(1.0)  # large enough for torch to divide it among threads
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(alive)
+    hangs = not _ends(pid, ended)
+    os.close(ended)
+    if hangs:
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if hangs:
+        return "hangs in its first operation on several threads"
+    if code:
+        return f"cannot compute: it ends with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    return ""
+
+
+def _ends(pid: int, ended: int) -> bool:
+    """Wait for the canary to end. Returns False if all its threads wait for _IDLE seconds, not for a core."""
+    idle = 0.0
+    for _ in range(int(_LONGEST / _INTERVAL)):
+        if select.select([ended], [], [], _INTERVAL)[0]:
+            return True
+        idle = 0.0 if _is_running(pid) else idle + _INTERVAL
+        if idle >= _IDLE:
+            return False
+    return False
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a thread of the process runs, or waits for a core or a disk."""
+    with contextlib.suppress(OSError):
+        stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return any(stat.rpartition(")")[2].split()[0] in ("R", "D") for stat in stats)
+    return False
