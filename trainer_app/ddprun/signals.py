@@ -17,7 +17,7 @@ from ddprun import exit_codes
 from ddprun.errors import Stopped
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
 
@@ -89,3 +89,8 @@ def die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(exit_codes.SIGNAL_BASE + signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Ask the kernel to make this process the parent of each descendant whose parent ends."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)

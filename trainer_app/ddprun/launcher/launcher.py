@@ -21,6 +21,7 @@ from ddprun.files import make_directory
 from ddprun.launcher import processes
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
+from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.processes import LogPrinter, WorkerProcess
 from ddprun.program import Program
 from ddprun.reporting import termination
@@ -39,6 +40,7 @@ _READ_SIZE = 65536
 _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
 _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
+_ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -140,6 +142,7 @@ class Supervisor:
         self.printer = LogPrinter(self.settings.log_format)
         timeout = self.settings.hang_timeout
         self._detector = HangDetector(timeout, self.ranks.node_rank) if timeout else None
+        self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
@@ -185,20 +188,14 @@ class Supervisor:
             ) from error
 
     def _supervise(self) -> None:
-        """Return when all ranks have ended and their output is printed."""
+        """Return when all ranks have ended, and what they left behind, and their output is printed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)
-            while any(worker.status is None for worker in self._workers):
-                detector = self._active_detector()
-                limit = detector.interval if detector else None
-                if self._deadline is not None:
-                    limit = max(0.0, self._deadline - time.monotonic())
-                if continue_output():  # nobody reads it at the moment
-                    limit = min(_OUTPUT_INTERVAL, _OUTPUT_INTERVAL if limit is None else limit)
-                for key, _ in selector.select(limit):
+            while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
+                for key, _ in selector.select(self._longest_wait()):
                     if key.data is None:
                         os.read(self.signals.wakeup, 4096)
                     elif not self._read(key.data, key.fd):
@@ -212,10 +209,27 @@ class Supervisor:
             for descriptor in (worker.output, worker.reports):
                 while self._read(worker, descriptor, last=True):
                     pass
+        self._orphans.remove_shared_memory()
+
+    def _longest_wait(self) -> float | None:
+        """Return how many seconds may pass until the ranks are looked at again; None if only events matter."""
+        detector = self._active_detector()
+        limit = detector.interval if detector else None
+        if not self._are_ranks_left():
+            limit = _ORPHANS_INTERVAL
+        elif self._deadline is not None:
+            limit = max(0.0, self._deadline - time.monotonic())
+        if continue_output():  # nobody reads it at the moment
+            limit = min(_OUTPUT_INTERVAL, _OUTPUT_INTERVAL if limit is None else limit)
+        return limit
+
+    def _are_ranks_left(self) -> bool:
+        return any(worker.status is None for worker in self._workers)
 
     def _active_detector(self) -> HangDetector | None:
         """Return None once the ranks have a deadline (a signal came or a peer failed) or were killed for a hang."""
         ending = self._deadline is not None or self._hang is not None or any(w.killed_by_us for w in self._workers)
+        ending = ending or not self._are_ranks_left()
         return None if ending else self._detector
 
     def _read(self, worker: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
@@ -251,7 +265,7 @@ class Supervisor:
                     os.kill(worker.pid, number)
 
     def _reap(self) -> None:
-        """Collect ended ranks; as PID 1 of a container also orphans."""
+        """Collect ended ranks, and orphans."""
         by_pid = {worker.pid: worker for worker in self._workers}
         while True:
             try:
@@ -261,8 +275,9 @@ class Supervisor:
             if ended is None:
                 return
             if ended.si_pid in by_pid:  # not reaped yet: the number is still that of the rank's process group
-                processes.kill_group(ended.si_pid)
+                processes.end_group(ended.si_pid)
             pid, status = os.waitpid(ended.si_pid, 0)
+            self._orphans.collected(pid)
             if worker := by_pid.get(pid):
                 worker.status, worker.ended = status, time.monotonic()
                 if worker.process is not None:

@@ -352,10 +352,13 @@ def report_of(worker: WorkerProcess) -> Report:
     return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
 
 
-def kill_group(pid: int) -> None:
-    """Kill what is left of a rank's process group, such as data loaders and programs that it has started."""
+def end_group(pid: int) -> None:
+    """Tell what is left of a rank's process group to end, such as data loaders and programs that it has started.
+
+    Not by SIGKILL: Python's resource tracker and torch's manager of shared memory first delete the rank's files.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGTERM)
 
 
 def run_with_timeout(seconds: float, work: Callable[[], Any], cancelled: Callable[[], bool] = lambda: False) -> Any:
