@@ -113,17 +113,14 @@ class Script:
             except OSError as error:
                 raise UsageError(f"cannot start {self.target}: {error.strerror}", next_step="check its path") from error
         faulthandler.register(DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
-        ending = _Run(self, rank).run()
-        with os.fdopen(rank.reports, "wb") as pipe:
-            pipe.write(dumps_json(asdict(ending)).encode())
-        return ending.code
+        return _Run(self, rank).run()
 
 
 class _Run:
     """One run of a script or module in this process."""
 
     def __init__(self, script: Script, rank: RankProcess) -> None:
-        self._script, self._ranks = script, rank.ranks
+        self._script, self._ranks, self._reports = script, rank.ranks, rank.reports
         self._progress = Progress(rank.ranks.world_size, "")
         fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(rank.diagnostics.memory(), fault)
@@ -137,22 +134,36 @@ class _Run:
                 print(f"warning: no progress on port {port}: {error}", file=sys.stderr, flush=True)
         after_import(_OPTIMIZERS, self._count_steps)
 
-    def run(self) -> Ending:
-        """Run it, and all that an interpreter does at its end. Never raises."""
+    def run(self) -> int:
+        """Run it, and all that an interpreter does at its end, and send the ending. Never raises."""
+        failure = self._failure_of_call()
+        if failure:
+            self._send(failure)  # at once: the interpreter's end waits for threads, perhaps for ever
+        _end_interpreter()
+        return failure.code if failure else self._send(self._success())
+
+    def _failure_of_call(self) -> Ending | None:
         try:
             with contextlib.suppress(_Success):
                 self._call()
             self._heartbeat.mark("close", limit=math.inf)
         except BaseException as error:
             return self._failure(error)
-        finally:
-            _end_interpreter()
+        return None
+
+    def _success(self) -> Ending:
         if script_interface.stop_was_asked():
             saved = script_interface.saved_after_stop()
             stopped = Stopped("stopped by a signal" + ("" if saved else ", unsaved"), saved=saved)
             return Ending(termination.failure(stopped, rank=self._ranks.rank, progress=self._place()))
         message = f"{self._script.target} finished"
         return Ending(termination.done(message, rank=self._ranks.rank, progress=self._progress.snapshot()))
+
+    def _send(self, ending: Ending) -> int:
+        """Send the ending to the launcher, and return the exit code."""
+        with os.fdopen(self._reports, "wb") as pipe:
+            pipe.write(dumps_json(asdict(ending)).encode())
+        return ending.code
 
     def _call(self) -> None:
         script = self._script
@@ -326,9 +337,13 @@ def _show(error: BaseException) -> None:
 
 def _end_interpreter() -> None:
     """Wait for threads and call exit handlers, which a forked process would leave out; as multiprocessing does."""
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException as error:  # Ctrl-C; an interpreter goes on with its end, too
+            with contextlib.suppress(Exception):  # stderr is closed
+                print("Exception ignored at the end of the script:", file=sys.stderr)
+                traceback.print_exception(error)
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:

@@ -84,7 +84,7 @@ def run(server: ForkServer, *argv: object, code: int = 0, first: str = "", **env
 def test_plain_script_runs_with_the_variables_of_torchrun(ddptrain: ForkServer, tmp_path: Path) -> None:
     done = run(ddptrain, "--nproc-per-node", 2, written(tmp_path), "--lr", 3, PET_RDZV_ID="job-7")
     for rank in (0, 1):
-        assert f"[rank {rank}] rank {rank} of 2 job-7 __main__ ['--lr', '3']\n" in done.output()
+        assert f"[n0r{rank}] rank {rank} of 2 job-7 __main__ ['--lr', '3']\n" in done.output()
     message = done.message()
     assert (message["code"], message["outcome"], message["progress"]["step"]) == (0, "succeeded", STEPS)
 
@@ -111,8 +111,8 @@ def test_traceback_begins_in_the_script(ddptrain: ForkServer, tmp_path: Path) ->
     script = written(tmp_path)
     failed = run(ddptrain, "--nproc-per-node", 2, script, "raise", 0, code=1)
     lines = [line for line in failed.output().splitlines() if "Traceback" in line or "File" in line]
-    assert lines[0] == "[rank 0] Traceback (most recent call last):"
-    assert lines[1].startswith(f'[rank 0]   File "{script}", line ')
+    assert lines[0] == "[n0r0] Traceback (most recent call last):"
+    assert lines[1].startswith(f'[n0r0]   File "{script}", line ')
     assert failed.output().splitlines()[-3].startswith("root cause: rank 0, exit code 1, ValueError: sample 17")
 
 
@@ -142,7 +142,7 @@ def test_two_nodes_meet_by_torchruns_variables(ddptrain: ForkServer, tmp_path: P
     runs = [ddptrain.start(script, env=common | {"PET_NODE_RANK": node}, module="ddprun") for node in (0, 1)]
     for node, started in enumerate(runs):
         assert started.wait() == 0, started.output()
-        assert f"[rank {node}] rank {node} of 2 " in started.output()
+        assert f"[n{node}r{node}] rank {node} of 2 " in started.output()
 
 
 def test_ranks_of_a_module_and_of_an_executable(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_ranks_of_a_module_and_of_an_executable(ddptrain: ForkServer, tmp_path: 
     done = run(ddptrain, "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path, code=1)
     assert "No module named 'mine'" in done.output()  # PYTHONPATH is read at the start of an interpreter, not of a fork
     spawned = run(ddptrain, "--start", "spawn", "--nproc-per-node", 2, "-m", "mine.main", "-x", PYTHONPATH=tmp_path)
-    assert "[rank 1] module __main__ ['-x']" in spawned.output()
+    assert "[n0r1] module __main__ ['-x']" in spawned.output()
     shell = ("--nproc-per-node", 2, "--no-python", "sh", "-c")
-    assert "[rank 1] 1 of 2" in run(ddptrain, *shell, "echo $RANK of $WORLD_SIZE").output()
+    assert "[n0r1] 1 of 2" in run(ddptrain, *shell, "echo $RANK of $WORLD_SIZE").output()
     failed = run(ddptrain, *shell, "sleep $RANK; test $RANK = 0 && exit 4", code=4).message()
     assert (failed["rank"], failed["code"]) == (0, 4)
 
@@ -175,7 +175,7 @@ forgotten = [sys.modules.pop(name) for name in list(sys.modules) if name.split("
 def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()
     done = run(ddptrain, written(tmp_path, "import torch\n"), first=IMPORTS)
-    assert done.output() == "[rank 0] imported by rank\n"
+    assert done.output() == "imported by rank\n"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_preloaded_module_is_imported_once_and_from_the_folder_of_the_script(
     (tmp_path / "mine.py").write_text("print('imported', flush=True)\n")
     script = written(tmp_path, "import mine\nimport torch\nprint(int(torch.ones(2**18).add_(1.0).sum()))\n")
     done = run(ddptrain, "--nproc-per-node", 2, script, DDPRUN_PRELOAD="mine")
-    assert sorted(done.output().splitlines()) == [f"[rank {rank}] {2**19}" for rank in (0, 1)] + ["imported"]
+    assert sorted(done.output().splitlines()) == [f"[n0r{rank}] {2**19}" for rank in (0, 1)] + ["imported"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_interpreter_ends_as_usual(ddptrain: ForkServer, tmp_path: Path) -> None
     )
     slow = "import ddprun.launcher.node_reports as reports; reports._VOLUME = 0.0"  # a child of the launcher stays
     done = ddptrain.run("--log-dir", tmp_path / "logs", script, module="ddprun", first=slow)
-    assert "[rank 0] thread ended\n[rank 0] handler ran\n" in done.output()
+    assert "thread ended\nhandler ran\n" in done.output()
     assert "Exception" not in done.output()
 
 
@@ -400,14 +400,14 @@ def test_report_refuses_a_name_that_it_does_not_know() -> None:
 def test_script_that_closes_its_stdout_succeeds(ddptrain: ForkServer, tmp_path: Path, how: str) -> None:
     script = written(tmp_path, "import sys\nprint('last line')\nsys.stdout.close()\n")
     done = run(ddptrain, "--start", how, "--nproc-per-node", 2, script)
-    assert "[rank 1] last line\n" in done.output()
+    assert "[n0r1] last line\n" in done.output()
     assert "Traceback" not in done.output()
 
 
 def test_script_in_another_encoding_runs(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes("# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n".encode("latin-1"))
-    assert "[rank 0] True\n" in run(ddptrain, script).output()
+    assert run(ddptrain, script).output() == "True\n"
 
 
 @pytest.mark.parametrize(
@@ -441,9 +441,9 @@ def test_classes_of_the_script_can_be_pickled_until_its_end(ddptrain: ForkServer
         "atexit.register(save, 'handler')\n"
         "threading.Thread(target=lambda: (threading.main_thread().join(0.3), save('thread'))).start()\n"
     )
-    assert "[rank 0] thread Saved\n[rank 0] handler Saved\n" in run(ddptrain, written(tmp_path, text)).output()
+    assert "thread Saved\nhandler Saved\n" in run(ddptrain, written(tmp_path, text)).output()
     spawned = run(ddptrain, "--start", "spawn", "-m", "train", first=f"import os; os.chdir({str(tmp_path)!r})")
-    assert "[rank 0] thread Saved\n[rank 0] handler Saved\n" in spawned.output()
+    assert "thread Saved\nhandler Saved\n" in spawned.output()
 
 
 def test_script_with_a_syntax_error_is_reported_at_its_line(ddptrain: ForkServer, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_script_with_a_syntax_error_is_reported_at_its_line(ddptrain: ForkServer
 def test_hook_for_uncaught_exceptions_is_called(ddptrain: ForkServer, tmp_path: Path) -> None:
     text = "import sys\nsys.excepthook = lambda kind, error, trace: print('crashed:', error, trace.tb_lineno)\n1 / 0\n"
     failed = run(ddptrain, written(tmp_path, text), code=1)
-    assert "[rank 0] crashed: division by zero 3\n" in failed.output()
+    assert "crashed: division by zero 3\n" in failed.output()
     assert failed.message()["kind"] == "ZeroDivisionError"
 
 
@@ -486,3 +486,66 @@ def test_error_in_a_worker_process_is_reported_as_the_worker_saw_it(
 ) -> None:
     message = run(ddptrain, written(tmp_path, IN_WORKER % line), code=1).message()
     assert (message["message"], message["where"]) == ("ValueError: sample 0 has 3 channels", "train.py:7")
+
+
+def at_a_terminal(text: str = "") -> str:
+    """Return what makes the launcher the foreground process of a terminal, on which a person has written ``text``."""
+    return (
+        "import fcntl, os, pty, termios\n"
+        "person, terminal = pty.openpty()\n"
+        "fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)\n"
+        "os.dup2(terminal, 0)\n"
+        f"os.write(person, {text.encode()!r})\n"
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rank_that_reads_from_a_terminal_fails_and_is_not_stopped(
+    ddptrain: ForkServer, tmp_path: Path, ranks: int
+) -> None:
+    script = written(tmp_path, "import sys\nassert not sys.stdin.isatty()\ninput('continue? ')\n")
+    failed = run(ddptrain, "--nproc-per-node", ranks, script, first=at_a_terminal("yes\n"), code=1)
+    assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:3")
+
+
+def test_only_a_single_rank_reads_what_is_redirected(ddptrain: ForkServer, tmp_path: Path) -> None:
+    redirected = "import os\nread, write = os.pipe()\nos.write(write, b'lr: 3')\nos.close(write)\nos.dup2(read, 0)\n"
+    script = written(tmp_path, "import sys\nprint('read', sys.stdin.read())\n")
+    assert run(ddptrain, script, first=redirected).output() == "read lr: 3\n"
+    assert run(ddptrain, "--nproc-per-node", 2, script, first=redirected).output().count("read \n") == 2
+
+
+def test_rank_whose_threads_go_on_reports_its_exception_at_once(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import os, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "if os.environ['RANK'] == '1':\n    raise ValueError('sample 17')\n"
+    )
+    failed = run(ddptrain, "--nproc-per-node", 2, "--stop-grace", 1, written(tmp_path, text), code=1)
+    message = failed.message()
+    assert (message["rank"], message["kind"], message["where"]) == (1, "ValueError", "train.py:4")
+
+
+def test_interrupt_while_threads_are_awaited_ends_the_script_as_python_does(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    text = (
+        "import atexit, threading, time\n"
+        "atexit.register(print, 'handler ran')\n"
+        "def work():\n    threading.main_thread().join(0.1)\n    print('ready')\n    time.sleep(600)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    started = ddptrain.start(written(tmp_path, text), module="ddprun")
+    wait_until(lambda: "ready" in started.output(), "the end of the script")
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait() == 75, started.output()
+    assert "handler ran" in started.output()
+
+
+def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path, "import os\nprint('life', os.environ['TORCHELASTIC_RESTART_COUNT'])\n1 / 0\n")
+    logs = tmp_path / "logs"
+    run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1)
+    for rank in (0, 1):
+        lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
+        assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]

@@ -52,7 +52,7 @@ class LaunchOptions:
     Attributes:
         program: what each rank runs.
         how: prefork, or spawn (a fresh interpreter per rank).
-        log_dir: also write each rank's output to ``rank-N.log`` there.
+        log_dir: also write each rank's output to ``rank-N.log`` there, after restarts to ``rank-N.life-M.log``.
         max_restarts: how often the ranks are started again; only on a node that trains alone.
         fixed_port: the user chose the port; otherwise a node that trains alone takes a free one at each start, which
             keeps two jobs on one machine apart.
@@ -95,7 +95,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
             reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
-        supervisor = Supervisor(settings, _holding_port(ranks, options), options, signals, reports)
+        supervisor = Supervisor(settings, _holding_port(ranks, options), options, signals, reports, life=restart + 1)
         ending = supervisor.run()
         if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
@@ -130,13 +130,18 @@ class SignalQueue:
 
 @dataclass
 class Supervisor:
-    """Starts the ranks of one node and supervises them until all have ended: output, signals, exits and hangs."""
+    """Starts the ranks of one node and supervises them until all have ended: output, signals, exits and hangs.
+
+    Attributes:
+        life: the number of starts of the ranks in this run.
+    """
 
     settings: Settings
     ranks: Ranks
     options: LaunchOptions
     signals: SignalQueue
     reports: NodeReports | None
+    life: int = 1
 
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.settings.log_format)
@@ -173,7 +178,8 @@ class Supervisor:
         """
         options = self.options
         try:
-            return processes.start(options.program, ranks, how=options.how, log_dir=options.log_dir)
+            log_to = processes.log_file(options.log_dir, ranks.rank, self.life)
+            return processes.start(options.program, ranks, how=options.how, log_to=log_to)
         except OSError as error:
             self._kill()
             for worker in self._workers:
@@ -242,6 +248,7 @@ class Supervisor:
                 return True
         if descriptor == worker.reports:
             worker.ending += data
+            self._note_failure(worker)
             return bool(data)
         lines, worker.unfinished = processes.split_lines(worker.unfinished, data)
         if not data and worker.unfinished:
@@ -251,6 +258,16 @@ class Supervisor:
             self.printer.rank_line(worker, line)
         sys.stdout.buffer.flush()
         return bool(data)
+
+    def _note_failure(self, worker: WorkerProcess) -> None:
+        """Act on the failure of a script's rank whose threads may keep it for ever: it has the grace of a stop."""
+        if worker.failed or worker.sends_an_ending or worker.status is not None:
+            return
+        report = processes.sent_report(worker)
+        if report and report["code"] != 0:
+            worker.failed = time.monotonic()
+            self._report_early(worker)
+            self._end_within(self.settings.stop_grace)
 
     def _pass_on_signals(self) -> None:
         while self.signals.pending:

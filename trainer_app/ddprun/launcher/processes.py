@@ -72,6 +72,7 @@ class WorkerProcess:
     reports: int
     diagnostics: Diagnostics
     sends_an_ending: bool = True  # see ``Program``
+    prefix: bytes = b""  # of each line that is printed
     log: BinaryIO | None = None
     process: subprocess.Popen[bytes] | None = None  # keeps a spawned child's handle alive
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=50))
@@ -79,6 +80,7 @@ class WorkerProcess:
     ending: bytes = b""  # as JSON
     status: int | None = None
     ended: float = 0.0
+    failed: float = 0.0  # when it reported a failure, which may be long before its end; 0 if it did not
     killed_by_us: bool = False
 
     def close(self) -> None:
@@ -90,19 +92,30 @@ class WorkerProcess:
         self.diagnostics.close()
 
 
-def start(program: Program, ranks: Ranks, *, how: str, log_dir: str) -> WorkerProcess:
+def log_file(log_dir: str, rank: int, life: int) -> Path | None:
+    """Return the file for the output of a rank in one life (the number of starts of the ranks); None for no file."""
+    name = f"rank-{rank}.log" if life == 1 else f"rank-{rank}.life-{life}.log"
+    return Path(log_dir) / name if log_dir else None
+
+
+def line_prefix(ranks: Ranks) -> bytes:
+    """Return what is printed before each line of a rank: its node and global rank; nothing if it is the only rank."""
+    return b"" if ranks.world_size == 1 else b"[n%dr%d] " % (ranks.node_rank, ranks.rank)
+
+
+def start(program: Program, ranks: Ranks, *, how: str, log_to: Path | None) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
         how: prefork or spawn.
-        log_dir: also write the rank's output to ``rank-N.log`` there, unless empty.
+        log_to: also append the rank's output to this file.
     Raises:
         UsageError: that file cannot be written.
     """
     log: BinaryIO | None = None
-    if log_dir:
+    if log_to:
         try:
-            log = (Path(log_dir) / f"rank-{ranks.rank}.log").open("ab", buffering=0)
+            log = log_to.open("ab", buffering=0)
         except OSError as error:
             raise UsageError(
                 f"--log-dir: {error.filename} cannot be written: {error.strerror}", next_step="name another directory"
@@ -141,7 +154,8 @@ def start(program: Program, ranks: Ranks, *, how: str, log_dir: str) -> WorkerPr
     for descriptor in (output, reports):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
-    return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, program.sends_an_ending, log, process)
+    prefix = line_prefix(ranks)
+    return WorkerProcess(ranks.rank, pid, output, reports, diagnostics, program.sends_an_ending, prefix, log, process)
 
 
 def run_spawned() -> NoReturn:
@@ -167,6 +181,8 @@ def _run_worker(spec: WorkerSpec, *, spawned: bool = False) -> NoReturn:
         release_output()  # the launcher always reads what its ranks write
         if ranks.listener is not None and not ranks.is_zero and not spawned:
             os.close(ranks.listener)
+        if ranks.nproc_per_node > 1 or os.isatty(0):  # to read from a terminal in the background stops a process
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(spec.output, 1)
         os.dup2(spec.output, 2)
         os.environ |= ranks.environment()
@@ -207,7 +223,7 @@ class LogPrinter:
     """Prints the lines of the ranks and of the launcher.
 
     Args:
-        log_format: text, with ``[rank N]`` before each line of a rank; or json, one object per line.
+        log_format: text, with the prefix of the rank before each line; or json, one object per line.
     """
 
     def __init__(self, log_format: str) -> None:
@@ -225,7 +241,7 @@ class LogPrinter:
             logged = printed = json_line(worker.rank, line.decode(errors="replace")).encode() + b"\n"
         else:
             logged = line + b"\n"
-            printed = b"[rank %d] %s" % (worker.rank, logged)
+            printed = worker.prefix + logged
         sys.stdout.buffer.write(printed)
         if worker.log:
             with contextlib.suppress(OSError):  # a full --log-dir must not end the training; the line was printed
@@ -245,7 +261,7 @@ def root_cause(
     """
     reports = [(worker, _after_stop(report_of(worker), stop_signal)) for worker in workers]
     failed = [(worker, report) for worker, report in reports if report["code"] != 0]
-    unforced = [(worker, report) for worker, report in failed if not worker.killed_by_us]
+    unforced = [(worker, report) for worker, report in failed if worker.failed or not worker.killed_by_us]
     if hang and (hang["cause"] == "own" or not unforced):
         cause = hang
     elif not failed:
@@ -267,7 +283,7 @@ def root_cause(
 def _precedence(pair: tuple[WorkerProcess, Report]) -> tuple[bool, bool, float]:
     """Return the sort key of the root cause: an own failure, a stop for which a rank has saved, the earliest."""
     worker, report = pair
-    return report.get("cause") == "peer", report.get("saved") is False, worker.ended
+    return report.get("cause") == "peer", report.get("saved") is False, worker.failed or worker.ended
 
 
 def _after_stop(report: Report, stop_signal: int | None, *, all_ended: bool = False) -> Report:
@@ -304,11 +320,14 @@ def result_of(worker: WorkerProcess) -> Json | None:
 
 
 def sent_report(worker: WorkerProcess) -> Report | None:
-    """Return the report that an ended rank sent; None if it sent none, or its exit code is another."""
-    assert worker.status is not None
+    """Return the report that a rank sent; None if it sent none, or ended later with another exit code.
+
+    A script's rank sends a failure at once: what happens to it later, such as a kill, is no cause.
+    """
     with contextlib.suppress(ValueError, KeyError, TypeError):
         report: Report = json.loads(worker.ending)["report"]
-        if report["code"] == os.waitstatus_to_exitcode(worker.status):
+        code = report["code"] if worker.status is None else os.waitstatus_to_exitcode(worker.status)
+        if worker.failed or report["code"] == code:
             return report
     return None
 
@@ -321,10 +340,10 @@ def failed_silently(report: Report, workers: Sequence[WorkerProcess]) -> bool:
 
 def report_of(worker: WorkerProcess) -> Report:
     """Return the report that the rank sent; without one, a report from its exit status and its last heartbeat."""
-    assert worker.status is not None
-    code = os.waitstatus_to_exitcode(worker.status)
     if report := sent_report(worker):
         return report
+    assert worker.status is not None
+    code = os.waitstatus_to_exitcode(worker.status)
     last = worker.diagnostics.last_heartbeat()
     place = {"step": last.step, "phase": last.collective or last.phase}
     if code < 0:
