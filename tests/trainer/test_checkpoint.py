@@ -106,6 +106,22 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_skipped_but_not_set_aside(tmp
         Checkpoints(tmp_path, keep=9).resume(print)
 
 
+def test_checkpoints_that_their_writer_replaces_during_the_search_are_searched_again(tmp_path: Path) -> None:
+    writer = store(tmp_path, keep=2)
+    for step in (1, 2):
+        writer.save(step, b"content %d" % step, {})
+    (tmp_path / "run-000001" / "step-000000002.pt").write_bytes(b"rubbish")
+
+    def replace(_path: Path, _reason: str) -> None:
+        if writer.last and writer.last.step == 2:
+            for step in (3, 4):
+                writer.save(step, b"content %d" % step, {})
+
+    found = newest_valid(tmp_path, replace)
+    assert found is not None
+    assert found[1] == b"content 4"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -198,7 +214,7 @@ def test_a_full_volume_at_the_last_save_leaves_the_checkpoint_resumed_from(
 
     monkeypatch.setattr(checkpoint_files, "write_atomically", full)
     with pytest.raises(VolumeError, match="No space left"):
-        second.save(3, b"content 3", {}, last=True)
+        second.save(3, b"content 3", {}, required=True)
     assert _everything(tmp_path) == [(1, 2), (1, 1)]
 
 
@@ -371,7 +387,7 @@ def test_a_failed_last_save_on_a_full_volume_leaves_no_partial_files(
 
     monkeypatch.setattr(checkpoint_files, "write_atomically", full)
     with pytest.raises(VolumeError, match="No space left"):
-        writer.save(2, b"y", {}, last=True)
+        writer.save(2, b"y", {}, required=True)
     names = {path.name for path in (tmp_path / "run-000001").iterdir()}
     assert names == {"owner.json", "step-000000001.pt", "step-000000001.json"}
 

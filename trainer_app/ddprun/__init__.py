@@ -6,7 +6,7 @@ failure. A ``Program`` says what a rank runs. In the rank, ``distributed`` has t
 progress, console output and the termination report. Torch is imported in the ranks, and by ``Program.preload``.
 """
 
-from ddprun.script_interface import report, should_stop
+from ddprun.script_interface import checkpoints, report, should_stop
 
-__all__ = ["report", "should_stop"]
+__all__ = ["checkpoints", "report", "should_stop"]
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ _REQUIRED: dict[str, type] = {"run": int, "step": int, "sha256": str}
 _OPTIONAL: dict[str, type] = {
     "config": dict, "dataDigest": str, "evaluation": dict, "initFrom": dict, "complete": bool, "cursor": dict,
 }  # fmt: skip
+# Errors of loading that say nothing about the content; PyTorch quotes them in errors of its own.
+_MACHINE_FAILED = re.compile(r"out of memory|allocate memory|CUDA error", re.IGNORECASE)
 # What a read of one damaged file returns. Any other error is one of the volume, which says nothing about the file.
 _FILE_DAMAGED = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 _READS, _READ_AGAIN = 3, 0.3  # times to read a file that gives such an error, and seconds between them
@@ -63,6 +66,13 @@ def reported_place(file: Path, run: int, step: int, env: Mapping[str, str] = os.
     return place
 
 
+def owner(env: Mapping[str, str]) -> Json:
+    """Return what ``owner.json`` says about this process, which claims a run."""
+    attempt = env.get("DDPJOB_ATTEMPT")
+    number = int(attempt) if attempt and attempt.isdecimal() else attempt
+    return {"uid": env.get("DDPJOB_UID"), "attempt": number, "host": socket.gethostname(), "time": time.time()}
+
+
 def run_folder(root: Path, run: int) -> Path:
     """Return the directory of a run."""
     return root / f"run-{run:06d}"
@@ -93,6 +103,18 @@ def all_manifests(root: Path) -> Iterator[tuple[int, int, Path]]:
     for run in run_numbers(root) if root.is_dir() else []:
         for step, path in manifests(root, run):
             yield run, step, path
+
+
+def _candidates(root: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield what ``all_manifests`` does, then what was saved since: a writer may have deleted all that were listed."""
+    seen: set[Path] = set()
+    known = -1
+    while known < len(seen):
+        known = len(seen)
+        for run, step, path in all_manifests(root):
+            if path not in seen:
+                seen.add(path)
+                yield run, step, path
 
 
 @contextlib.contextmanager
@@ -195,7 +217,7 @@ def newest_valid(
     """
     unreadable: OSError | None = None
     refused = ""
-    for found_run, found_step, path in all_manifests(root):
+    for found_run, found_step, path in _candidates(root):
         if (run is not None and found_run != run) or (step is not None and found_step != step):
             continue
         try:
@@ -226,6 +248,11 @@ def newest_valid(
             next_step="use the program that wrote it, or a new checkpoint directory",
         )
     return None
+
+
+def machine_failed(error: Exception) -> bool:
+    """Return whether loading failed for want of memory or by the GPU, which says nothing about the content."""
+    return isinstance(error, MemoryError) or bool(_MACHINE_FAILED.search(str(error)))
 
 
 def _verify_patiently(path: Path) -> tuple[str, Json, bytes]:
@@ -362,29 +389,32 @@ class Checkpoints:
                     raise
                 return number
 
-    def save(self, step: int, content: bytes, facts: Mapping[str, Any], *, last: bool = False) -> Saved:
+    def save(
+        self, step: int, content: bytes | memoryview, facts: Mapping[str, Any], *, required: bool = False
+    ) -> Saved:
         """Write ``content`` and its manifest; return once both are durable.
 
         Args:
-            last: it is the last save, so on a full volume all older checkpoints but the newest are deleted for it.
+            required: without it the training fails, so a directory that was deleted is made again, and on a full volume
+                all older checkpoints but the newest are deleted.
         Raises:
             Superseded: a newer start has claimed a higher run.
             VolumeError: it cannot be written. Earlier checkpoints are untouched, and no temporary file is left.
         """
         with volume_errors(self.root):
-            if last and not self.root.is_dir():  # deleted; the final weights must not be lost with it
+            if required and not self.root.is_dir():  # deleted; the weights must not be lost with it
                 run_folder(self.root, self.run).mkdir(parents=True)
             self._check_superseded()
             try:
                 return self._save(step, content, facts)
             except OSError as error:
                 self._check_superseded()  # a newer run may have deleted the file being written
-                if not (last and error.errno in _FULL):
+                if not (required and error.errno in _FULL):
                     raise
             self._retire(1, keep_best=False)
             return self._save(step, content, facts)
 
-    def _save(self, step: int, content: bytes, facts: Mapping[str, Any]) -> Saved:
+    def _save(self, step: int, content: bytes | memoryview, facts: Mapping[str, Any]) -> Saved:
         path = checkpoint_file(self.root, self.run, step)
         manifest_path = path.with_suffix(".json")
         digest = hashlib.sha256(content).hexdigest()

@@ -25,7 +25,7 @@ def unique(name: str) -> str:
     return f"{name}.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
     """Write and sync a temporary file in the target's directory, rename it to the target, and sync the directory.
 
     A reader sees the old content or the new, even after a power cut.

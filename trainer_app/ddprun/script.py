@@ -125,7 +125,7 @@ class _Run:
         fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(rank.diagnostics.memory(), fault)
         self._heartbeat.mark("start", limit=math.inf)  # nothing is known about a script before its first step
-        script_interface.begin(self._progress, self._heartbeat)
+        script_interface.begin(self._progress, self._heartbeat, script.settings)
         port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
         if rank.ranks.is_zero and port.isdecimal():
             try:

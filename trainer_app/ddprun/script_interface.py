@@ -1,17 +1,21 @@
-"""What a script may call: ``ddprun.report`` and ``ddprun.should_stop``. Under another launcher they do no harm.
+"""What a script may call: ``ddprun.report``, ``ddprun.should_stop`` and ``ddprun.checkpoints``, under any launcher.
 
 Nothing here imports torch by itself: what a script has not imported, it does not use.
 """
 
 import contextlib
 import os
-import sys
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ddprun.distributed.default_group import any_rank
+from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
+from ddprun.script_checkpoints import ScriptCheckpoints
+from ddprun.settings import Settings
 from ddprun.signals import StopFlag
 
 _NAMES = {
@@ -26,20 +30,22 @@ class _State:
 
     progress: Progress | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    settings: Settings = field(default_factory=Settings)
     steps: int = 0
     reports: bool = False  # the script reports its steps itself
     flag: StopFlag | None = None
     stop_agreed: bool = False
-    saved: bool = False  # a checkpoint was reported after the stop
+    saved: bool = False  # a checkpoint was saved or reported after the stop
+    checkpoints: dict[Path, ScriptCheckpoints] = field(default_factory=dict)  # by directory
 
 
 _state = _State()
 
 
-def begin(progress: Progress, heartbeat: Heartbeat) -> None:
+def begin(progress: Progress, heartbeat: Heartbeat, settings: Settings) -> None:
     """Connect this process, a rank, with its launcher."""
     global _state  # noqa: PLW0603 - one process runs one script
-    _state = _State(progress, heartbeat)
+    _state = _State(progress, heartbeat, settings)
 
 
 def count_step() -> None:
@@ -52,8 +58,11 @@ def count_step() -> None:
 
 
 def still_steps() -> None:
-    """Take note of a step that is not counted: the rank does not hang."""
-    _state.heartbeat.touch()
+    """Take note of a step that is not counted: the rank does not hang, and a save before the step has ended."""
+    if _state.heartbeat.last.phase == "save":
+        _state.heartbeat.mark("train")
+    else:
+        _state.heartbeat.touch()
 
 
 def stop_was_asked() -> bool:
@@ -62,7 +71,7 @@ def stop_was_asked() -> bool:
 
 
 def saved_after_stop() -> bool:
-    """Return whether the script reported a checkpoint after that."""
+    """Return whether the script saved or reported a checkpoint after that."""
     return _state.saved
 
 
@@ -113,14 +122,28 @@ def should_stop() -> bool:
     if _state.flag is None and threading.current_thread() is threading.main_thread():
         _state.flag = StopFlag.installed()
     asked = _state.flag is not None and _state.flag.requested
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        import torch
-
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        number = torch.tensor([int(asked)], device=device)
-        with _state.heartbeat.waiting_in("all_reduce of should_stop") if _state.progress else contextlib.nullcontext():
-            dist.all_reduce(number, op=dist.ReduceOp.MAX)
-        asked = bool(number.item())
+    with _state.heartbeat.waiting_in("all_reduce of should_stop") if _state.progress else contextlib.nullcontext():
+        asked = any_rank(asked)
     _state.stop_agreed = _state.stop_agreed or asked
     return _state.stop_agreed
+
+
+def checkpoints(directory: str | os.PathLike[str], *, keep: int = 3) -> ScriptCheckpoints:
+    """Return the checkpoints in the directory, with ``save`` and ``load_newest``; the same object for each call.
+
+    Args:
+        directory: on a volume that rank 0 reaches after a restart, too: in a job, DDPJOB_CHECKPOINT_DIR.
+        keep: the number of newest checkpoints to keep, at least 2.
+    """
+    path = Path(directory).absolute()
+    if path not in _state.checkpoints:
+        _state.checkpoints[path] = ScriptCheckpoints(
+            path, keep=keep, heartbeat=_state.heartbeat, volume_timeout=_state.settings.volume_timeout, on_saved=_saved
+        )
+    return _state.checkpoints[path]
+
+
+def _saved(place: Json) -> None:
+    _state.saved = _state.stop_agreed
+    if _state.progress is not None:
+        _state.progress.update(checkpoint=place)

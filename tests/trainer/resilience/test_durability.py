@@ -145,7 +145,7 @@ def test_last_save_on_a_full_volume_replaces_older_checkpoints(small_disk: Path)
     for step in (1, 2):
         writer.save(step, b"x" * 300_000, {"evaluation": {"accuracy": 1 / step}})
     fill(small_disk, leave=100_000)
-    assert writer.save(3, b"y" * 300_000, {}, last=True).step == 3
+    assert writer.save(3, b"y" * 300_000, {}, required=True).step == 3
     kept = sorted(path.name for path in (small_disk / "run-000001").glob("*.pt"))
     assert kept == ["step-000000002.pt", "step-000000003.pt"], "the best was deleted, the newest kept"
 

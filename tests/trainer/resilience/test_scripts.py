@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import ddprun
 from ddprun import script_interface
 from ddprun.cli import node_of, parse, resolve, starts
 from ddprun.diagnostics import collective_of
@@ -388,8 +390,6 @@ def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
 
 
 def test_report_refuses_a_name_that_it_does_not_know() -> None:
-    import ddprun  # noqa: PLC0415
-
     with pytest.raises(TypeError, match="no argument losss"):
         ddprun.report(step=1, losss=1.0)
     values: dict[str, Any] = json.loads('{"loss": 1.0}')
@@ -425,7 +425,7 @@ def test_steps_of_several_optimizers_are_counted(ddptrain: ForkServer, tmp_path:
 def test_steps_between_reports_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_interface, "_state", script_interface._state)
     heartbeat = Heartbeat()
-    script_interface.begin(Progress(1, ""), heartbeat)
+    script_interface.begin(Progress(1, ""), heartbeat, Settings())
     script_interface.report(step=50)
     reported = heartbeat.last
     script_interface.count_step()
@@ -549,3 +549,35 @@ def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path
     for rank in (0, 1):
         lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
         assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]
+
+
+RESUMING = """
+import sys, torch
+import torch.distributed as dist
+import ddprun
+from ddprun.distributed import default_group
+default_group._CHUNK = 1000
+dist.init_process_group("gloo")
+found = ddprun.checkpoints(sys.argv[1] if dist.get_rank() == 0 else "/absent").load_newest()
+print("found", found and (found.step, torch.equal(found.state["weights"], torch.arange(999.0))))
+dist.destroy_process_group()
+"""
+
+
+def test_all_ranks_resume_from_the_checkpoint_that_rank_zero_has_read(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script, folder = written(tmp_path, RESUMING), tmp_path / "checkpoints"
+    assert run(ddptrain, "--nproc-per-node", 2, script, folder).output().count("found None") == 2
+    ddprun.checkpoints(folder).save(6, {"weights": torch.arange(999.0)})
+    output = run(ddptrain, "--nproc-per-node", 3, script, folder).output()
+    assert [f"[n0r{rank}] found (6, True)\n" in output for rank in range(3)] == [True] * 3
+
+
+def test_ranks_do_not_start_anew_if_rank_zero_cannot_read(ddptrain: ForkServer, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    ddprun.checkpoints(folder).save(6, {"weights": torch.zeros(3)})
+    (folder / "run-000001" / "step-000000006.pt").unlink()
+    (folder / "run-000001" / "step-000000006.pt").symlink_to("/proc/self/mem")  # a read gives EIO
+    failed = run(ddptrain, "--nproc-per-node", 2, written(tmp_path, RESUMING), folder, code=73)
+    assert (failed.message()["rank"], failed.message()["kind"]) == (0, "VolumeUnwritable")
+    assert "[n0r1] error: rank 0 failed in load_newest: cannot read" in failed.output()
+    assert "found" not in failed.output()

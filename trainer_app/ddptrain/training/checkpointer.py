@@ -7,8 +7,6 @@ files.
 import hashlib
 import io
 import os
-import re
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddprun.checkpoint_files import Checkpoints, Saved, newest_place, run_folder, set_aside
+from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, run_folder, set_aside
 from ddprun.distributed.process_group import Group
 from ddprun.errors import ConfigMismatch, DataCorrupt, DataMismatch, VolumeError
 from ddptrain import weights
@@ -31,8 +29,6 @@ from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer
 
 _EVALUATED = ("accuracy", "loss")
-# Errors of loading that say nothing about the checkpoint; PyTorch quotes them in errors of its own.
-_MACHINE_FAILED = re.compile(r"out of memory|allocate memory|CUDA error", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class Checkpointer:
                 if not manifest.get("complete"):  # nothing is loaded of a complete training
                     load(content)
             except Exception as error:  # of torch.load, of the model or of the optimizer
-                if isinstance(error, MemoryError) or _MACHINE_FAILED.search(str(error)):
+                if machine_failed(error):
                     raise
                 return f"{type(error).__name__}: {str(error)[:300]}"
             return ""
@@ -182,11 +178,9 @@ class Checkpointer:
             self._metrics.open_temporary(**start, attempt=None, quarantined=0)
             return
         self._checkpoints.prepare()  # only now: a complete training may be on a volume that is read-only
-        attempt = env.get("DDPJOB_ATTEMPT")
-        start["attempt"] = int(attempt) if attempt and attempt.isdecimal() else attempt
-        start["quarantined"] = self._checkpoints.quarantined
-        owner = {"uid": env.get("DDPJOB_UID"), "attempt": start["attempt"], "host": socket.gethostname()}
-        run = self._checkpoints.claim({**owner, "time": time.time()})
+        claimant = owner(env)
+        start |= {"attempt": claimant["attempt"], "quarantined": self._checkpoints.quarantined}
+        run = self._checkpoints.claim(claimant)
         self._metrics.open(self._checkpoints.root, run, with_checkpoints=True, **start)
 
     def save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
@@ -220,7 +214,7 @@ class Checkpointer:
                 "complete": last,
                 "time": time.time(),
             }
-            saved = self._checkpoints.save(step, content.getvalue(), facts, last=last)
+            saved = self._checkpoints.save(step, content.getbuffer(), facts, required=last)
         except VolumeError as error:
             if last:
                 raise
