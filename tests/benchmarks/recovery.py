@@ -33,7 +33,7 @@ from ddpjob.local.admission import admit
 from ddpjob.local.pod_process import Machine
 from ddpjob.local.session import Session
 from ddpjob.local.state import HostPaths, StateFolder
-from ddptrain.reporting.metrics import read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.benchmarks.recovery_parts import MEANING, PARTS, Recovery, Seen, recovery
 from tests.benchmarks.report import describe_machine, write_section
 from tests.e2e import nodes, storage

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpjob.cli.curve import drawing, losses, metrics_of
-from ddptrain.reporting.metrics import effective_rows
+from ddprun.reporting.metrics import effective_rows
 
 
 def write(path: Path, *rows: Any) -> Path:

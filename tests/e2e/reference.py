@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpjob.api.objects import Json
-from ddptrain.reporting.metrics import effective_rows
+from ddprun.reporting.metrics import effective_rows
 from tests.e2e.jobs import mnist_job
 from tests.e2e.kubectl import Kubectl, condition_of, until
 from tests.e2e.namespace import JobNamespace

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddpjob.api.objects import Json
-from ddptrain.reporting.metrics import read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import until
 from tests.e2e.namespace import CLAIM

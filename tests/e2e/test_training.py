@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ddpjob.api.objects import Json
-from ddptrain.reporting.metrics import effective_rows, read_rows
+from ddprun.reporting.metrics import effective_rows, read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.jobs import evaluation_pod, training
 from tests.e2e.kubectl import condition_of

@@ -21,7 +21,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json
-from ddptrain.reporting.metrics import effective_rows, read_rows
+from ddprun.reporting.metrics import effective_rows, read_rows
 from tests.e2e.jobs import JOB_KIND
 from tests.e2e.kubectl import INTERVAL, Kubectl, condition_of
 from tests.e2e.namespace import CLAIM, JobNamespace, shared_claim

@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob.api.objects import Json
 from ddpjob.local.state import StateFolder
-from ddptrain.reporting.metrics import effective_rows
+from ddprun.reporting.metrics import effective_rows
 from tests.local.bench import MARKER, marked
 from tests.local.builders import a_local_job
 from tests.processes import end, eventually, spawn, tail

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from ddprun.reporting.metrics import effective_rows
 from ddptrain import weights
-from ddptrain.reporting.metrics import effective_rows
 from tests.trainer.runs import final_weights, wait_until
 
 SECONDS = 900.0  # for one command

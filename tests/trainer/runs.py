@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddprun.checkpoint_files import newest_valid
-from ddptrain.reporting.metrics import effective_rows
+from ddprun.reporting.metrics import effective_rows
 from tests.processes import free_port
 
 PATIENCE = 120.0  # seconds; only a hang takes that long, even on a busy machine

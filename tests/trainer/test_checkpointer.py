@@ -15,11 +15,12 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.distributed.process_group import alone
 from ddprun.errors import VolumeError
 from ddprun.reporting.console import Console
+from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
 from ddptrain.config import Config
 from ddptrain.data.mnist import load
 from ddptrain.data.sampling import Schedule
-from ddptrain.reporting.metrics import MetricsLogger, effective_rows
+from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult
 from tests.trainer.builders import place
 

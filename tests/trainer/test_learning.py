@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ddptrain.reporting.metrics import effective_rows
+from ddprun.reporting.metrics import effective_rows
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.runs import ForkServer
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddprun.reporting.console import Console
+from ddprun.reporting.metrics import effective_rows
 from ddprun.reporting.progress import Progress
-from ddptrain.reporting.metrics import MetricsLogger, effective_rows
+from ddptrain.reporting.metrics import MetricsLogger
 from tests.trainer.runs import ForkServer
 
 

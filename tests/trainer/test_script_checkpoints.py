@@ -17,6 +17,7 @@ from ddprun.errors import ConfigMismatch, Superseded
 from ddprun.heartbeat import Heartbeat, HeartbeatRecord
 from ddprun.reporting.progress import Progress
 from ddprun.script_checkpoints import ScriptCheckpoints
+from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 
 
@@ -34,8 +35,9 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
 def attempt(folder: Path, heartbeat: Heartbeat | None = None) -> ScriptCheckpoints:
     """Return what a process of its own would have."""
     return ScriptCheckpoints(
-        folder, keep=3, heartbeat=heartbeat or Heartbeat(), volume_timeout=290, on_saved=lambda place: None
-    )
+        ScriptMetrics(folder), keep=3, heartbeat=heartbeat or Heartbeat(), volume_timeout=290,
+        on_saved=lambda place: None, on_loaded=lambda step: None,
+    )  # fmt: skip
 
 
 def weights(number: float) -> dict[str, Any]:
@@ -52,6 +54,13 @@ def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path,
     assert (found.step, found.state["weights"].tolist(), found.state["epoch"]) == (20, [20.0] * 3, 1)
     place = progress.snapshot()["checkpoint"]
     assert (tmp_path / place["path"], place["step"]) == (checkpoint_file(tmp_path, 1, 20), 20)
+
+
+def test_steps_are_counted_from_the_checkpoint_on(tmp_path: Path, progress: Progress) -> None:
+    attempt(tmp_path).save(20, weights(20))
+    assert ddprun.checkpoints(tmp_path).load_newest() is not None
+    script_interface.count_step()
+    assert progress.snapshot()["step"] == 21
 
 
 def test_one_directory_has_one_object_for_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

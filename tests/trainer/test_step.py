@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddprun.distributed.process_group import Group, alone
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import UsageError
+from ddprun.reporting.metrics import read_rows
 from ddprun.signals import StopFlag
 from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import has_bf16
-from ddptrain.reporting.metrics import read_rows
 from ddptrain.training import models, optim
 from ddptrain.training.gradient_sync import LOSS, NUMBERS, SECONDS, STOP, GradientSync, Manual
 from ddptrain.training.step import Step, StepResults, note_not_finite, read_interval

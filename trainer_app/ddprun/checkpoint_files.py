@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.errors import ConfigMismatch, DataMissing, Superseded, VolumeError, volume_errors
-from ddprun.files import Json, dumps_json, share, sync_directory, unique, write_atomically
+from ddprun.files import Json, dumps_json, make_shared, share, sync_directory, unique, write_atomically
 
 FORMAT = 1
 _RUN = re.compile(r"run-(\d{6,})$")
@@ -327,10 +327,7 @@ class Checkpoints:
             VolumeError: it cannot be written.
         """
         with volume_errors(self.root):
-            if not self.root.is_dir():
-                self.root.mkdir(parents=True, exist_ok=True)
-                share(self.root, 0o2775)
-                sync_directory(self.root.parent)
+            make_shared(self.root)
             probe = self.root / unique(".probe")
             write_atomically(probe, b"")
             probe.unlink(missing_ok=True)
@@ -366,11 +363,20 @@ class Checkpoints:
         self.last = found[0] if found else None
         return found
 
-    def claim(self, owner: Mapping[str, Any]) -> int:
-        """Claim the next run number by an exclusive mkdir, and write ``owner.json`` into it. Return the number."""
+    def claim(self, owner: Mapping[str, Any], *, reserved: int = 0) -> int:
+        """Claim the next run number by an exclusive mkdir, and write ``owner.json`` into it. Return the number.
+
+        Args:
+            reserved: the number that this start has had since it began, by the file of its metrics.
+        Raises:
+            Superseded: a newer start has claimed a higher number than the reserved one.
+        """
         with volume_errors(self.root):
             while True:
-                number = max(run_numbers(self.root), default=0) + 1
+                highest = max(run_numbers(self.root), default=0)
+                if reserved and highest > reserved:
+                    raise _superseded(self.root, highest, reserved)
+                number = max(reserved, highest + 1)
                 folder = run_folder(self.root, number)
                 try:
                     folder.mkdir()
@@ -460,11 +466,7 @@ class Checkpoints:
     def _check_superseded(self) -> None:
         highest = max(run_numbers(self.root), default=0)
         if highest > self.run:
-            raise Superseded(
-                f"run {highest} has claimed {self.root}; this is run {self.run}",
-                hint="a newer attempt of the job is training; this process belongs to an older one",
-                next_step="end this process; the newer attempt continues the training",
-            )
+            raise _superseded(self.root, highest, self.run)
 
     def _clear_leftovers(self) -> None:
         """Delete temporary and incomplete files of earlier runs; their writers are dead or superseded."""
@@ -488,6 +490,14 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # a file that cannot be deleted stays
                     path.unlink(missing_ok=True)
                     path.with_suffix(".pt").unlink(missing_ok=True)
+
+
+def _superseded(root: Path, newer: int, own: int) -> Superseded:
+    return Superseded(
+        f"run {newer} has claimed {root}; this is run {own}",
+        hint="a newer attempt of the job is training; this process belongs to an older one",
+        next_step="end this process; the newer attempt continues the training",
+    )
 
 
 def _accuracy(manifest_path: Path) -> float:

@@ -19,6 +19,7 @@ from ddprun.reporting import termination
 from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
 from ddprun.resources import available_cpus, visible_gpus
 from ddprun.script import Kind, Script
+from ddprun.script_metrics import print_rows
 from ddprun.settings import Settings, checked, fields_of
 from ddprun.signals import StopFlag
 
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(argv, os.environ)
         if arguments.why:
             return explain(Path(arguments.why), as_json=False)
+        if arguments.metrics:
+            return print_rows(Path(arguments.metrics))
         never_fail_or_wait()
         return _launch(arguments)
     except TrainerError as error:
@@ -100,7 +103,7 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _OF_FORKS:
         if getattr(arguments, name) is None:
             setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
-    if not arguments.program and not arguments.why:
+    if not (arguments.program or arguments.why or arguments.metrics):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
@@ -166,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     fields = fields_of(Settings)
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
+    own.add_argument("--metrics", metavar="DIR", help="print what the training in DIR has reported, as JSON lines")
     parser.add_argument("program", nargs="?", metavar="script", help="the script, module or executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
     return parser

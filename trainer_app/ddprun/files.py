@@ -124,6 +124,14 @@ def make_directory(flag: str, path: str) -> Path:
     return Path(path)
 
 
+def make_shared(directory: Path) -> None:
+    """Make the directory, if it is absent, for pods of other uids, too."""
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        share(directory, 0o2775)
+        sync_directory(directory.parent)
+
+
 def share(path: Path, mode: int) -> None:
     """Set the mode in spite of the umask: the job's next pod may have another uid and share only the fsGroup."""
     with _ignoring(_NO_MODES):

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, owner
@@ -21,6 +20,7 @@ from ddprun.distributed.default_group import from_rank_zero, group, rank_and_siz
 from ddprun.errors import ConfigMismatch, DataCorrupt, PeerLost, VolumeError
 from ddprun.files import Json, dumps_json
 from ddprun.heartbeat import Heartbeat
+from ddprun.script_metrics import ScriptMetrics
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -39,21 +39,25 @@ class ScriptCheckpoints:
     """The checkpoints of a training in one directory; made by ``ddprun.checkpoints``.
 
     Args:
+        metrics: of the same directory; its run is that of the checkpoints.
         volume_timeout: seconds that a save may take before it counts as a hang.
         on_saved: called on rank 0 with run, step and path of each checkpoint that is on the volume.
+        on_loaded: called on every rank with the step from which it continues.
     """
 
     def __init__(
         self,
-        directory: Path,
+        metrics: ScriptMetrics,
         *,
         keep: int,
         heartbeat: Heartbeat,
         volume_timeout: float,
         on_saved: Callable[[Json], None],
+        on_loaded: Callable[[int], None],
     ) -> None:
-        self._store = Checkpoints(directory, keep=keep)
-        self._heartbeat, self._limit, self._on_saved = heartbeat, volume_timeout, on_saved
+        self._store, self._metrics = Checkpoints(metrics.folder, keep=keep), metrics
+        self._heartbeat, self._limit = heartbeat, volume_timeout
+        self._on_saved, self._on_loaded = on_saved, on_loaded
         self._runs_code = False  # load_newest was told to load objects other than tensors
 
     def save(self, step: int, state: Any) -> None:
@@ -88,7 +92,8 @@ class ScriptCheckpoints:
             if not self._runs_code and (names := _not_only_weights(content)):
                 print(f"warning: the checkpoint {_needs_code(names)}", file=sys.stderr, flush=True)
             self._store.prepare()
-            self._store.claim(owner(os.environ))
+            self._store.claim(owner(os.environ), reserved=self._metrics.reserve())
+        self._metrics.flush()
         facts = {"worldSize": rank_and_size()[1], "torch": str(torch.__version__), "time": time.time()}
         return self._store.save(step, content.getbuffer(), facts, required=True)
 
@@ -118,18 +123,22 @@ class ScriptCheckpoints:
             return torch.load(io.BytesIO(content), map_location=map_location, weights_only=weights_only)
 
         with self._phase("resume"):
-            if rank == 0:
-                return self._load_on_rank_zero(load)
-            with self._heartbeat.waiting_in("broadcast of load_newest"):
-                header: Json = json.loads(bytes(from_rank_zero(b"")))
-                if "error" in header:
-                    raise PeerLost(f"rank 0 failed in load_newest: {header['error']}")
-                content = from_rank_zero(b"") if header else b""
-            if not header:
-                return None
-            if hashlib.sha256(content).hexdigest() != header["sha256"]:
-                raise DataCorrupt(f"rank {rank} received a damaged checkpoint from rank 0", hint="the network failed")
-            return LoadedCheckpoint(header["step"], load(content))
+            found = self._load_from_rank_zero(load) if rank else self._load_on_rank_zero(load)
+        if found:
+            self._on_loaded(found.step)
+        return found
+
+    def _load_from_rank_zero(self, load: Callable[[Any], Any]) -> LoadedCheckpoint | None:
+        with self._heartbeat.waiting_in("broadcast of load_newest"):
+            header: Json = json.loads(bytes(from_rank_zero(b"")))
+            if "error" in header:
+                raise PeerLost(f"rank 0 failed in load_newest: {header['error']}")
+            content = from_rank_zero(b"") if header else b""
+        if not header:
+            return None
+        if hashlib.sha256(content).hexdigest() != header["sha256"]:
+            raise DataCorrupt("this rank received a damaged checkpoint from rank 0", hint="the network failed")
+        return LoadedCheckpoint(header["step"], load(content))
 
     def _load_on_rank_zero(self, load: Callable[[Any], Any]) -> LoadedCheckpoint | None:
         try:
@@ -168,6 +177,7 @@ class ScriptCheckpoints:
             except VolumeError as error:  # to load it may be enough; a training learns of it before its first save
                 print(f"warning: {error}", file=sys.stderr, flush=True)
         found = self._store.resume(lambda line: print(line, flush=True), refuse)
+        self._metrics.resumed(found[0].place if found else None)
         return (*found, state) if found else None
 
     @contextlib.contextmanager

@@ -4,24 +4,28 @@ Nothing here imports torch by itself: what a script has not imported, it does no
 """
 
 import contextlib
+import operator
 import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddprun.distributed.default_group import any_rank
+from ddprun.distributed.default_group import any_rank, rank_and_size
 from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
 from ddprun.script_checkpoints import ScriptCheckpoints
+from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
 
+# The names of the values in the progress report and in the rows of the metrics.
 _NAMES = {
     "epoch": "epoch", "total_epochs": "totalEpochs", "loss": "loss", "accuracy": "accuracy",
-    "samples_per_second": "samplesPerSecond",
+    "samples_per_second": "samplesPerSecond", "learning_rate": "lr",
 }  # fmt: skip
+_TRAIN_ROW, _EVALUATION_ROW = ("epoch", "loss", "lr", "samplesPerSecond"), ("epoch", "accuracy")
 
 
 @dataclass
@@ -37,6 +41,7 @@ class _State:
     stop_agreed: bool = False
     saved: bool = False  # a checkpoint was saved or reported after the stop
     checkpoints: dict[Path, ScriptCheckpoints] = field(default_factory=dict)  # by directory
+    metrics: ScriptMetrics | None = None  # of the first directory that the script uses
 
 
 _state = _State()
@@ -82,29 +87,58 @@ def report(
     checkpoint: str | os.PathLike[str] | None = None,
     **values: float | None,
 ) -> None:
-    """Report completed work: for ``kubectl get ddp``, ``GET /progress`` and the detection of hangs.
+    """Report completed work: for ``kubectl get ddp``, ``GET /progress``, the detection of hangs, and the metrics.
+
+    The values of rank 0 count. They go to a file in the directory of ``checkpoints``, else in DDPJOB_CHECKPOINT_DIR;
+    without either there are no metrics. A volume that fails does not end the training.
 
     Args:
         step: the number of completed steps, from the beginning of the training.
         total_steps: how many there will be.
         checkpoint: the file of the newest checkpoint, of this step; below DDPJOB_CHECKPOINT_DIR.
-        values: epoch, total_epochs, loss, accuracy, samples_per_second.
+        values: epoch, total_epochs, loss, accuracy (of the test set), samples_per_second, learning_rate.
     Raises:
-        TypeError: another name.
+        TypeError: another name, or a value that is not a number.
     """
     if unknown := sorted(set(values) - set(_NAMES)):
         raise TypeError(
             f"ddprun.report has no argument {unknown[0]}; it has step, total_steps, checkpoint, {', '.join(_NAMES)}"
         )
-    shown: dict[str, Any] = {_NAMES[name]: value for name, value in values.items() if value is not None}
+    step = operator.index(step)
+    shown: dict[str, Any] = {_NAMES[name]: _number(name, value) for name, value in values.items() if value is not None}
     if total_steps is not None:
-        shown["totalSteps"] = total_steps
+        shown["totalSteps"] = operator.index(total_steps)
+    if (metrics := _metrics()) is not None:
+        metrics.total_steps = shown.get("totalSteps", metrics.total_steps)
+        for event, named, names in (("train", "loss", _TRAIN_ROW), ("eval", "accuracy", _EVALUATION_ROW)):
+            if named in shown:
+                metrics.log(event, {"step": step, **{name: shown[name] for name in names if name in shown}})
+    shown.pop("lr", None)
     if checkpoint is not None:
         base = os.environ.get("DDPJOB_CHECKPOINT_DIR") or os.curdir
         shown["checkpoint"] = {"step": step, "path": os.path.relpath(checkpoint, base)}
         _state.saved = _state.stop_agreed
     _state.reports = True
     _completed(step, shown)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return the value as JSON has it; it may be a number of NumPy or a tensor with one element."""
+    if type(value) in (int, float):
+        return value  # type: ignore[no-any-return]
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"ddprun.report: {name} is no number: {str(value)[:100]}") from error
+
+
+def _metrics() -> ScriptMetrics | None:
+    if _state.metrics is None:
+        folder = _state.settings.checkpoint_dir or os.environ.get("DDPJOB_CHECKPOINT_DIR")
+        _state.metrics = ScriptMetrics(Path(folder).absolute()) if folder else None
+    return _state.metrics if rank_and_size()[0] == 0 else None
 
 
 def _completed(step: int, values: dict[str, Any]) -> None:
@@ -137,9 +171,13 @@ def checkpoints(directory: str | os.PathLike[str], *, keep: int = 3) -> ScriptCh
     """
     path = Path(directory).absolute()
     if path not in _state.checkpoints:
+        if _state.metrics is None:
+            _state.metrics = ScriptMetrics(path)
+        metrics = _state.metrics if _state.metrics.folder == path else ScriptMetrics(path)
         _state.checkpoints[path] = ScriptCheckpoints(
-            path, keep=keep, heartbeat=_state.heartbeat, volume_timeout=_state.settings.volume_timeout, on_saved=_saved
-        )
+            metrics, keep=keep, heartbeat=_state.heartbeat, volume_timeout=_state.settings.volume_timeout,
+            on_saved=_saved, on_loaded=_continue_from,
+        )  # fmt: skip
     return _state.checkpoints[path]
 
 
@@ -147,3 +185,7 @@ def _saved(place: Json) -> None:
     _state.saved = _state.stop_agreed
     if _state.progress is not None:
         _state.progress.update(checkpoint=place)
+
+
+def _continue_from(step: int) -> None:
+    _state.steps = step

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.reporting.metrics import FOLDER
+from ddprun.reporting.metrics import FOLDER
 from tests.kind.packages import MissingProgramsError, require
 from tests.prepared import skip_unless_ci
 from tests.trainer.browser.chromium import Browser, browser

@@ -16,7 +16,7 @@ import pytest
 
 from ddprun.checkpoint_files import Checkpoints, all_manifests, newest_valid, verify
 from ddprun.errors import VolumeError
-from ddptrain.reporting.metrics import read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.trainer.builders import SAVING, command, place
 from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, losses

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddprun.checkpoint_files import manifests, run_numbers, seal
-from ddptrain.reporting.metrics import read_rows
+from ddprun.reporting.metrics import read_rows
 from tests.trainer.builders import RESUMED, SAVING, STEPS, command, place
 from tests.trainer.runs import ForkServer, Whole, assert_same_end, final_weights, losses
 from tests.trainer.synthetic import write_idx

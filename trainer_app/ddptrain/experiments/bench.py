@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.files import dumps_json
+from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import available_cpus, threads_per_rank
 from ddptrain.config import Config
 from ddptrain.data.mnist import Dataset, load
 from ddptrain.device import processor
 from ddptrain.experiments import baselines
 from ddptrain.experiments.trials import Trials, data_flags, speed, verb
-from ddptrain.reporting.metrics import effective_rows
 
 PARTS = ("recipes", "accuracy", "sync", "throughput", "tutorial")
 SYNC = ("manual", "bucketed", "ddp")  # the first is what the others are compared with

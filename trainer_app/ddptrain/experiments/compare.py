@@ -22,6 +22,7 @@ from ddprun.checkpoint_files import newest_valid
 from ddprun.errors import UsageError
 from ddprun.exit_codes import STOPPED
 from ddprun.files import dumps_json, make_directory
+from ddprun.reporting.metrics import effective_rows
 from ddptrain import weights
 from ddptrain.config import Config
 from ddptrain.data import mnist
@@ -29,7 +30,6 @@ from ddptrain.data.batches import normalise
 from ddptrain.data.sampling import Schedule, read_audit
 from ddptrain.experiments.trials import Trial, Trials, data_flags
 from ddptrain.inference.trained_model import as_trained, model_of
-from ddptrain.reporting.metrics import effective_rows
 
 BATCH = 37  # not divisible by any number of ranks, and the last batch of an epoch is smaller
 CHECKS = ("losses", "gradients", "bits", "resume")

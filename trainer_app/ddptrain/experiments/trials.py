@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 import torch
 
 from ddprun.errors import TrainerError
+from ddprun.reporting.metrics import effective_rows
 from ddprun.resources import visible_gpus
 from ddprun.signals import die_with_parent
 from ddptrain.config import Config
 from ddptrain.program import preload
-from ddptrain.reporting.metrics import effective_rows
 
 # Variables of the caller's environment that would change a trial.
 _DROPPED_PREFIXES = ("DDPTRAIN_", "DDPJOB_", "PET_", "TORCHELASTIC_")

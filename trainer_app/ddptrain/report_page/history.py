@@ -11,7 +11,7 @@ from typing import Any
 from ddprun.checkpoint_files import reading, run_folder
 from ddprun.errors import DataMissing
 from ddprun.launcher import node_reports
-from ddptrain.reporting.metrics import RecordedMetrics, read_metrics, whole
+from ddprun.reporting.metrics import RecordedMetrics, read_metrics, whole
 
 _LARGEST = 1e300  # what is not smaller cannot be drawn
 

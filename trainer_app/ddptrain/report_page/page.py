@@ -15,11 +15,11 @@ from markupsafe import Markup
 from ddprun.checkpoint_files import read_newest
 from ddprun.errors import DataError, Mismatch, UsageError
 from ddprun.files import Json, dumps_json, write_result
+from ddprun.reporting import metrics
 from ddptrain import __version__
 from ddptrain.config import Config
 from ddptrain.report_page import figure
 from ddptrain.report_page.history import History, Run, read_history
-from ddptrain.reporting import metrics
 
 if TYPE_CHECKING:
     from ddptrain.report_page.mistakes import Mistakes

@@ -1,0 +1,144 @@
+"""The metrics of a script: rows of what it reports, in the format and with the lineage of ``reporting.metrics``.
+
+A report costs microseconds: its row waits in memory until a thread writes it. A volume that is full, or that does not
+answer, delays no step and ends no training.
+"""
+
+import atexit
+import collections
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddprun import checkpoint_files
+from ddprun.distributed.default_group import rank_and_size
+from ddprun.errors import DataMissing, volume_error, volume_errors
+from ddprun.files import BackgroundWrite, Json, dumps_json, make_shared
+from ddprun.reporting.metrics import RowsFile, effective_rows, run_numbers
+
+_INTERVAL = 1.0  # seconds between writes, for readers that follow the file
+_WAITING = 10_000  # rows in memory at most, while the volume takes none
+_UNTHINNED = 100_000  # rows that are all written; then every 2nd up to twice as many, then every 4th, and so on
+_PATIENCE = 5.0  # seconds at the end of the process for a volume to take the last rows
+
+
+class ScriptMetrics:
+    """The rows of one run of a script, which rank 0 writes. The run gets its number when its file is made.
+
+    Attributes:
+        folder: the checkpoint directory; the file is ``metrics/run-N.jsonl`` in it.
+        total_steps: how many steps the training will have, if the script has said so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.total_steps: int | None = None
+        self._origin: list[Json | None] = []  # what the run resumed from, if that is known
+        self._reported = collections.Counter[str]()
+        self._rows = collections.deque[tuple[str, Mapping[str, Any], float]]()
+        self._dropped = 0
+        self._file: RowsFile | None = None
+        self._writing, self._background = threading.Lock(), BackgroundWrite(lambda: self._flush(durable=False))
+        self._requested, self._refused, self._process = 0.0, False, os.getpid()
+        atexit.register(self._end)
+
+    def resumed(self, checkpoint: Json | None) -> None:
+        """Take note that the run continues from this checkpoint; None if it begins at step 0."""
+        self._origin = [checkpoint]
+
+    def log(self, event: str, values: Mapping[str, Any]) -> None:
+        """Add a row, which has a ``step``; never waits and never raises."""
+        if os.getpid() != self._process:
+            return  # a process that the rank has forked, without the thread that writes
+        self._reported[event] += 1
+        count = self._reported[event]
+        if count % (1 << (count // _UNTHINNED).bit_length()):
+            return
+        if len(self._rows) < _WAITING:
+            self._rows.append((event, values, time.time()))
+        else:
+            self._dropped += 1
+        if time.monotonic() - self._requested >= _INTERVAL:
+            self._requested = time.monotonic()
+            self._background.request()
+
+    def reserve(self) -> int:
+        """Make the file of the run, unless there is one, and return the run's number.
+
+        Raises:
+            VolumeError: it cannot be made.
+        """
+        with volume_errors(self.folder), self._writing:
+            return self._opened().run
+
+    def flush(self) -> None:
+        """Write all rows to the disk, so that a checkpoint saved later never lacks its rows."""
+        self._flush(durable=True)
+
+    def _flush(self, *, durable: bool) -> None:
+        try:
+            with self._writing:
+                if self._file is None and not self._rows:
+                    return
+                file = self._opened()
+                file.write(durable=False)  # what the volume has refused before
+                while self._rows:
+                    event, values, at = self._rows.popleft()
+                    file.append(event, values, at=at)
+                if dropped := self._dropped:
+                    self._dropped -= dropped
+                    file.append("dropped", {"rows": dropped})
+                file.write(durable=durable)
+        except OSError as error:
+            if not self._refused:
+                problem = volume_error(error, self.folder)
+                print(f"warning: {problem}; the training continues without its metrics", file=sys.stderr, flush=True)
+            self._refused = True
+        else:
+            self._refused = False
+
+    def _opened(self) -> RowsFile:
+        while self._file is None:
+            make_shared(self.folder)
+            number = max([0, *run_numbers(self.folder), *checkpoint_files.run_numbers(self.folder)]) + 1
+            try:
+                file = RowsFile(self.folder, number, exclusive=True)
+            except FileExistsError:
+                continue  # another start was faster
+            start = {"worldSize": rank_and_size()[1], "totalSteps": self.total_steps, "data": ""}
+            start["attempt"] = checkpoint_files.owner(os.environ)["attempt"]
+            file.append("start", {**start, "resumedFrom": self._resumed_from(number)})
+            self._file = file
+        return self._file
+
+    def _resumed_from(self, number: int) -> Json | None:
+        """Return what the run continues; if only the script knows, the newest run before it, up to its first row."""
+        if self._origin:
+            return self._origin[0]
+        earlier = [run for run in run_numbers(self.folder) if run < number]
+        first = self._rows[0][1]["step"] if self._rows else 0
+        return {"run": earlier[0], "step": first - 1} if earlier and first > 1 else None
+
+    def _end(self) -> None:
+        if os.getpid() == self._process and self._rows:
+            self._background.request()
+            self._background.wait(_PATIENCE)
+
+
+def print_rows(folder: Path) -> int:
+    """Print the rows of the training in ``folder`` as JSON, as if it had never been interrupted. Returns 0.
+
+    Raises:
+        DataMissing: there are none, or they cannot be read.
+    """
+    with checkpoint_files.reading(folder):
+        rows = effective_rows(folder)
+    if not rows:
+        raise DataMissing(f"no metrics in {folder}", next_step="name the checkpoint directory of a training")
+    for row in rows:
+        print(dumps_json(row))
+    return 0
