@@ -4,13 +4,13 @@
     torchrun --nproc-per-node 2 train.py           # or: ddprun --nproc-per-node 2 train.py
     ddpjob run train.py --nodes 2 --nproc 2        # two nodes on this machine
 
-In a DDPJob: `command: [torchrun, train.py]`. Resumes from DDPJOB_CHECKPOINT_DIR/digits.pt. The calls of ddprun, at the
-end of each step, are optional: under ddprun they show loss and progress, and save a checkpoint before a planned stop.
+In a DDPJob: `command: [ddprun, train.py]`. The three calls of ddprun report loss and progress, stop on request, and
+save and resume in DDPJOB_CHECKPOINT_DIR. Where ddprun is not installed, the script trains, and saves nothing;
+train_plain.py saves by itself.
 """
 
 import argparse
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -49,17 +49,6 @@ def join() -> tuple[torch.device, int, int]:
     return device, *((dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1))
 
 
-def save(path: Path, state: dict) -> None:
-    """Replace the checkpoint: after a crash the file is the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> float:
     """Return the share of correct answers; every rank computes the same."""
     model.eval()
@@ -85,15 +74,12 @@ def main() -> None:
     loader = DataLoader(train, batch_size=max(1, args.batch_size // world), sampler=sampler)
     total, done = args.epochs * len(loader), 0
 
-    checkpoint = Path(os.environ.get("DDPJOB_CHECKPOINT_DIR", "."), "digits.pt")
-    if checkpoint.exists():  # every rank reads it, so it is on a volume that all nodes share
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        done = state["step"]
+    checkpoints = ddprun and ddprun.checkpoints(os.environ.get("DDPJOB_CHECKPOINT_DIR", "checkpoints"))
+    if checkpoints and (found := checkpoints.load_newest()):  # the same on every rank
+        model.load_state_dict(found.state["model"])
+        optimizer.load_state_dict(found.state["optimizer"])
+        done = found.step
         print(f"rank {rank} resumes after step {done}", flush=True)
-    if dist.is_initialized():
-        dist.barrier()  # rank 0 saves only when all ranks have read the checkpoint
     ddp = DistributedDataParallel(model) if dist.is_initialized() else model
 
     while done < total:
@@ -107,13 +93,14 @@ def main() -> None:
             loss.backward()  # averages the gradients of all ranks
             optimizer.step()
             done += 1
-            stop = ddprun is not None and ddprun.should_stop()
-            if rank == 0 and (stop or done % 20 == 0 or done == total):
-                save(checkpoint, {"step": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-                if ddprun:
-                    ddprun.report(step=done, total_steps=total, loss=loss.item(), checkpoint=checkpoint)
-            if stop:
-                return
+            if ddprun:
+                if done % 10 == 0 or done == total:
+                    ddprun.report(step=done, total_steps=total, epoch=epoch, loss=loss.item())
+                stop = ddprun.should_stop()  # the same on every rank
+                if stop or done % 20 == 0 or done == total:
+                    checkpoints.save(done, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+                if stop:
+                    return
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
