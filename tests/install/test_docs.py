@@ -12,6 +12,7 @@ import yaml
 import ddpjob.controller
 import ddprun.errors
 import ddptrain.cli
+import ddptrain.errors
 from ddpjob.api.spec import IMMUTABLE, SIZE, DDPJobSpec, parse_spec
 from ddpjob.api.status import CONDITIONS, DDPJobStatus
 from ddpjob.controller.settings import parse
@@ -116,7 +117,8 @@ def test_operations_page_has_every_registered_metric() -> None:
 
 def test_trainer_page_has_every_exit_code() -> None:
     rows = re.findall(r"^\| (\d+) \|", text(ROOT / "docs" / "trainer.md"), re.MULTILINE)
-    known = {kind.code for kind in vars(ddprun.errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
+    kinds = [*vars(ddprun.errors).values(), *vars(ddptrain.errors).values()]
+    known = {kind.code for kind in kinds if isinstance(kind, type) and hasattr(kind, "code")}
     assert {int(row) for row in rows} == {0, *known}
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from ddprun.distributed.rendezvous import DEFAULT_TIMEOUT, parse_rendezvous_timeout
-from ddprun.errors import ConfigMismatch, DataMismatch, Mismatch, UsageError
+from ddprun.errors import ConfigMismatch, Mismatch, UsageError
 from ddprun.fault_injection import Fault
 from ddprun.resources import threads_per_rank
 from ddptrain.cli import main
 from ddptrain.config import SETTINGS, Config, digest_of
 from ddptrain.config_sources import resolve
+from ddptrain.errors import DataMismatch
 from ddptrain.training.checkpointer import check_compatible, check_same_as_rank_zero
 
 

@@ -31,6 +31,7 @@ from ddprun.errors import (
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
 from ddprun.reporting.progress import Progress
+from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS
@@ -77,16 +78,16 @@ KINDS = {
     (errors.UsageError, "UsageError", 2),
     (errors.DataMissing, "DataMissing", 66),
     (errors.DataCorrupt, "DataCorrupt", 66),
-    (errors.DownloadFailed, "DownloadFailed", 66),
+    (trainer_errors.DownloadFailed, "DownloadFailed", 66),
     (errors.RendezvousError, "RendezvousFailed", 69),
     (errors.RanksError, "RanksImpossible", 71),
     (errors.VolumeError, "VolumeUnwritable", 73),
     (errors.Hang, "Hang", 76),
     (errors.PeerLost, "PeerLost", 77),
     (errors.ConfigMismatch, "ConfigMismatch", 78),
-    (errors.DataMismatch, "DataMismatch", 78),
-    (errors.WeightsDiffer, "WeightsDiffer", 78),
-    (errors.NotFinite, "NotFinite", 79),
+    (trainer_errors.DataMismatch, "DataMismatch", 78),
+    (trainer_errors.WeightsDiffer, "WeightsDiffer", 78),
+    (trainer_errors.NotFinite, "NotFinite", 79),
     (errors.DeviceError, "DeviceFailed", 1),
     (errors.GPUOutOfMemory, "GPUOutOfMemory", 1),
     (errors.Superseded, "Superseded", 80),

@@ -1,7 +1,8 @@
-"""The typed errors of the trainer: each has a stable exit code and a stable kind, which programs match on.
+"""The typed errors of launcher and ranks: each has a stable exit code and a stable kind, which programs match on.
 
-``worker`` turns an error into a report (``reporting.termination``), ``cli`` prints one that is raised before a rank
-starts. ``classify`` maps exceptions of PyTorch and of the operating system to these types.
+A rank turns an error into a report (``reporting.termination``), ``cli`` prints one that is raised before a rank starts.
+A trainer adds errors of its own as subclasses. ``classify`` maps exceptions of PyTorch and of the operating system to
+these types.
 """
 
 # ruff: noqa: N818 - reports and job status show these names, which say what happened
@@ -54,7 +55,7 @@ class UsageError(TrainerError, code=exit_codes.USAGE):
 
 
 class DataError(TrainerError, code=exit_codes.DATA):
-    """The dataset or a saved model cannot be used; raised as one of the subclasses."""
+    """Data or a checkpoint cannot be used; raised as one of the subclasses."""
 
 
 class DataMissing(DataError):
@@ -63,10 +64,6 @@ class DataMissing(DataError):
 
 class DataCorrupt(DataError):
     """A file was read, but its content is damaged or of the wrong format."""
-
-
-class DownloadFailed(DataError):
-    """No mirror delivered a file."""
 
 
 class RendezvousError(TrainerError, code=exit_codes.RENDEZVOUS, kind="RendezvousFailed"):
@@ -127,18 +124,6 @@ class Mismatch(TrainerError, code=exit_codes.MISMATCH):
 
 class ConfigMismatch(Mismatch):
     """The settings, versions or processor differ."""
-
-
-class DataMismatch(Mismatch):
-    """The data differ."""
-
-
-class WeightsDiffer(Mismatch):
-    """The ranks do not start with the same weights."""
-
-
-class NotFinite(TrainerError, code=exit_codes.NOT_FINITE):
-    """The loss is NaN or infinite."""
 
 
 class Superseded(TrainerError, code=exit_codes.SUPERSEDED):

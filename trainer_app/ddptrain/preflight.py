@@ -24,7 +24,6 @@ from ddprun.distributed.process_group import Group, all_gather_flat
 from ddprun.errors import (
     ConfigMismatch,
     DataError,
-    DataMismatch,
     DataMissing,
     RanksError,
     TrainerError,
@@ -37,6 +36,7 @@ from ddprun.reporting.termination import Ending
 from ddptrain import __version__
 from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
+from ddptrain.errors import DataMismatch
 
 MUST_AGREE = ("ddptrain", "torch", "numpy", "python", "config", "seed", "dataDigest", "attempt")
 SHOULD_AGREE = ("isa", "threads", "device")

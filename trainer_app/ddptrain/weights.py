@@ -15,7 +15,8 @@ from torch import nn
 
 from ddprun.checkpoint_files import read_newest
 from ddprun.distributed.process_group import Group
-from ddprun.errors import ConfigMismatch, DataCorrupt, DataMissing, WeightsDiffer
+from ddprun.errors import ConfigMismatch, DataCorrupt, DataMissing
+from ddptrain.errors import WeightsDiffer
 
 StateDict = Mapping[str, torch.Tensor]
 

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddprun.errors import DataError, DownloadFailed, UsageError, volume_error, volume_errors
+from ddprun.errors import DataError, UsageError, volume_error, volume_errors
 from ddprun.files import share, write_atomically
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.mnist import MNIST_BYTES, MNIST_FILES, Dataset, IdxFile, decompress, read_content
+from ddptrain.errors import DownloadFailed
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

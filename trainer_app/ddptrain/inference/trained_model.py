@@ -9,13 +9,13 @@ from torch import nn
 from ddprun.checkpoint_files import Saved, read_newest
 from ddprun.distributed.process_group import Group, alone
 from ddprun.distributed.topology import Ranks
-from ddprun.errors import DataMismatch
 from ddprun.resources import threads_per_rank
 from ddptrain import weights
 from ddptrain.config import Config
 from ddptrain.data import mnist
 from ddptrain.data.batches import normalise
 from ddptrain.device import resolve_device
+from ddptrain.errors import DataMismatch
 from ddptrain.training import models
 
 

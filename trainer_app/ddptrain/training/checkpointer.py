@@ -18,12 +18,13 @@ from torch import nn
 
 from ddprun.checkpoint_files import Checkpoints, Saved, machine_failed, newest_place, owner, run_folder, set_aside
 from ddprun.distributed.process_group import Group
-from ddprun.errors import ConfigMismatch, DataCorrupt, DataMismatch, VolumeError
+from ddprun.errors import ConfigMismatch, DataCorrupt, VolumeError
 from ddptrain import weights
 from ddptrain.config import Config, digest_of
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Schedule
 from ddptrain.device import numerics
+from ddptrain.errors import DataMismatch
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.evaluate import Evaluation
 from ddptrain.training.optim import Optimizer

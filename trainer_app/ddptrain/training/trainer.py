@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddprun.distributed.process_group import Group
-from ddprun.errors import NotFinite, Stopped
+from ddprun.errors import Stopped
 from ddprun.reporting.console import Console
 from ddprun.reporting.progress import Progress
 from ddprun.signals import StopFlag
@@ -19,6 +19,7 @@ from ddptrain.config import Config
 from ddptrain.data.batches import TrainingBatches
 from ddptrain.data.mnist import Dataset
 from ddptrain.data.sampling import Audit, Schedule
+from ddptrain.errors import NotFinite
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training import gradient_sync, models, optim, step_graph
 from ddptrain.training.bitwise import Bitwise
