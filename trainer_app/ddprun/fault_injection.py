@@ -31,9 +31,11 @@ class Fault:
     occurred: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> "Fault":
+    def parse(cls, text: str, phase: str = "batch") -> "Fault":
         """Return the fault in ``ACTION:RANK:STEP[:PHASE]``.
 
+        Args:
+            phase: the default.
         Raises:
             UsageError: the text does not have this form.
         """
@@ -44,7 +46,7 @@ class Fault:
                 hint=f"ACTION is one of {', '.join(ACTIONS)}; PHASE defaults to batch",
                 next_step="for example --chaos kill:1:7",
             )
-        return cls(parts[0], int(parts[1]), int(parts[2]), parts[3] if len(parts) > 3 else "batch")
+        return cls(parts[0], int(parts[1]), int(parts[2]), parts[3] if len(parts) > 3 else phase)
 
     def __call__(self, phase: str, step: int) -> None:
         """Act if it is time: once, but ``slow`` at every step from then on, and ``diskfull`` at every save.
@@ -113,11 +115,15 @@ def check_rank(settings: Settings, world_size: int, env: Mapping[str, str] = os.
         )
 
 
-def planned(settings: Settings, rank: int, env: Mapping[str, str]) -> Fault | None:
-    """Return the fault to call at every heartbeat of ``rank``, or None if none is planned for it."""
+def planned(settings: Settings, rank: int, env: Mapping[str, str], phase: str = "batch") -> Fault | None:
+    """Return the fault to call at every heartbeat of ``rank``, or None if none is planned for it.
+
+    Args:
+        phase: the phase of the fault if the setting has none.
+    """
     if not settings.chaos:
         return None
-    fault = Fault.parse(settings.chaos)
+    fault = Fault.parse(settings.chaos, phase)
     return None if fault.rank != rank or _is_later_attempt(env) else fault
 
 

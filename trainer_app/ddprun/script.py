@@ -122,8 +122,9 @@ class _Run:
     def __init__(self, script: Script, rank: RankProcess) -> None:
         self._script, self._ranks, self._reports = script, rank.ranks, rank.reports
         self._progress = Progress(rank.ranks.world_size, "")
-        fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ)
-        self._heartbeat = Heartbeat(rank.diagnostics.memory(), fault)
+        # A script has no phases but its steps, and all that ddprun sees of a step is its end.
+        self._fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ, phase="train")
+        self._heartbeat = Heartbeat(rank.diagnostics.memory(), self._fault)
         self._heartbeat.mark("start", limit=math.inf)  # nothing is known about a script before its first step
         script_interface.begin(self._progress, self._heartbeat, script.settings)
         port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
@@ -147,6 +148,8 @@ class _Run:
             with contextlib.suppress(_Success):
                 self._call()
             self._heartbeat.mark("close", limit=math.inf)
+            if not script_interface.stop_was_asked():
+                fault_injection.check_occurred(self._fault)
         except BaseException as error:
             return self._failure(error)
         return None

@@ -581,3 +581,15 @@ def test_ranks_do_not_start_anew_if_rank_zero_cannot_read(ddptrain: ForkServer, 
     assert (failed.message()["rank"], failed.message()["kind"]) == (0, "VolumeUnwritable")
     assert "[n0r1] error: rank 0 failed in load_newest: cannot read" in failed.output()
     assert "found" not in failed.output()
+
+
+def test_chaos_fails_a_script_at_its_step(ddptrain: ForkServer, tmp_path: Path) -> None:
+    message = run(ddptrain, "--nproc-per-node", 2, "--chaos", "crash:1:5", written(tmp_path), code=1).message()
+    assert (message["rank"], message["step"], message["message"]) == (1, 5, "crash injected by --chaos")
+    assert message["where"] == f"train.py:{line_of('optimizer.step()')}"
+
+
+def test_chaos_that_does_not_occur_fails_a_script(ddptrain: ForkServer, tmp_path: Path) -> None:
+    chaos = ("--chaos", f"crash:1:{STEPS + 1}")
+    message = run(ddptrain, "--nproc-per-node", 2, *chaos, written(tmp_path), code=2).message()
+    assert message["rank"] == 1 and "--chaos did not occur" in message["message"]
