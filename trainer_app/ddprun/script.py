@@ -279,7 +279,10 @@ def _restore_process() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children.clear()  # of the launcher: this process cannot join them at its end
+    # Each rank draws its own random numbers, as if it had seeded the generators when it imported them.
     random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     for stream in (sys.stdout, sys.stderr):

@@ -583,6 +583,17 @@ def test_ranks_do_not_start_anew_if_rank_zero_cannot_read(ddptrain: ForkServer, 
     assert "found" not in failed.output()
 
 
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_ranks_without_a_seed_draw_different_numbers(ddptrain: ForkServer, tmp_path: Path, how: str) -> None:
+    script = written(
+        tmp_path, "import random, numpy, torch\nprint(torch.rand(1), random.random(), numpy.random.rand())\n"
+    )
+    done = run(ddptrain, "--start", how, "--nproc-per-node", 2, script)
+    lines = [line.split("] ", 1)[1].split() for line in done.output().splitlines() if "tensor" in line]
+    assert len(lines) == 2
+    assert all(first != second for first, second in zip(*lines, strict=True))
+
+
 def test_chaos_fails_a_script_at_its_step(ddptrain: ForkServer, tmp_path: Path) -> None:
     message = run(ddptrain, "--nproc-per-node", 2, "--chaos", "crash:1:5", written(tmp_path), code=1).message()
     assert (message["rank"], message["step"], message["message"]) == (1, 5, "crash injected by --chaos")
