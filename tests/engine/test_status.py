@@ -142,6 +142,36 @@ def test_late_progress_of_an_old_attempt_is_ignored() -> None:
     assert is_idle(world.reconcile())
 
 
+def test_stall_that_the_launcher_reports_is_shown_until_it_ends() -> None:
+    world = a_running_world(a_job())
+    report = {"schema": 3, "phase": "train", "step": 30, "stall": None}
+    world.progress = (report, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    world.progress = (
+        report | {"stall": {"rank": 5, "message": "stalled: rank 5 (node 1) is in phase train"}},
+        "mnist-0a1b2-1-0",
+    )
+    made = world.reconcile()
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", "TrainingStalled")
+    assert "2 of 2 nodes run, but stalled: rank 5 (node 1)" in running["message"]
+    assert [(note.type, note.reason) for note in made.events] == [("Warning", "TrainingStalled")]
+    assert is_idle(world.reconcile())
+    world.progress = (report | {"step": 31}, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+    assert not world.status.get("failures")
+
+
+@pytest.mark.parametrize("stall", [7, [], {}, {"message": 3}, "stalled"])
+def test_stall_of_another_form_does_no_harm(stall: object) -> None:
+    world = a_running_world(a_job())
+    world.progress = ({"step": 30, "stall": stall}, "mnist-0a1b2-1-0")
+    world.settle()
+    assert world.condition("Running")["status"] == "True"
+
+
 def test_last_progress_is_read_from_the_termination_message() -> None:
     world = a_running_world(a_job(numNodes=1))
     message = json.dumps({

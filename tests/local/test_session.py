@@ -47,14 +47,16 @@ async def test_finished_job_leaves_record_logs_and_volume(place: Place) -> None:
 
 @pytest.mark.parametrize("ports", [{}, {"port": 29510, "progressPort": 29511}], ids=["default", "own"])
 async def test_pods_share_one_rendezvous_port_and_have_own_progress_ports(place: Place, ports: dict[str, int]) -> None:
-    script = "echo $MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT; echo $DDPJOB_PROGRESS_PORT"
+    script = "echo $MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT"
+    script += "; echo $DDPJOB_PROGRESS_PORT; echo $DDPJOB_LEADER_PORT"
     run = await place.finish(a_local_job(script, rendezvous=ports))
-    (meeting, mine), (same, other) = (run.log(1, rank).splitlines() for rank in (0, 1))
+    (meeting, mine, leader), (same, other, same_leader) = (run.log(1, rank).splitlines() for rank in (0, 1))
     address, port = meeting.split()[0].split(":")
     assert address == "127.0.0.1"
     assert meeting == same == f"127.0.0.1:{port} 127.0.0.1:{port}"
     fixed = {str(ports.get("port", 29500)), str(ports.get("progressPort", 29501))}
     assert len({port, mine, other} - fixed) == 3
+    assert leader == same_leader == mine
 
 
 async def test_program_without_a_launcher_finds_its_rank(place: Place) -> None:

@@ -71,6 +71,8 @@ ENV_ATTEMPT: Final = "DDPJOB_ATTEMPT"
 ENV_CHECKPOINT_DIR: Final = "DDPJOB_CHECKPOINT_DIR"
 ENV_DATA_DIR: Final = "DDPJOB_DATA_DIR"
 ENV_PROGRESS_PORT: Final = "DDPJOB_PROGRESS_PORT"
+ENV_LEADER_PORT: Final = "DDPJOB_LEADER_PORT"
+"""The progress port of node 0; only in local mode, where each pod has another."""
 
 # Variables of one process, which a launcher sets for each that it starts. With one process per node the operator sets
 # them, too, for a program that no launcher starts. Not in OWNED_ENV: a user's own value has been needed until now.

@@ -76,11 +76,22 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class Stall:
+    """A pause that the launcher takes for a stall; it may end.
+
+    message: names the rank that the others wait for, and what it does.
+    """
+
+    message: _Advice = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class TrainingReport:
     """How far the training is: the response to ``GET /progress``.
 
     age_seconds: since the trainer finished the work in this report.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
+    stall: the ranks make no steps at the moment.
     """
 
     phase: _Phase = None
@@ -95,6 +106,7 @@ class TrainingReport:
     age_seconds: _Number = None
     checkpoint: Annotated[Place | None, _OrNone] = None
     resumed_from: Annotated[Place | None, _OrNone] = None
+    stall: Annotated[Stall | None, _OrNone] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)

@@ -10,7 +10,7 @@ from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
-from ddpjob.engine.obstacles import obstacles, scheduling_obstacle, silence
+from ddpjob.engine.obstacles import obstacles, scheduling_obstacle, silence, stall
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
@@ -123,9 +123,9 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
 
 
 def _running(s: JobState, ready: str) -> Aspect:
-    if (silent := silence(s)) is None:
+    if (problem := silence(s) or stall(s)) is None:
         return True, "AllNodesRunning", ready
-    reason, message = silent
+    reason, message = problem
     return True, reason, f"{ready}, but {message}"
 
 

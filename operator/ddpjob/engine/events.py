@@ -8,7 +8,7 @@ from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.launcher import launch_warning
-from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, obstacles
+from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, obstacles
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
@@ -50,8 +50,8 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         turned_true = condition.status == "True" and (old is None or old.status != "True")
         if condition.type == "Running" and turned_true:
             yield Note("Normal", "Running", f"attempt {status.attempt}: {condition.message}")
-        elif condition.reason == PROGRESS_UNKNOWN != old_reason:
-            yield Note("Warning", PROGRESS_UNKNOWN, shorten(condition.message, MAX_NOTE))
+        elif condition.reason in (PROGRESS_UNKNOWN, TRAINING_STALLED) and condition.reason != old_reason:
+            yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
         if condition.type == "Running" and condition.status == "False":
             # One note for each new obstacle, for example an image that cannot be pulled or a pod that no node fits.
             is_new = condition.reason != old_reason and decision.kind != "close"

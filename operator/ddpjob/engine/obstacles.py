@@ -13,6 +13,8 @@ from ddpjob.engine.state import JobState
 
 PROGRESS_UNKNOWN = "ProgressUnknown"
 """All nodes run, and rank 0 cannot be asked for its progress."""
+TRAINING_STALLED = "TrainingStalled"
+"""All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
 FORMER_PODS = "FormerPodsRun"
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
@@ -63,6 +65,14 @@ def silence(s: JobState) -> Obstacle | None:
     port = f"port {s.job.spec.rendezvous.progress_port} of {s.current[0].name}"
     todo = f"allow connections from the operator in NetworkPolicies, and look at the log: {s.logs_command()}"
     return PROGRESS_UNKNOWN, f"{effect}, because {port} {what}: {todo}"
+
+
+def stall(s: JobState) -> Obstacle | None:
+    """Return the stall that the launcher of node 0 reports in its last answer; None if it reports none."""
+    reported = s.answer.stall if s.answer is not None else None
+    if reported is None:
+        return None
+    return TRAINING_STALLED, f"{reported.message or 'stalled'}; the stacks of all ranks: {s.logs_command()}"
 
 
 def waits(s: JobState) -> list[float]:

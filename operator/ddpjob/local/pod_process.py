@@ -176,6 +176,8 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
     rank = int(meta["labels"][names.LABEL_NODE_RANK])
     gpus = gpu_share(machine.gpus, rank, machine.paths.job.spec.devices_per_node)
     own = {"HOSTNAME": name, "DDPJOB_TERMINATION_LOG": str(message_file)}
+    # In a cluster all pods have the same number; here the launchers need to know that of node 0.
+    own |= {names.ENV_LEADER_PORT: str(machine.ports.of(f"{name.rpartition('-')[0]}-0"))}
     own |= {CUDA_VISIBLE_DEVICES: ",".join(gpus)} if gpus else {}
     theirs = {key: value if key in secret else translator.text(value) for key, value in variables.items()}
     command = [*(trainer.get("command") or [ENTRYPOINT]), *(trainer.get("args") or ())]
