@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -31,11 +31,11 @@ from ddprun.errors import (
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
 from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress_port import ProgressPort
 from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.processes import free_port
 from tests.trainer.builders import PROGRESS
-from tests.trainer.runs import wait_until
 
 FAILURE = {
     "schema", "outcome", "code", "kind", "cause", "rank", "step", "phase", "signal", "exception", "message", "hint",
@@ -437,15 +437,37 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
 
 def test_slow_connections_to_the_progress_port_are_bounded() -> None:
     progress = Progress(world_size=1, data="idx")
-    port, before = free_port(), threading.active_count()
+    port = free_port()
     progress.serve(port)
+    opened_by_us, before = 200, len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
     with contextlib.ExitStack() as opened:
-        for _ in range(200):
+        for _ in range(opened_by_us):
             slow = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
             slow.sendall(b"GET /prog")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
             assert json.load(answer) == {"ok": True}
-        wait_until(lambda: threading.active_count() < before + 30, "most of them to be ended", patience=4)
+        assert len(os.listdir("/proc/self/fd")) < before + opened_by_us + 30  # noqa: PTH208
+
+
+def test_progress_port_is_free_when_its_owner_has_ended_although_a_child_lives_on() -> None:
+    number = free_port()
+    port = ProgressPort(number, dict)
+    (read, write), (begun, begins) = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(begins, b"1")
+        os.close(write)
+        os.read(read, 1)  # until the parent closes it
+        os._exit(0)
+    try:
+        assert os.read(begun, 1) == b"1"
+        port.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", number), timeout=10)
+        ProgressPort(number, dict).close()
+    finally:
+        for descriptor in (read, write, begun, begins):
+            os.close(descriptor)
+        os.waitpid(child, 0)
 
 
 def test_progress_is_written_to_a_file_at_every_change_of_phase(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from ddprun.settings import Settings, checked, fields_of
 from ddprun.signals import StopFlag
 
 _PREFIX = "DDPRUN_"
-_SETTINGS = ("checkpoint_dir", "hang_timeout", "volume_timeout", "stop_grace", "log_format", "chaos", "show_env")
+_SETTINGS = (
+    "checkpoint_dir", "hang_timeout", "stall_report", "volume_timeout", "stop_grace", "log_format", "chaos", "show_env",
+)  # fmt: skip
 # A script may work for long without a step of its optimizer: only the user knows for how long.
 _DEFAULTS = {"hang_timeout": 0.0}
 _FROM_ENVIRONMENT = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "log_dir")

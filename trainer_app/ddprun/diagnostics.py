@@ -1,4 +1,5 @@
-"""What a rank leaves for its launcher in anonymous memory files: its heartbeat, stacks, and PyTorch's flight recorder.
+"""What a rank leaves for its launcher in anonymous memory files: heartbeat, progress, stacks,
+PyTorch's flight recorder.
 
 DUMP_SIGNAL makes a rank dump its stacks and its last collectives. The files need no volume and no cleanup.
 """
@@ -18,10 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ddprun import shared_text
 from ddprun.code_frames import STARTS_RANKS, innermost_frame
 from ddprun.heartbeat import SIZE, HeartbeatRecord
+from ddprun.shared_text import SharedText
 
 DUMP_SIGNAL = signal.SIGUSR1
+SCRIPT_DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -31,20 +35,26 @@ class Diagnostics:
     """Descriptors of one rank's memory files, the same numbers in the launcher and in the rank.
 
     Attributes:
+        progress: the newest progress report.
         flight, trace: the flight recorder as JSON, and as PyTorch wrote it.
+        requests: an eventfd; a script's rank dumps its flight recorder at each write.
     """
 
     heartbeat: int
+    progress: int
     stacks: int
     flight: int
     trace: int
+    requests: int
 
     @classmethod
     def create(cls, rank: int) -> "Diagnostics":
         """Create the files of ``rank``."""
-        names = ("heartbeat", "stacks", "flight", "trace")
-        diagnostics = cls(*(os.memfd_create(f"ddprun-{name}-{rank}", 0) for name in names))
+        names = ("heartbeat", "progress", "stacks", "flight", "trace")
+        files = {name: os.memfd_create(f"ddprun-{name}-{rank}", 0) for name in names}
+        diagnostics = cls(**files, requests=os.eventfd(0, 0))
         os.ftruncate(diagnostics.heartbeat, SIZE)
+        os.ftruncate(diagnostics.progress, shared_text.SIZE)
         return diagnostics
 
     def memory(self) -> memoryview:
@@ -53,6 +63,14 @@ class Diagnostics:
 
     def last_heartbeat(self) -> HeartbeatRecord:
         return HeartbeatRecord.unpack(os.pread(self.heartbeat, SIZE, 0))
+
+    def progress_text(self) -> SharedText:
+        """Return the place of the progress report, for the rank that writes it."""
+        return SharedText(memoryview(mmap.mmap(self.progress, shared_text.SIZE)))
+
+    def last_progress(self) -> str:
+        """Return the newest progress report as ``Progress`` wrote it; empty for none."""
+        return shared_text.read(os.pread(self.progress, shared_text.SIZE, 0))
 
     def dumps(self) -> tuple[str, str]:
         """Return (stacks, flight recorder as JSON); a dump that the rank could not write is empty."""
@@ -82,6 +100,20 @@ def register_stack_dump(diagnostics: Diagnostics) -> None:
     """
     signal.signal(DUMP_SIGNAL, lambda *_: None)  # so that Python's own handler writes the signal to the wakeup pipe
     faulthandler.register(DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True, chain=True)
+
+
+def dump_on_request(diagnostics: Diagnostics) -> None:
+    """Dump the flight recorder whenever the launcher asks for it, from a thread of its own: in a script's rank.
+
+    The thread runs while the main thread waits in a collective, which releases the GIL. No signal of the script and no
+    wakeup descriptor is needed, which asyncio uses.
+    """
+
+    def serve() -> None:
+        while os.read(diagnostics.requests, 8):
+            dump_flight_recorder(diagnostics)
+
+    threading.Thread(target=serve, name="ddprun-dumps", daemon=True).start()
 
 
 def dump_flight_recorder(diagnostics: Diagnostics) -> None:

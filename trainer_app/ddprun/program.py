@@ -29,6 +29,10 @@ class Program(Protocol):
     def sends_an_ending(self) -> bool:
         """Whether each rank sends its ending and reads the others' announcements; a user's script may do neither."""
 
+    @property
+    def shares_progress(self) -> bool:
+        """Whether rank 0 keeps its progress report in ``Diagnostics``, and the launcher answers ``GET /progress``."""
+
     def preload(self) -> str:
         """In the launcher, before it forks: import everything that a rank needs, and nothing that computes.
 

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from ddprun import fault_injection, script_interface
 from ddprun.code_frames import is_of_program
-from ddprun.diagnostics import DUMP_SIGNAL
+from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
 from ddprun.heartbeat import Heartbeat
@@ -71,6 +71,11 @@ class Script:
     must_fork: bool = False
 
     sends_an_ending = False  # always, that is: an executable cannot, and a script may call os._exit
+
+    @property
+    def shares_progress(self) -> bool:
+        """Whether the ranks keep their progress for the launcher; an executable may serve it itself."""
+        return self.kind != "executable"
 
     def preload(self) -> str:
         """Import ``preloaded``. Returns why the ranks must not be forked; empty if they may.
@@ -112,7 +117,7 @@ class Script:
                 os.execvp(command[0], command)  # noqa: S606 - what the user asks for
             except OSError as error:
                 raise UsageError(f"cannot start {self.target}: {error.strerror}", next_step="check its path") from error
-        faulthandler.register(DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
+        faulthandler.register(SCRIPT_DUMP_SIGNAL, file=rank.diagnostics.stacks, all_threads=True)
         return _Run(self, rank).run()
 
 
@@ -121,18 +126,13 @@ class _Run:
 
     def __init__(self, script: Script, rank: RankProcess) -> None:
         self._script, self._ranks, self._reports = script, rank.ranks, rank.reports
-        self._progress = Progress(rank.ranks.world_size, "")
+        self._diagnostics = rank.diagnostics
+        self._progress = Progress(rank.ranks.world_size, "", rank.diagnostics.progress_text())
         # A script has no phases but its steps, and all that ddprun sees of a step is its end.
         self._fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ, phase="train")
         self._heartbeat = Heartbeat(rank.diagnostics.memory(), self._fault)
         self._heartbeat.mark("start", limit=math.inf)  # nothing is known about a script before its first step
         script_interface.begin(self._progress, self._heartbeat, script.settings)
-        port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
-        if rank.ranks.is_zero and port.isdecimal():
-            try:
-                self._progress.serve(int(port))
-            except (OSError, OverflowError) as error:
-                print(f"warning: no progress on port {port}: {error}", file=sys.stderr, flush=True)
         after_import(_OPTIMIZERS, self._count_steps)
 
     def run(self) -> int:
@@ -222,6 +222,7 @@ class _Run:
             script_interface.count_step()
 
         module.register_optimizer_step_post_hook(stepped)
+        dump_on_request(self._diagnostics)
 
 
 class _Success(Exception):  # noqa: N818 - no error
@@ -276,6 +277,7 @@ def _restore_process() -> None:
     """Give the process what a new interpreter has, and a fork of the launcher has not."""
     for number in stop_signals():  # not SIGHUP under nohup
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children.clear()  # of the launcher: this process cannot join them at its end

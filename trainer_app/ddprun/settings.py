@@ -57,6 +57,7 @@ class Settings:
     rendezvous_timeout: float = _seconds(0.0, "seconds to wait for all ranks; 0 = timeout= of PET_RDZV_CONF, else 600")
     collective_timeout: float = _seconds(300.0, "seconds after which a rank that waits in a collective fails", low=1)
     hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
+    stall_report: float = _seconds(300.0, "seconds without a step after which a stall is only reported; 0 = never")
     volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
     stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
     log_format: str = setting("text", "format of the output", choices=("text", "json"))

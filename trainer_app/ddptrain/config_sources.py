@@ -13,7 +13,9 @@ from ddptrain.config import PREFIX, SETTINGS, Config
 
 _FILE_VARIABLE = "DDPTRAIN_CONFIG"
 # With --debug; a value that is given wins. A rank at a breakpoint has no heartbeat, and its peers wait for it.
-_DEBUG_DEFAULTS = {"hang_timeout": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0}
+_DEBUG_DEFAULTS = {
+    "hang_timeout": 0.0, "stall_report": 0.0, "collective_timeout": 86_400.0, "rendezvous_timeout": 86_400.0,
+}  # fmt: skip
 
 
 def resolve(env: Mapping[str, str], flags: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Config:

@@ -21,6 +21,7 @@ class Trainer:
     job: Job
 
     sends_an_ending = True
+    shares_progress = True
 
     def preload(self) -> str:
         """Import torch and all modules of the training."""

@@ -62,7 +62,8 @@ class Worker:
     diagnostics: Diagnostics | None = None
 
     def __post_init__(self) -> None:
-        self._progress = Progress(self.ranks.world_size, self.config.data)
+        shared = self.diagnostics.progress_text() if self.diagnostics else None
+        self._progress = Progress(self.ranks.world_size, self.config.data, shared)
         memory = self.diagnostics.memory() if self.diagnostics else None
         self._fault = fault_injection.planned(self.config, self.ranks.rank, os.environ)
         self._heartbeat = Heartbeat(memory, self._fault)
@@ -137,7 +138,7 @@ class Worker:
         torch.set_num_threads(threads or threads_per_rank(ranks.nproc_per_node))
         uses_bf16(config, device)  # raises, before any rank is waited for, if it is impossible
         port = os.environ.get("DDPJOB_PROGRESS_PORT", "")
-        if ranks.is_zero and port.isdecimal():
+        if ranks.is_zero and port.isdecimal() and not self.diagnostics:  # else the launcher answers
             try:
                 self._progress.serve(int(port))
             except (OSError, OverflowError) as error:

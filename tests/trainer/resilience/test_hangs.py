@@ -182,7 +182,7 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
     silent = subprocess.Popen(["sleep", "600"])
     signal.signal(signal.SIGUSR1, before)
     try:
-        seen = HangDetector(0, 0).inspect([WorkerProcess(0, silent.pid, -1, -1, diagnostics)])
+        seen = HangDetector(0, 0).snapshots([WorkerProcess(0, silent.pid, -1, -1, diagnostics)])
     finally:
         silent.kill()
         silent.wait()

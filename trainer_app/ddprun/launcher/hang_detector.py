@@ -6,21 +6,25 @@ the states of all ranks: a stopped rank cannot report itself, and its peers only
 """
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddprun.diagnostics import DUMP_SIGNAL, collective_of, training_frame
+from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, collective_of, training_frame
 from ddprun.errors import Hang
-from ddprun.heartbeat import StallTimer, activity
+from ddprun.heartbeat import HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 
 _DUMPING = 2.0  # seconds for dumps to arrive
 _STOPPED = ("T", "t")
+_PAUSES = 2  # a pause is a stall if it is so many times longer than all before it
+_WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
+_INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,14 @@ def _progress(state: RankSnapshot) -> tuple[int, int]:
 def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bool) -> Report:
     """Return the termination report of a hung node; its cause is ``peer`` if none of its ranks is the cause."""
     hung = find_hung_rank(states, all_ranks=all_ranks)
-    waiting = "; ".join(f"rank {s.rank} waits {s.place}" for s in [s for s in states if s is not hung][:4])
+    others = [state for state in states if state is not hung][:4]
+    waiting = "; ".join(f"rank {s.rank} {'waits' if s.collective else 'is'} {s.place}" for s in others)
     shown = hung or min(states, key=_progress)
     message = f"rank {shown.rank} (node {shown.node}) %s {shown.place}, {timeout:g} s without progress"
     if hung and hung.stopped:
         message, hint = message % "is stopped", "a signal or a debugger has stopped the process"
     elif hung:
-        message %= "shows no sign of life"
+        message %= "is"
         hint = "a file system or a lock that does not answer, collectives in another order, or work that takes longer"
     elif all_ranks:
         message = f"{timeout:g} s without progress, and no rank is the cause"
@@ -107,65 +112,134 @@ def hang_report(states: Sequence[RankSnapshot], *, timeout: float, all_ranks: bo
     return termination.failure(error, rank=shown.rank, progress=place) | {"where": shown.where}
 
 
+@dataclass
+class _Pause:
+    """How long a rank has made no progress.
+
+    Attributes:
+        beats: without a heartbeat. idle: without work of the main thread.
+        work: of the main thread when it last did something.
+        step: of the newest heartbeat. longest: of the earlier pauses after the first step.
+    """
+
+    beats: StallTimer
+    idle: StallTimer
+    work: int = -1
+    step: int = 0
+    longest: float = 0.0
+
+
 class HangDetector:
     """Measures, for each rank of this node, how long its heartbeat has not changed.
 
     Args:
-        timeout: seconds without a change that make a hang, unless the heartbeat has a larger limit.
+        timeout: seconds without a change that make a hang, unless the heartbeat has a larger limit; 0 for never.
+        report_after: seconds that make a stall, which is only reported; 0 for never.
+
+    Attributes:
+        stalled_ranks: of this node, when it was observed last.
     """
 
-    def __init__(self, timeout: float, node_rank: int) -> None:
-        self.timeout, self._node_rank = timeout, node_rank
-        self.interval = min(1.0, timeout / 10)
-        self._stalls: dict[int, StallTimer] = {}
+    def __init__(self, timeout: float, node_rank: int, report_after: float = 0.0) -> None:
+        self.timeout, self._report_after, self._node_rank = timeout, report_after, node_rank
+        self.interval = min(1.0, *(limit / 10 for limit in (timeout, report_after) if limit), 1.0)
+        self._pauses: dict[int, _Pause] = {}
+        self.stalled_ranks: set[int] = set()
 
     def stalled(self, workers: Sequence[WorkerProcess]) -> bool:
-        """Return whether a running rank has stalled for its timeout. Call it every ``interval`` seconds."""
-        stalled = False
+        """Return whether a running rank hangs. Call it every ``interval`` seconds."""
+        hangs, self.stalled_ranks = False, set()
         for worker in workers:
             if worker.status is not None:
-                self._stalls.pop(worker.rank, None)
+                self._pauses.pop(worker.rank, None)
                 continue
-            stall = self._stalls.setdefault(worker.rank, StallTimer(self.interval))
             record = worker.diagnostics.last_heartbeat()
-            stalled |= stall.observe(record.changes) >= max(self.timeout, record.limit)
-        return stalled
+            if not (record.changes or worker.sends_an_ending):
+                continue  # an executable, or a script that has not begun
+            pause = self._pauses.setdefault(worker.rank, _Pause(StallTimer(self.interval), StallTimer(self.interval)))
+            before = pause.beats.seconds
+            seconds = pause.beats.observe(record.changes)
+            if seconds < before and pause.step > 0:
+                pause.longest = max(pause.longest, before)
+            pause.step = record.step
+            hangs |= self.timeout > 0 and seconds >= max(self.timeout, record.limit)
+            if self._report_after and self._is_stalled(worker, record, pause):
+                self.stalled_ranks.add(worker.rank)
+        return hangs
 
-    def inspect(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
-        """Ask every running rank for its dumps, wait for them, and return the ranks' states.
+    def _is_stalled(self, worker: WorkerProcess, record: HeartbeatRecord, pause: _Pause) -> bool:
+        """Return whether the rank has made no step for longer than an evaluation or a save takes.
 
-        Empty if a stalled rank has moved meanwhile: it was slow, or another node has just ended its hung rank.
+        Nobody knows how long a program works before its first step and after its last, or whether it makes steps at
+        all. There a rank is stalled if its main thread does nothing, for longer.
         """
+        if record.step > 0 and math.isfinite(record.limit):
+            return pause.beats.seconds >= max(self._report_after, record.limit, _PAUSES * pause.longest)
+        work = main_thread_work(worker.pid)
+        if abs(work - pause.work) > _INTERRUPTIONS:
+            pause.work = work
+        return min(pause.idle.observe(pause.work), pause.beats.seconds) >= _WITHOUT_STEPS * self._report_after
+
+    def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
+        """Ask every running rank for its dumps, wait for them, and return the ranks' states."""
         running = [worker for worker in workers if worker.status is None]
         before = {worker.rank: (worker.diagnostics.last_heartbeat(), process_state(worker.pid)) for worker in running}
-        for worker in running:
-            worker.diagnostics.clear_dumps()  # of an earlier false alarm
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, DUMP_SIGNAL)
-        able = [worker for worker in running if before[worker.rank][1] not in _STOPPED]
-        end = time.monotonic() + _DUMPING
-        while not all(all(worker.diagnostics.dumps()) for worker in able) and time.monotonic() < end:
+        asked = [worker for worker in running if request_dumps(worker) and before[worker.rank][1] not in _STOPPED]
+        end, sizes = time.monotonic() + _DUMPING, [0]
+        while time.monotonic() < end:
+            found = [dump for worker in asked for dump in worker.diagnostics.dumps()]
+            if all(found) and sizes == list(map(len, found)):
+                break  # all have begun to write, and have written nothing since the look before
+            sizes = list(map(len, found))
             time.sleep(0.05)
-        for worker in running:
-            moved = worker.diagnostics.last_heartbeat().changes != before[worker.rank][0].changes
-            if moved and self._quiet(worker) >= self.timeout / 2:
-                return []
-        snapshots = []
-        for worker in running:
-            (record, process), (stacks, _) = before[worker.rank], worker.diagnostics.dumps()
-            snapshots.append(
-                RankSnapshot(
-                    worker.rank, self._node_rank, record.step, record.phase,
-                    record.collective or ("" if worker.sends_an_ending else collective_of(stacks)), record.collectives,
-                    quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
-                    where=training_frame(stacks),
-                )
-            )  # fmt: skip
-        return snapshots
+        return [self._snapshot(worker, *before[worker.rank]) for worker in running]
+
+    def _snapshot(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankSnapshot:
+        stacks, _ = worker.diagnostics.dumps()
+        return RankSnapshot(
+            worker.rank, self._node_rank, record.step, record.phase,
+            record.collective or ("" if worker.sends_an_ending else collective_of(stacks)), record.collectives,
+            quiet=round(self._quiet(worker), 1), stopped=process in _STOPPED, answered=bool(stacks),
+            where=training_frame(stacks),
+        )  # fmt: skip
 
     def _quiet(self, worker: WorkerProcess) -> float:
-        stall = self._stalls.get(worker.rank)
-        return stall.seconds if stall else 0.0
+        pause = self._pauses.get(worker.rank)
+        return pause.beats.seconds if pause else 0.0
+
+
+def request_dumps(worker: WorkerProcess) -> bool:
+    """Ask the rank for its stacks and its flight recorder; False if it cannot take the request.
+
+    Without a handler the signal would end the rank: an executable, or a rank that begins.
+    """
+    worker.diagnostics.clear_dumps()  # of an earlier alarm
+    number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
+    if not _catches(worker.pid, number):
+        return False
+    with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
+        os.eventfd_write(worker.diagnostics.requests, 1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.pid, number)
+    return True
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether the process has a handler for the signal."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << number - 1)
+    return False
+
+
+def main_thread_work(pid: int) -> int:
+    """Return a number that grows with all that the main thread does: its CPU time, and how often it slept."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        thread = Path(f"/proc/{pid}/task/{pid}")
+        ticks = thread.joinpath("stat").read_text().rpartition(")")[2].split()[11:13]
+        switches = thread.joinpath("status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]
+        return sum(map(int, (*ticks, switches)))
+    return -1
 
 
 def process_state(pid: int) -> str:

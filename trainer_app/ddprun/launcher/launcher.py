@@ -20,12 +20,16 @@ from ddprun.errors import RanksError, Stopped, UsageError
 from ddprun.files import make_directory
 from ddprun.launcher import processes
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
+from ddprun.launcher.peers import Peers, leader_port
 from ddprun.launcher.processes import LogPrinter, WorkerProcess
+from ddprun.launcher.stalls import StallWatch
 from ddprun.program import Program
 from ddprun.reporting import termination
 from ddprun.reporting.console import continue_output
+from ddprun.reporting.progress_port import ProgressPort
 from ddprun.reporting.termination import Ending, Report
 from ddprun.resources import oom_kills
 from ddprun.settings import Settings
@@ -41,6 +45,7 @@ _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
 _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
 _ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
+_INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
 
@@ -90,12 +95,15 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
+    services = Services.started(ranks, options.program, LogPrinter(settings.log_format))
     for restart in range(options.max_restarts + 1):
         if reports:
             reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
-        supervisor = Supervisor(settings, _holding_port(ranks, options), options, signals, reports, life=restart + 1)
+        supervisor = Supervisor(
+            settings, _holding_port(ranks, options), options, signals, reports, services, life=restart + 1
+        )
         ending = supervisor.run()
         if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
             break
@@ -115,6 +123,31 @@ def _holding_port(ranks: Ranks, options: LaunchOptions) -> Ranks:
     bound = bind_free_port()
     port = bound.getsockname()[1]
     return replace(ranks, master_port=port, listener=bound.detach())
+
+
+@dataclass(frozen=True)
+class Services:
+    """What this launcher offers to the operator and to the other launchers, through all restarts of the ranks.
+
+    Attributes:
+        port: of node 0; None on other nodes, or if it cannot be opened.
+    """
+
+    progress: NodeProgress
+    peers: Peers
+    port: ProgressPort | None
+
+    @classmethod
+    def started(cls, ranks: Ranks, program: Program, printer: LogPrinter) -> "Services":
+        """Open the port of node 0."""
+        number = leader_port(ranks) if program.shares_progress else None
+        progress, peers, port = NodeProgress(ranks.world_size), Peers(ranks, number), None
+        if ranks.node_rank == 0 and number is not None:
+            try:
+                port = ProgressPort(number, progress.snapshot, peers.takes)
+            except (OSError, OverflowError) as error:
+                printer.launcher_line(f"warning: no progress on port {number}: {error}")
+        return cls(progress, peers, port)
 
 
 class SignalQueue:
@@ -141,12 +174,18 @@ class Supervisor:
     options: LaunchOptions
     signals: SignalQueue
     reports: NodeReports | None
+    services: Services
     life: int = 1
 
     def __post_init__(self) -> None:
         self.printer = LogPrinter(self.settings.log_format)
-        timeout = self.settings.hang_timeout
-        self._detector = HangDetector(timeout, self.ranks.node_rank) if timeout else None
+        settings, services = self.settings, self.services
+        self._detector = HangDetector(settings.hang_timeout, self.ranks.node_rank, settings.stall_report)
+        self._watch = StallWatch(
+            self._detector, services.peers, services.progress, self.reports, self.printer.launcher_line,
+            nodes=self.ranks.nnodes,
+        )  # fmt: skip
+        self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
@@ -160,11 +199,16 @@ class Supervisor:
         for local_rank in range(self.ranks.nproc_per_node):
             ranks = self.ranks.of_local_rank(local_rank)
             self._workers.append(self._start(ranks))
+        if self.ranks.node_rank == 0:
+            self.services.progress.follow(self._workers[0].diagnostics)
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
         self._supervise()
         result = next(filter(None, map(processes.result_of, self._workers)), None)
         ending = Ending(self._final_report(), result)
+        if ending.code == 0:
+            self._watch.withdraw()
+        self.services.progress.keep()
         for worker in self._workers:
             worker.close()
         return ending
@@ -197,15 +241,14 @@ class Supervisor:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            if self.services.port:
+                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
             for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)
             while self._are_ranks_left() or self._orphans.remain(self._deadline if self.stop_signal else None):
-                for key, _ in selector.select(self._longest_wait()):
-                    if key.data is None:
-                        os.read(self.signals.wakeup, 4096)
-                    elif not self._read(key.data, key.fd):
-                        selector.unregister(key.fd)
+                self._handle(selector, self._longest_wait())
                 self._pass_on_signals()
                 self._reap()
                 self._check_for_hang()
@@ -217,26 +260,33 @@ class Supervisor:
                     pass
         self._orphans.remove_shared_memory()
 
-    def _longest_wait(self) -> float | None:
-        """Return how many seconds may pass until the ranks are looked at again; None if only events matter."""
-        detector = self._active_detector()
-        limit = detector.interval if detector else None
+    def _longest_wait(self) -> float:
+        """Return how many seconds may pass until the ranks are looked at again."""
+        limit = _INSPECTION_INTERVAL if self._watch.is_busy else self._detector.interval
         if not self._are_ranks_left():
             limit = _ORPHANS_INTERVAL
         elif self._deadline is not None:
-            limit = max(0.0, self._deadline - time.monotonic())
-        if continue_output():  # nobody reads it at the moment
-            limit = min(_OUTPUT_INTERVAL, _OUTPUT_INTERVAL if limit is None else limit)
-        return limit
+            limit = min(limit, max(0.0, self._deadline - time.monotonic()))
+        return min(_OUTPUT_INTERVAL, limit) if continue_output() else limit  # nobody reads it at the moment
 
     def _are_ranks_left(self) -> bool:
         return any(worker.status is None for worker in self._workers)
 
-    def _active_detector(self) -> HangDetector | None:
-        """Return None once the ranks have a deadline (a signal came or a peer failed) or were killed for a hang."""
+    def _handle(self, selector: selectors.BaseSelector, wait: float) -> None:
+        """Handle what comes within ``wait`` seconds: signals, output and reports of ranks, requests of others."""
+        for key, _ in selector.select(wait):
+            if key.data is None:
+                os.read(self.signals.wakeup, 4096)
+            elif not isinstance(key.data, WorkerProcess):
+                key.data.handle()
+            elif not self._read(key.data, key.fd):
+                selector.unregister(key.fd)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the ranks have ended, have a deadline (a signal came or a peer failed) or were killed for a hang."""
         ending = self._deadline is not None or self._hang is not None or any(w.killed_by_us for w in self._workers)
-        ending = ending or not self._are_ranks_left()
-        return None if ending else self._detector
+        return ending or not self._are_ranks_left()
 
     def _read(self, worker: WorkerProcess, descriptor: int, *, last: bool = False) -> bool:
         """Take what the pipe holds and return False at its end (with ``last``, also if the pipe is empty)."""
@@ -316,13 +366,20 @@ class Supervisor:
             self.reports.write(report, self._states, [])
 
     def _check_for_hang(self) -> None:
-        detector = self._active_detector()
-        if detector is None or not detector.stalled(self._workers):
+        """Report stalls; end the ranks of a node that hangs, after all nodes have taken the stacks of theirs."""
+        hangs = self._detector.stalled(self._workers)
+        self._watch.turn(self._workers, ending=self._is_ending)
+        if self._is_ending or self._watch.is_busy:
             return
-        self._states = detector.inspect(self._workers)
-        if not self._states:
+        if hangs and not self._hangs:
+            self._hangs = True
+            self._watch.ask()
             return
-        longest = max(detector.timeout, *(int(state.quiet) for state in self._states))
+        was_inspected, self._hangs = self._hangs, False
+        if not (hangs and was_inspected):
+            return  # the rank has moved: it was slow, or another node has just ended its hung rank
+        self._states = self._watch.states
+        longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
         self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
         self.printer.launcher_line(f"error: {self._hang['message']}")
         if self.reports:
@@ -345,6 +402,9 @@ class Supervisor:
     def _final_report(self) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        waited = report.get("cause") == "peer" or (report.get("kind") == "Hang" and not self._hang)
+        if waited and (stalled := self._watch.cause()):
+            report, self._states = stalled, self._watch.states
         directory = self.settings.checkpoint_dir
         if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
             report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))

@@ -19,12 +19,14 @@ from ddprun.distributed.topology import Ranks
 from ddprun.errors import DataMissing, Hang
 from ddprun.files import dumps_json, share, write_atomically
 from ddprun.launcher.hang_detector import RankSnapshot, hang_report
+from ddprun.launcher.peers import NodeFindings
 from ddprun.launcher.processes import WorkerProcess, run_with_timeout
 from ddprun.reporting.termination import Report, printable, root_cause_lines
 
 FOLDER = "reports"
 _DUMPS = ("stacks.txt", "flight.json")
 _ROOT_FIELDS = ("code", "kind", "rank", "step", "phase", "signal", "exception", "where", "message", "hint", "next")
+_STALL = "stall-"  # then the node: its report of a stall that lasts
 _TRACE = "trace-"  # then the rank alone: torchfrtrace --prefix trace- takes the rest of the name for the rank
 _KEPT_ATTEMPTS = 100  # some KB each; the verb ``report`` shows the cause of every restart
 _KEPT_DUMPS = 10  # the newest attempts that also keep their dumps, of up to 16 MB per rank
@@ -77,26 +79,32 @@ class NodeReports:
     def _is_earlier(self, name: str) -> bool:
         kind, _, number = name.partition(".")[0].partition("-")
         own, limit = self.ranks.local_ranks, self.ranks.world_size
-        if kind == "node":
+        if kind in ("node", "stall"):
             own, limit = range(self.ranks.node_rank, self.ranks.node_rank + 1), self.ranks.nnodes
-        known = kind in ("node", "rank", "trace") and number.isdecimal()
+        known = kind in ("node", "stall", "rank", "trace") and number.isdecimal()
         return known and (int(number) in own or int(number) >= limit)
 
     def write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
         """Write ``report``, the ranks' states, and the dumps of ``workers``. Never raises."""
         run_with_timeout(_VOLUME, lambda: self._write(report, states, workers))
 
-    def _write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
+    def _make_folder(self) -> None:
         for folder in (self.folder.parent, self.folder):
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 share(folder, 0o2775)
+
+    def _write_dumps(self, workers: Sequence[WorkerProcess]) -> None:
         for worker in workers:
             for name, text in zip(_DUMPS, worker.diagnostics.dumps(), strict=True):
                 if text:
                     write_atomically(self.folder / f"rank-{worker.rank}.{name}", text.encode(), durable=False)
             if raw := worker.diagnostics.raw_trace():
                 write_atomically(self.folder / f"{_TRACE}{worker.rank}", raw, durable=False)
+
+    def _write(self, report: Report, states: Sequence[RankSnapshot], workers: Sequence[WorkerProcess]) -> None:
+        self._make_folder()
+        self._write_dumps(workers)
         content = {
             "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
             "report": report, "ranks": [asdict(state) for state in states],
@@ -108,6 +116,42 @@ class NodeReports:
             shutil.rmtree(old, ignore_errors=True)
         for dump in (path for attempt in attempts[_KEPT_DUMPS:_KEPT_ATTEMPTS] for path in dumps(attempt)):
             dump.unlink(missing_ok=True)
+
+    def write_stall(self, findings: Sequence[NodeFindings], workers: Sequence[WorkerProcess], *, message: str) -> bool:
+        """Write the dumps of ``workers``, the stacks that the nodes found, and the message unless it is empty.
+
+        The message is not in ``node-*.json``, which are reports of failures: a stall may end.
+
+        Returns:
+            whether the volume took them.
+        """
+
+        def write() -> bool:
+            self._make_folder()
+            self._write_dumps(workers)
+            if others := [found for found in findings if found.node != self.ranks.node_rank]:
+                # One file: a node may have no volume or another, and a file for each of many ranks would take too long.
+                texts = [f"rank {rank}:\n{text}\n" for found in others for rank, text in found.stacks.items()]
+                content = "".join(texts).encode()
+                write_atomically(self._stall_file.with_suffix(f".{_DUMPS[0]}"), content, durable=False)
+            if not message:
+                return True
+            report = {
+                "schema": 1, "node": self.ranks.node_rank, "nnodes": self.ranks.nnodes, "time": time.time(),
+                "message": message, "ranks": [rank for found in findings for rank in found.ranks],
+            }  # fmt: skip
+            write_atomically(self._stall_file, dumps_json(report, indent=1).encode(), durable=False)
+            return True
+
+        return bool(run_with_timeout(_VOLUME, write))
+
+    def end_stall(self) -> None:
+        """Delete the report of a stall that has ended; the stacks stay. Never raises."""
+        run_with_timeout(_VOLUME, lambda: self._stall_file.unlink(missing_ok=True))
+
+    @property
+    def _stall_file(self) -> Path:
+        return self.folder / f"{_STALL}{self.ranks.node_rank}.json"
 
     def silent_nodes(self) -> list[int]:
         """Return the nodes that have left no report in the folder."""
@@ -162,7 +206,7 @@ def without_report(nodes: Sequence[int]) -> str:
 
 def dumps(folder: Path) -> list[Path]:
     """Return the files of stacks and flight recorders in ``folder``."""
-    return sorted(path for pattern in ("rank-*", f"{_TRACE}*") for path in folder.glob(pattern))
+    return sorted(path for pattern in ("rank-*", f"{_TRACE}*", f"{_STALL}*.txt") for path in folder.glob(pattern))
 
 
 def _written(folder: Path) -> float:

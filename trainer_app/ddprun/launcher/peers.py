@@ -1,0 +1,313 @@
+"""The connections between the launchers of all nodes: each has one to node 0's, on the port of ``GET /progress``.
+
+A message is a line of JSON. When a node asks, all nodes inspect their ranks, and node 0 collects what they find. A node
+that is lost or cannot be reached only delays that by ANSWER seconds. Nothing else depends on these connections.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddprun.distributed.topology import Ranks
+from ddprun.files import Json, dumps_json
+from ddprun.launcher.processes import run_with_timeout
+
+ANSWER = 5.0  # seconds for the nodes to inspect their ranks
+_LONGEST_LINE = 4 * 2**20  # bytes
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0  # seconds between attempts to reach node 0
+_RESOLVE = 2.0  # seconds
+_HELLO = "ddprun-launcher"
+
+
+def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None:
+    """Return the port of node 0's launcher; None if a node that trains alone was given none.
+
+    Local mode gives each pod another DDPJOB_PROGRESS_PORT, because all pods share the machine's ports.
+    """
+    for name in ("DDPJOB_LEADER_PORT", "DDPJOB_PROGRESS_PORT"):
+        if (text := env.get(name, "")).isdecimal() and 0 < int(text) < 65536:
+            return int(text)
+    return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
+
+
+def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> Json:
+    """Return what only launchers of the same attempt have in common: others may share a port or an address."""
+    names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "PET_RDZV_ID")
+    return {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
+
+
+class _Connection:
+    """A socket that neither blocks the launcher nor fills its memory."""
+
+    def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
+        self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
+        self.closed = False
+        sock.setblocking(False)
+        selector.register(sock, selectors.EVENT_READ, self)
+
+    def send(self, message: Json) -> None:
+        """Send the message as soon as the peer takes it."""
+        self._unsent += dumps_json(message).encode() + b"\n"
+        if len(self._unsent) > 2 * _LONGEST_LINE:
+            self.close()
+        self._flush()
+
+    def messages(self) -> list[Json]:
+        """Send and receive what is possible now, and return the messages that are complete."""
+        self._flush()
+        while not self.closed:
+            try:
+                data = self._sock.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._received += data
+            if not data or len(self._received) > _LONGEST_LINE:
+                self.close()
+        *lines, self._received = self._received.split(b"\n")
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                message = json.loads(line)
+                found += [message] if isinstance(message, dict) else []
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._selector.unregister(self._sock)
+            self._sock.close()
+
+    def leave_to_parent(self) -> None:
+        self._sock.close()
+
+    def _flush(self) -> None:
+        if self.closed or not self._unsent:
+            return
+        try:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self._sock, wanted, self)
+
+
+@dataclass
+class NodeFindings:
+    """What one node found when it inspected its ranks.
+
+    Attributes:
+        ranks: the fields of each rank's ``RankSnapshot``; what another node sends is not checked.
+        stacks: the stacks of each rank that answered, by rank.
+    """
+
+    node: int
+    ranks: list[Json] = field(default_factory=list)
+    stacks: dict[int, str] = field(default_factory=dict)
+
+
+class Peers:
+    """The launchers of a group as this one sees them; of a node that trains alone, only itself.
+
+    Attributes:
+        node: this one.
+        is_asked: this node is to ``give`` its findings.
+        stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
+        said: what node 0 has reported of a stall, until the reader empties it.
+        is_over: node 0 has withdrawn that.
+    """
+
+    def __init__(self, ranks: Ranks, port: int | None) -> None:
+        self._ranks, self._group, self._port = ranks, _group(ranks), port
+        self._selector = selectors.EpollSelector()
+        self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
+        self._connecting: socket.socket | None = None
+        self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
+        self._waits, self._deadline = False, 0.0  # for node 0, until
+        self._missing: set[int] = set()  # nodes that are to answer
+        self._findings: dict[int, NodeFindings] = {}
+        self.node, self.is_asked = ranks.node_rank, False
+        self.stalled: set[int] = set()
+        self.said, self.is_over = "", False
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.node == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other launcher is connected."""
+        return not self._nodes
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def handle(self) -> None:
+        """Take what the other launchers have sent, and connect to node 0 if it is time to try."""
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                self._connected()
+            else:
+                for message in key.data.messages():
+                    self._take(key.data, message)
+        for node in [node for node, connection in self._nodes.items() if connection.closed]:
+            self._lost(node)
+        if not self.is_leader and self._port and not self._nodes and not self._connecting:
+            self._connect()
+
+    def takes(self, sock: socket.socket, received: bytes) -> bool:
+        """Take over a connection to node 0's port; False if its first line is not of a launcher of this group."""
+        line, _, rest = received.partition(b"\n")
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            hello = json.loads(line)
+            node = hello[_HELLO]
+            if hello["group"] == self._group and type(node) is int and 0 < node < self._ranks.nnodes:
+                if node in self._nodes:
+                    self._nodes[node].close()
+                    self._lost(node)
+                self._nodes[node] = _Connection(sock, self._selector, rest)
+                return True
+        return False
+
+    def ask(self) -> None:
+        """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
+        if self.is_leader:
+            self._begin()
+        else:
+            self._waits, self._deadline = True, time.monotonic() + ANSWER
+            self._send({"ask": True})
+
+    def give(self, findings: NodeFindings) -> None:
+        """Pass on what this node has found."""
+        self.is_asked = False
+        if self.is_leader:
+            self._findings[0] = findings
+        else:
+            self._send({"findings": {"ranks": findings.ranks, "stacks": findings.stacks}})
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all nodes have answered, or have had the time for it."""
+        if self.is_leader:
+            return not self.is_asked and (not self._missing or time.monotonic() >= self._deadline)
+        return not (self._waits and self._nodes) or time.monotonic() >= self._deadline
+
+    def findings(self) -> list[NodeFindings]:
+        """Return what node 0 has collected, by node."""
+        return [self._findings[node] for node in sorted(self._findings)]
+
+    def settle(self, message: str) -> None:
+        """Of node 0: tell the nodes that all have answered, and what is reported; empty for nothing."""
+        self._missing.clear()
+        self._findings = {}  # the stacks of thousands of ranks
+        self._send({"settled": message})
+
+    def tell_stalled(self, stalled: bool) -> None:
+        """Tell node 0 whether this node's ranks are stalled."""
+        if stalled != (self.node in self.stalled):
+            (self.stalled.add if stalled else self.stalled.discard)(self.node)
+            if not self.is_leader:
+                self._send({"stalled": stalled})
+
+    def tell_over(self) -> None:
+        """Of node 0: withdraw what was reported."""
+        self._send({"over": True})
+
+    def _begin(self) -> None:
+        if self._missing or self.is_asked:
+            return  # an inspection is under way
+        self._findings, self._missing = {}, set(self._nodes)
+        self._deadline = time.monotonic() + ANSWER
+        self.is_asked = True
+        self._send({"inspect": True})
+
+    def _take(self, connection: _Connection, message: Json) -> None:
+        if not self.is_leader:
+            self.is_asked |= "inspect" in message
+            self.is_over |= "over" in message
+            if "settled" in message:
+                self._waits, self.is_over = False, False
+                self.said = str(message["settled"])
+            return
+        node = next(node for node, known in self._nodes.items() if known is connection)
+        if "ask" in message:
+            self._begin()
+        if "stalled" in message:
+            (self.stalled.add if message["stalled"] is True else self.stalled.discard)(node)
+        given = message.get("findings")
+        if isinstance(given, dict) and isinstance(given.get("ranks"), list) and isinstance(given.get("stacks"), dict):
+            first = node * self._ranks.nproc_per_node
+            ranks = range(first, first + self._ranks.nproc_per_node)
+            stacks = {rank: text for rank in ranks if isinstance(text := given["stacks"].get(str(rank)), str)}
+            self._findings[node] = NodeFindings(
+                node, [rank for rank in given["ranks"] if isinstance(rank, dict)], stacks
+            )
+            self._missing.discard(node)
+
+    def _lost(self, node: int) -> None:
+        del self._nodes[node]
+        self._missing.discard(node)
+        self.stalled.discard(node)
+
+    def _send(self, message: Json) -> None:
+        for connection in self._nodes.values():
+            connection.send(message)
+
+    def _connect(self) -> None:
+        if time.monotonic() < self._next_try:
+            return
+        address = self._address()
+        self._next_try = time.monotonic() + self._delay
+        self._delay = min(2 * self._delay, _LONGEST_DELAY)
+        if address is None:
+            return
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sock.connect_ex((address, self._port)) not in (0, errno.EINPROGRESS):
+            sock.close()
+            return
+        self._connecting = sock
+        self._selector.register(sock, selectors.EVENT_WRITE, None)
+
+    def _address(self) -> str | None:
+        """Return the address of node 0, whose name may not be resolved for a while; None if it is not known."""
+        name = self._ranks.master_addr
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(name))
+        found: str | None = run_with_timeout(
+            _RESOLVE, lambda: socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][4][0]
+        )
+        return found
+
+    def _connected(self) -> None:
+        sock, self._connecting = self._connecting, None
+        assert sock is not None
+        self._selector.unregister(sock)
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            sock.close()
+            return
+        self._nodes[0] = _Connection(sock, self._selector)
+        self._delay = _FIRST_DELAY
+        self._send({_HELLO: self.node, "group": self._group})
+        self._send({"stalled": self.node in self.stalled})
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: close the copies of the descriptors, which would keep the connections open."""
+        for connection in self._nodes.values():
+            connection.leave_to_parent()
+        if self._connecting:
+            self._connecting.close()
+        self._selector.close()

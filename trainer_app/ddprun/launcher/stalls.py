@@ -1,0 +1,183 @@
+"""Reports a stall of the group once, and withdraws the report when it ends. Nothing is ended because of it.
+
+A node whose rank stalls asks all nodes for the states and stacks of their ranks (``peers``). Node 0 compares them,
+names the rank that the others wait for, and shows it in its log, in the progress report and in ``stall-0.json`` beside
+the stacks. A node that cannot reach node 0 reports its own ranks.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddprun.files import Json
+from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.node_progress import NodeProgress
+from ddprun.launcher.node_reports import NodeReports
+from ddprun.launcher.peers import NodeFindings, Peers
+from ddprun.launcher.processes import WorkerProcess
+from ddprun.reporting.termination import Report, printable
+
+_LONGEST_STACKS = 65536  # characters of one rank that are passed on to node 0
+_PRINTED_RANKS = 16
+_LONGEST_MESSAGE = 2000  # characters; places in the code come from other nodes
+_TYPES: dict[str, Any] = {
+    "rank": int, "node": int, "step": int, "phase": str, "collective": str, "collectives": int, "quiet": (int, float),
+    "stopped": bool, "answered": bool, "where": (str, type(None)),
+}  # fmt: skip
+
+
+class StallWatch:
+    """One node's part.
+
+    Args:
+        nodes: of the group.
+        say: prints a line in the launcher's log.
+
+    Attributes:
+        states: of this node's ranks, when they were inspected last.
+    """
+
+    def __init__(
+        self,
+        detector: HangDetector,
+        peers: Peers,
+        progress: NodeProgress,
+        reports: NodeReports | None,
+        say: Callable[[str], None],
+        *,
+        nodes: int,
+    ) -> None:
+        self._detector, self._peers, self._progress = detector, peers, progress
+        self._reports, self._say, self._nodes = reports, say, nodes
+        self._asked = False  # this node waits for the others
+        self._own: NodeFindings | None = None  # since somebody has asked
+        self._is_known = False  # this stall was reported, or is none that is reported
+        self._since: float | None = None  # when this launcher said that there is a stall, by time.monotonic
+        self.states: list[RankSnapshot] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an inspection is under way."""
+        return self._asked or self._own is not None
+
+    def ask(self) -> None:
+        """Make all nodes inspect their ranks; ``turn`` carries on, until the watch is no longer busy."""
+        if not self.is_busy:
+            self._asked = True
+            self._peers.ask()
+
+    def turn(self, workers: Sequence[WorkerProcess], *, ending: bool) -> None:
+        """Do what is to be done now. Call it after ``HangDetector.stalled``.
+
+        Args:
+            ending: the ranks of this node end, so a pause of theirs is no stall.
+        """
+        peers = self._peers
+        peers.handle()
+        stalled = bool(self._detector.stalled_ranks) and not ending
+        if not ending:
+            peers.tell_stalled(stalled)
+        if stalled and not self._is_known:
+            self.ask()
+        if peers.is_asked:
+            self._inspect(workers)
+        if self.is_busy and peers.is_settled:
+            found = self._own or self._inspect(workers)  # none if node 0 cannot be reached
+            self._asked, self._own = False, None
+            self._finish(found, workers)
+        if peers.said:
+            self._show(peers.said)
+            peers.said = ""
+        is_over = not peers.stalled if peers.is_leader or peers.is_alone else peers.is_over
+        if self._is_known and is_over and not ending:
+            self.withdraw()
+
+    def cause(self) -> Report | None:
+        """Return the report of a failure of which a rank of this node is the cause, because it is stalled until now.
+
+        Its peers fail when their collectives time out, and that does not say whom they waited for.
+        """
+        if self._since is None or not self.states:
+            return None
+        longest = max(int(state.quiet) for state in self.states)
+        report = hang_report(self.states, timeout=longest, all_ranks=self._nodes == 1)
+        return report if report["cause"] == "own" else None
+
+    def _inspect(self, workers: Sequence[WorkerProcess]) -> NodeFindings:
+        self.states = self._detector.snapshots(workers)
+        stacks = {worker.rank: worker.diagnostics.dumps()[0][:_LONGEST_STACKS] for worker in workers}
+        own = NodeFindings(self._peers.node, [asdict(state) for state in self.states], stacks)
+        self._own = own
+        self._peers.give(own)
+        return own
+
+    def _finish(self, own: NodeFindings, workers: Sequence[WorkerProcess]) -> None:
+        """Report what was found, unless the stall has ended or was reported before."""
+        peers = self._peers
+        reports = (peers.is_leader or peers.is_alone) and bool(peers.stalled) and not self._is_known
+        findings = peers.findings() if peers.is_leader else [own]
+        states = list(_snapshots(findings))
+        message = ""
+        if reports and _is_stall(states):
+            all_ranks = len({state.node for state in states}) == self._nodes
+            longest = max(int(state.quiet) for state in states)
+            report = hang_report(states, timeout=longest, all_ranks=all_ranks)
+            message = f"stalled: {report['message']}"[:_LONGEST_MESSAGE]
+            if missing := sorted(set(range(self._nodes)) - {state.node for state in states}):
+                message += f"; no answer of node {', '.join(map(str, missing[:8]))}"
+            if peers.is_leader:
+                self._progress.stall = _in_progress_report(report, message)
+        self._is_known |= bool(peers.stalled)  # also if it is not reported, or was before: ask no more
+        where = None
+        if self._reports and self._reports.write_stall(findings, workers, message=message):
+            where = self._reports.folder
+        if message:
+            self._show(message)
+            for line in [f"the stacks are in {where}"] if where else _stack_lines(findings):
+                self._say(line)
+        if peers.is_leader:
+            peers.settle(message)
+
+    def _show(self, message: str) -> None:
+        self._say(printable(f"warning: {message}"))
+        self._is_known, self._since = True, time.monotonic()
+
+    def withdraw(self) -> None:
+        """Take the report back, if there is one: the ranks make steps again, or have ended without a failure."""
+        if not self._is_known:
+            return
+        if self._peers.is_leader:
+            self._peers.tell_over()
+        self._progress.stall = None
+        if self._reports:
+            self._reports.end_stall()
+        if self._since is not None:
+            self._say(f"the stall has ended, {time.monotonic() - self._since:.0f} s after it was reported")
+        self._is_known, self._since, self._peers.is_over = False, None, False
+
+
+def _snapshots(findings: Sequence[NodeFindings]) -> Iterator[RankSnapshot]:
+    for found in findings:
+        for rank in found.ranks:
+            if rank.keys() == _TYPES.keys() and all(isinstance(rank[name], kind) for name, kind in _TYPES.items()):
+                yield RankSnapshot(**rank)  # else of another version
+
+
+def _is_stall(states: Sequence[RankSnapshot]) -> bool:
+    """Return whether a rank waits for its peers, or was making steps; other programs may do nothing for as long."""
+    return any(state.collective or (state.step and state.phase != "close") for state in states)
+
+
+def _in_progress_report(report: Report, message: str) -> Json:
+    return {name: report[name] for name in ("rank", "step", "phase", "where")} | {"message": message}
+
+
+def _stack_lines(findings: Sequence[NodeFindings]) -> Iterator[str]:
+    """Yield the stacks for the log, where no directory takes them."""
+    stacks = sorted((rank, text) for found in findings for rank, text in found.stacks.items() if text)
+    for rank, text in stacks[:_PRINTED_RANKS]:
+        yield f"stacks of rank {rank}:"
+        yield from (printable(line) for line in text.splitlines())
+    if len(stacks) > _PRINTED_RANKS:
+        yield f"the stacks of {len(stacks) - _PRINTED_RANKS} more ranks are left out; --log-dir takes all"
