@@ -99,11 +99,11 @@ FAULTS = {
         ddprun=_said(step=STEP, reason="Killed", signal=9),
         torchrun=_said(reason="SIGKILL", signal=9),
     ),
-    # The kernel ends all processes of the container, so no launcher is left to name the rank.
+    # With cgroup v2 the kubelet lets the kernel end the whole container: then no launcher is left to name the rank.
     "oom": Fault(
         "[b'x' * (32 << 20) for _ in range(1000)]",
-        ddprun=Said({"nodeRank": NODE, "reason": "OOMKilled", "exitCode": 137}),
-        torchrun=Said({"nodeRank": NODE, "reason": "OOMKilled", "exitCode": 137}),
+        ddprun=Said({"nodeRank": NODE, "reason": "OOMKilled", "signal": 9}),
+        torchrun=Said({"nodeRank": NODE, "reason": "OOMKilled", "signal": 9}, "memory limit"),
     ),
     # Under torchrun nothing is noticed before the process group's timeout, and then by a rank that waits.
     "hang": Fault(

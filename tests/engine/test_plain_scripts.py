@@ -108,6 +108,18 @@ def test_text_of_the_exception_stays_out_of_the_status_if_logs_do() -> None:
     assert "logTail" not in found
 
 
+@pytest.mark.parametrize(("code", "place"), [(-9, ", rank 2"), (1, "")])
+def test_rank_that_exceeded_the_memory_limit_is_named_if_it_was_killed(code: int, place: str) -> None:
+    """Of a pod that is OOMKilled, the kernel may have killed a process of a DataLoader."""
+    world = a_running_world(a_job(nprocPerNode=2))
+    world.set_pod(0, ended(1, message=log(1, PEER_LOST)))
+    world.set_pod(1, ended(1, message=log(2, code=code), reason="OOMKilled"))
+    world.settle()
+    (found,) = world.status["failures"]
+    assert (found["reason"], found["nodeRank"], found["rank"]) == ("OOMKilled", 1, 2)
+    assert found["message"].startswith(f"node_rank 1 (mnist-0a1b2-1-1){place} was killed because it exceeded")
+
+
 def test_gpu_out_of_memory_of_a_rank_is_named() -> None:
     error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     found = failure(log(1, PEER_LOST), log(2, error))

@@ -5,6 +5,7 @@ The first row that matches applies. ``make generate`` prints the table as docs/f
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from signal import SIGKILL
 from typing import Literal
 
 from ddpjob.api import exit_codes
@@ -437,7 +438,8 @@ def _reason_and_message(e: Evidence, row: Judgement) -> tuple[str, str]:
     if e.report.message:
         return _reported(e, row)
     if e.oom:
-        return OOM_KILLED, f"{e.where} was killed because it exceeded its memory limit{_kubelet_message(e)}"
+        place = _place(rank=e.rank if e.signal == SIGKILL else None)  # else perhaps another process was killed
+        return OOM_KILLED, f"{e.where}{place} was killed because it exceeded its memory limit{_kubelet_message(e)}"
     if e.logged is not None and (e.logged.exception or e.logged.rank is not None):
         return _logged(e, e.logged, row)
     if e.signal is not None and not row.reason:
