@@ -1,6 +1,7 @@
 """What the status says of each fault of a plain script, under ddprun and under torchrun: `make soak` prints the table.
 
     python -m tests.e2e.scripts
+    python -m tests.e2e.scripts --launcher torchrun --fault exception --repetitions 50
 
 Each job has two nodes of two ranks. Rank 2, the first of node 1, fails at step 5; the script contains nothing of this
 project. The jobs run several at a time on one kind cluster, which is created if necessary. Exit code 1: a status says
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -176,9 +178,13 @@ def finding(trial: Trial, launcher: Launcher, fault: str) -> Finding:
     return Finding(launcher, fault, failure)
 
 
-def acts(cases: Iterable[tuple[Launcher, str]]) -> dict[str, Act]:
-    """Return the trials by name, for example torchrun_exception."""
-    return {f"{launcher}_{fault}": partial(finding, launcher=launcher, fault=fault) for launcher, fault in cases}
+def acts(cases: Iterable[tuple[Launcher, str]], repetitions: int = 1) -> dict[str, Act]:
+    """Return the trials by name, for example torchrun_exception, and torchrun_exception_2 for a repetition."""
+    return {
+        f"{launcher}_{fault}{f'_{number}' if number > 1 else ''}": partial(finding, launcher=launcher, fault=fault)
+        for launcher, fault in cases
+        for number in range(1, repetitions + 1)
+    }
 
 
 def main() -> int:
@@ -186,12 +192,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.scripts", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--fault", choices=FAULTS, nargs="+", default=list(FAULTS))
+    parser.add_argument("--launcher", choices=LAUNCHERS, nargs="+", default=LAUNCHERS)
+    parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
     parser.add_argument("--name", default=DEFAULT_NAME, help="kind cluster to use or create (default: %(default)s)")
     options = parser.parse_args()
     cluster = set_up(options.name)
-    cases = ((launcher, fault) for fault in options.fault for launcher in LAUNCHERS)
-    trials = Trials(acts(cases), options.at_once, has_claim=False)
+    cases = ((launcher, fault) for fault in options.fault for launcher in options.launcher)
+    trials = Trials(acts(cases, options.repetitions), options.at_once, has_claim=False)
     findings: list[Finding] = []
     with job_namespace(cluster, "scripts") as namespace, running(cluster, namespace, trials) as outcomes:
         for outcome in outcomes.values():
@@ -199,7 +207,9 @@ def main() -> int:
             say(f"{findings[-1].row}{'; '.join(findings[-1].differences)}")
     until_all_are_gone(Kubectl(cluster.kubeconfig))
     print("| fault | launcher | reason | node | rank | step | exit code | signal | message | |")
-    print("|---|---|---|---|---|---|---|---|---|---|", *(finding.row for finding in findings), sep="\n")
+    rows = Counter(finding.row for finding in findings)
+    counts = (f"{row}{f' {count} times' if count > 1 else ''}" for row, count in rows.items())
+    print("|---|---|---|---|---|---|---|---|---|---|", *counts, sep="\n")
     return 1 if any(finding.differences for finding in findings) else 0
 
 

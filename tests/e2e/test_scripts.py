@@ -18,9 +18,7 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(600, func_only=True)]
 
 # The exception under torchrun is outside of what the kubelet puts into the status, so a log is read. A container that
 # the kernel ends leaves no report of ddprun, and a hang has no end without ddprun.
-CASES: tuple[tuple[Launcher, str], ...] = (
-    ("torchrun", "exception"), ("ddprun", "hang"), ("ddprun", "oom"), ("torchrun", "kill"),
-)  # fmt: skip
+CASES: tuple[tuple[Launcher, str], ...] = (("torchrun", "exception"), ("ddprun", "hang"), ("ddprun", "oom"))
 TRIALS = Trials(acts(CASES), 2, has_claim=False)
 
 

@@ -47,6 +47,7 @@ The failure's message is the exception. `RuntimeError` and `DistBackendError` of
 a peer was closed (`Connection closed by peer`, `ncclRemoteError`) show a lost peer, so the node is not to blame.
 Without the right to read logs, the message names rank and exit code from torchrun's block, and `next` shows the log.
 With `logTail: Omit`, only the type of the exception and its place are in the status.
+A [table](scripts.md#what-the-status-says-also-under-torchrun) compares six faults with those under `ddprun`.
 
 The operator does not set `TORCHELASTIC_ERROR_FILE`: torchrun replaces that file, and a termination log cannot be
 removed, so the message would be lost; with `@record` the traceback is in the block anyway
