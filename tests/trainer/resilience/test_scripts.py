@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -604,3 +605,51 @@ def test_chaos_that_does_not_occur_fails_a_script(ddptrain: ForkServer, tmp_path
     chaos = ("--chaos", f"crash:1:{STEPS + 1}")
     message = run(ddptrain, "--nproc-per-node", 2, *chaos, written(tmp_path), code=2).message()
     assert message["rank"] == 1 and "--chaos did not occur" in message["message"]
+
+
+def test_sys_exit_in_a_thread_ends_the_thread_only(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import sys, threading\n"
+        "thread = threading.Thread(target=sys.exit, args=(3,))\n"
+        "thread.start()\nthread.join()\nprint('goes on')\n"
+    )
+    assert run(ddptrain, written(tmp_path, text)).output() == "goes on\n"
+
+
+def test_handler_of_the_script_for_sigterm_saves_on_all_ranks(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import os, signal, sys, time\n"
+        "def save(number, frame):\n    time.sleep(1 + int(os.environ['RANK']))\n    print('saved')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('ready')\nwhile True: time.sleep(0.1)\n"
+    )
+    started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, text), module="ddprun")
+    wait_until(lambda: started.output().count("ready") == 2, "both ranks")
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait() == 75, started.output()
+    assert started.output().count("saved") == 2
+    assert started.message()["outcome"] == "stopped"
+
+
+def test_script_in_a_folder_with_spaces_imports_its_neighbours_after_chdir(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("def fail():\n    raise ValueError('in the neighbour')\n")
+    (folder / "train it.py").write_text("import os\nos.chdir('/')\nimport neighbour\nneighbour.fail()\n")
+    first = f"import os; os.chdir({str(tmp_path)!r})"
+    for how in ("fork", "spawn"):
+        failed = run(ddptrain, "--start", how, "my scripts/train it.py", first=first, code=1)
+        assert (failed.message()["message"], failed.message()["where"]) == ("in the neighbour", "neighbour.py:2")
+        assert f'File "{folder}/train it.py", line 4, in <module>\n    neighbour.fail()\n' in failed.output()
+
+
+def test_archive_runs_and_its_failure_has_a_place(ddptrain: ForkServer, tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "inner.py").write_text("def fail():\n    raise ValueError(f'of {__name__}')\n")
+    (folder / "__main__.py").write_text("import sys, inner\nprint(sys.argv[1:])\ninner.fail()\n")
+    zipapp.create_archive(folder, tmp_path / "app.pyz")
+    failed = run(ddptrain, "--nproc-per-node", 2, tmp_path / "app.pyz", "--lr", 3, code=1)
+    assert "[n0r1] ['--lr', '3']\n" in failed.output()
+    assert (failed.message()["message"], failed.message()["where"]) == ("of inner", "inner.py:2")
