@@ -117,8 +117,9 @@ kind-up: setup  ## create a kind cluster for development (NAME=ddpjob)
 kind-down: setup  ## delete that cluster
 	$(PY) -m tests.kind down --name $(NAME)
 
-bench-local: setup  ## measure the time from `ddpjob run` to the first training step
+bench-local: setup  ## measure the time to the first training step: of `ddpjob run`, of ddprun and of torchrun
 	$(PY) -m tests.benchmarks.local_first_step
+	$(PY) -m tests.benchmarks.script_start
 
 bench: setup  ## measure the time from apply to all pods, and the time of the same requests without an operator
 	$(PY) -m tests.benchmarks.apply_to_pods
