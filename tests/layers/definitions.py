@@ -76,7 +76,8 @@ LAYERS = (
             pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
-                *("tests/benchmarks", "tests/mutants", "--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
+                *("tests/benchmarks", "tests/compatibility", "tests/mutants"),
+                *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
                 cores=0.6,
             ),
         ),

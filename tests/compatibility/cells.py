@@ -1,0 +1,151 @@
+"""What the runs of a program show: four cells of the table in docs/compatibility.md. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.compatibility.inject import MESSAGE, RANK
+from tests.compatibility.programs import PROGRAMS, Program
+from tests.compatibility.runs import Outcome
+
+COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
+NOT_RUN = "not run"
+_STOPPED = 75
+_CELL = re.compile(r"(yes|\*\*no\*\*): \S.*|not run")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One answer: whether it holds, None if nothing was run, and what was seen."""
+
+    holds: bool | None
+    seen: str = ""
+
+    def __str__(self) -> str:
+        return NOT_RUN if self.holds is None else f"{'yes' if self.holds else '**no**'}: {self.seen}"
+
+
+Row = dict[str, Cell]
+
+
+def runs(program: Program, torchrun: Outcome, ddprun: Outcome) -> Cell:
+    """Return whether both ran to the end with equal losses."""
+    for name, outcome in (("torchrun", torchrun), ("ddprun", ddprun)):
+        if not _succeeded(program, outcome, name):
+            return Cell(False, f"{_ending(outcome)}{' under torchrun, too' if name == 'torchrun' else ''}")
+        if len(outcome.losses) < program.count:
+            return Cell(False, f"{len(outcome.losses)} of {program.count} losses under {name}")
+    # A program without an end prints more losses before it stops; the pattern finds the first ones of both ranks.
+    equal = torchrun.losses == ddprun.losses
+    return Cell(equal, f"{len(ddprun.losses)} losses {'equal' if equal else 'differ from'} torchrun's")
+
+
+def fault_named(program: Program, outcome: Outcome) -> Cell:
+    """Return whether the report names exception, message, rank and a line of the program."""
+    report = outcome.report
+    where = str(report.get("where"))
+    right = MESSAGE in str(report.get("message")) and report.get("rank") == RANK
+    return Cell(
+        right and report.get("kind") == "ValueError" and where.startswith(f"{program.source.file}:"), _place(report)
+    )
+
+
+def hang_named(outcome: Outcome) -> Cell:
+    """Return whether the report names the rank that was stopped."""
+    report = outcome.report
+    if outcome.code is None:
+        return Cell(False, "nothing is reported")
+    return Cell(report.get("kind") == "Hang" and report.get("rank") == RANK, _place(report))
+
+
+def progress(program: Program, outcome: Outcome) -> Cell:
+    """Return whether GET /progress showed steps, and the last report the number of steps that the program made."""
+    last = (outcome.report.get("progress") or outcome.report).get("step") or 0
+    if not (outcome.shown or last):
+        return Cell(False, "no step is shown")
+    if program.endless:
+        return Cell(outcome.shown > 0, f"step {outcome.shown} was shown before it was stopped")
+    return Cell(last == program.steps, f"{last} of {program.steps} steps")
+
+
+def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
+    """Return the cells by column, from the outcomes of torchrun, ddprun, fault and hang."""
+    torchrun, ddprun = outcomes["torchrun"], outcomes["ddprun"]
+    first = runs(program, torchrun, ddprun)
+    cells = [first, fault_named(program, outcomes["fault"]), hang_named(outcomes["hang"]), progress(program, ddprun)]
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Return the table of all programs as Markdown, and below it where each comes from and its command."""
+    lines = [f"| Program | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    for program in PROGRAMS:
+        cells = rows.get(program.name) or dict.fromkeys(COLUMNS, Cell(None))
+        lines.append(f"| {program.name} | {' | '.join(str(cells[column]) for column in COLUMNS)} |")
+    lines += ["", "Each is started with `ddprun --nproc-per-node 2` and:", ""]
+    for program in PROGRAMS:
+        remark = f" {program.remark}" if program.remark else ""
+        lines.append(f"- {program.name}: {program.source}, `{program.arguments}`.{remark}")
+    return "\n".join(lines)
+
+
+def parsed(text: str) -> dict[str, Row]:
+    """Return the rows of a table that ``table`` wrote.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    if not lines or _words(lines[0]) != ["Program", *COLUMNS]:
+        raise ValueError(f"the first line is not | Program | {' | '.join(COLUMNS)} |")
+    rows = {}
+    for line in lines[2:]:
+        name, *cells = _words(line)
+        if len(cells) != len(COLUMNS) or not all(_CELL.fullmatch(cell) for cell in cells):
+            raise ValueError(f"not a row of the table: {line}")
+        rows[name] = dict(zip(COLUMNS, map(_cell, cells), strict=True))
+    return rows
+
+
+def worse(before: Mapping[str, Row], now: Mapping[str, Row]) -> Sequence[str]:
+    """Return the cells that held before and do not hold now."""
+    return [
+        f"{name}, {column}: {cell}"
+        for name, cells in now.items()
+        for column, cell in cells.items()
+        if cell.holds is False and name in before and before[name][column].holds
+    ]
+
+
+def _cell(text: str) -> Cell:
+    answer, _, seen = text.partition(": ")
+    return Cell(None) if answer == NOT_RUN else Cell(answer == "yes", seen)
+
+
+def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
+    if program.endless:  # stopped by SIGTERM
+        return outcome.code == _STOPPED if launcher == "ddprun" else outcome.code is not None
+    return outcome.code == 0
+
+
+def _ending(outcome: Outcome) -> str:
+    if outcome.code is None:
+        return "it does not end"
+    if message := outcome.report.get("message"):
+        return f"`{message}`"
+    errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+(?:Error|Exception): .*)$", outcome.output)
+    return f"`{errors[0]}`" if errors else f"exit code {outcome.code}"
+
+
+def _place(report: Mapping[str, object]) -> str:
+    if not report:
+        return "no report"
+    where = f", {report['where']}" if report.get("where") else ""
+    kind = report.get("kind") or report.get("outcome")
+    return f"`{kind}` of rank {report.get('rank')}, step {report.get('step')}{where}"
+
+
+def _words(line: str) -> list[str]:
+    return [word.strip() for word in line.strip().strip("|").split("|")]

@@ -1,0 +1,122 @@
+"""Prepares what the programs need: an environment with their packages, checkouts of repositories, small inputs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tests.compatibility.programs import PROGRAMS, Checkout
+
+CACHE = Path.home() / ".cache" / "ddpjob" / "compatibility"
+GIT = "https://github.com/{owner}/{name}"
+_HERE = Path(__file__).parent
+_TRAINER_APP = _HERE.parents[1] / "trainer_app"
+_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The folders of what was prepared."""
+
+    cache: Path
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the programs' environment."""
+        return self.cache / "venv" / "bin" / "python"
+
+    @property
+    def inputs(self) -> Path:
+        """Folders that a program finds in its working directory."""
+        return self.cache / "inputs"
+
+    def checkout(self, source: Checkout) -> Path:
+        """Return the checkout of a repository."""
+        return self.cache / "sources" / source.folder
+
+
+def prepare(cache: Path, git: str) -> Prepared:
+    """Install, fetch and write what is not there yet.
+
+    Args:
+        git: where the repositories are, with ``{owner}`` and ``{name}``.
+    """
+    prepared = Prepared(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    if not prepared.python.exists():
+        _run(sys.executable, "-m", "venv", cache / "venv")
+    _run(prepared.python, "-m", "pip", "install", "--quiet", "-r", _HERE / "requirements.txt")
+    _install_own(prepared)
+    sources = {program.source for program in PROGRAMS if isinstance(program.source, Checkout)}
+    for folder in {source.folder for source in sources}:
+        _fetch([source for source in sources if source.folder == folder], cache / "sources" / folder, git)
+    if not prepared.inputs.exists():
+        unfinished = cache / "inputs.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _run(prepared.python, _HERE / "inputs.py", unfinished)
+        unfinished.rename(prepared.inputs)
+    for source in sources:
+        _link_data(prepared, source)
+    return prepared
+
+
+def installed(cache: Path) -> Prepared:
+    """Return what is prepared, with the launcher of this checkout.
+
+    Raises:
+        SystemExit: nothing is prepared.
+    """
+    prepared = Prepared(cache)
+    if not prepared.inputs.exists():
+        raise SystemExit(f"{cache} is not prepared: run `python -m tests.compatibility prepare` first")
+    _install_own(prepared)
+    return prepared
+
+
+def _install_own(prepared: Prepared) -> None:
+    """Make ddprun of this checkout, which needs no other package, and the fault importable in the environment."""
+    answer = _run(prepared.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    packages = Path(answer.strip())
+    (packages / "ddprun.pth").write_text(f"{_TRAINER_APP}\n")
+    shutil.copy(_HERE / "inject.py", packages / "compatibility_inject.py")
+    (packages / "compatibility_inject.pth").write_text("import compatibility_inject\n")
+
+
+def _fetch(sources: Sequence[Checkout], folder: Path, git: str) -> None:
+    """Check out the folders of these scripts of one repository, without its history and its other files."""
+    commit = sources[0].commit
+    if all((folder / source.script).exists() for source in sources) and _git(folder, "rev-parse", "HEAD") == commit:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    owner, _, name = sources[0].repository.partition("/")
+    _git(folder, "init", "--quiet")
+    if "origin" not in _git(folder, "remote"):
+        _git(folder, "remote", "add", "origin", git.format(owner=owner, name=name))
+    _git(folder, "sparse-checkout", "set", "--no-cone", *map(_pattern, sources))
+    _git(folder, "fetch", "--quiet", "--depth=1", "--filter=blob:none", "origin", commit)
+    _git(folder, "checkout", "--quiet", "--force", commit)
+
+
+def _pattern(source: Checkout) -> str:
+    folder = PurePosixPath(source.script).parent.as_posix()
+    return "/*" if folder == "." else f"/{folder}/"
+
+
+def _git(folder: Path, *words: str) -> str:
+    return _run("git", "-C", folder, *words).strip()
+
+
+def _link_data(prepared: Prepared, source: Checkout) -> None:
+    """Put MNIST where Lightning's example looks for it: beside the script, and not in the working directory."""
+    link = prepared.checkout(source) / "examples" / "Datasets"
+    if source.repository.startswith("Lightning-AI/") and not link.exists():
+        link.symlink_to(prepared.inputs / "data")
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=_MINUTES * 60, check=True)
+    return done.stdout
