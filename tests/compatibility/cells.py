@@ -46,10 +46,10 @@ def fault_named(program: Program, outcome: Outcome) -> Cell:
     """Return whether the report names exception, message, rank and a line of the program."""
     report = outcome.report
     where = str(report.get("where"))
-    right = MESSAGE in str(report.get("message")) and report.get("rank") == RANK
-    return Cell(
-        right and report.get("kind") == "ValueError" and where.startswith(f"{program.source.file}:"), _place(report)
-    )
+    # Where another process of the rank failed, the message has the exception, and the kind is what the rank raised.
+    wanted = (f"ValueError: {MESSAGE}",) if report.get("kind") != "ValueError" else (MESSAGE,)
+    right = report.get("message") in wanted and report.get("rank") == RANK
+    return Cell(right and where.startswith(f"{program.source.file}:"), _place(report))
 
 
 def hang_named(outcome: Outcome) -> Cell:

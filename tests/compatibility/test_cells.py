@@ -50,6 +50,8 @@ def test_program_runs_if_it_ends_with_all_losses_of_torchrun() -> None:
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"kind": "PeerLost"}, {"where": "optimizer.py:517"}, {"message": ""}])
 def test_fault_is_named_by_exception_message_rank_and_line(wrong: dict[str, Any]) -> None:
     assert fault_named(PROGRAM, Outcome(1, report=FAULT)) == Cell(True, f"`ValueError` of rank 1, step 3, {FILE}:7")
+    in_child = FAULT | {"kind": "ProcessRaisedException", "message": f"ValueError: {MESSAGE}"}
+    assert fault_named(PROGRAM, Outcome(1, report=in_child)).holds
     assert fault_named(PROGRAM, Outcome(1, report=FAULT | wrong)).holds is False
     assert fault_named(PROGRAM, Outcome(1)) == Cell(False, "no report")
 
