@@ -531,9 +531,14 @@ def test_interrupt_while_threads_are_awaited_ends_the_script_as_python_does(
     ddptrain: ForkServer, tmp_path: Path
 ) -> None:
     text = (
-        "import atexit, threading, time\n"
+        "import atexit, sys, threading, time, traceback\n"
         "atexit.register(print, 'handler ran')\n"
-        "def work():\n    threading.main_thread().join(0.1)\n    print('ready')\n    time.sleep(600)\n"
+        "def functions():\n"
+        "    frame = sys._current_frames()[threading.main_thread().ident]\n"
+        "    return [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]\n"
+        "def work():\n"
+        "    while '_shutdown' not in functions(): time.sleep(0.01)\n"
+        "    print('ready')\n    time.sleep(600)\n"
         "threading.Thread(target=work).start()\n"
     )
     started = ddptrain.start(written(tmp_path, text), module="ddprun")
