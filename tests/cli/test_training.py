@@ -48,15 +48,12 @@ FAULT = """\
 """
 
 
-@pytest.mark.parametrize("launcher", ["ddprun", "torchrun"])
-def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(
-    ddpjob: Program, tmp_path: Path, launcher: str
-) -> None:
+def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(ddpjob: Program, tmp_path: Path) -> None:
     text = EXAMPLE.read_text()
     assert text.count(f"    {STEP}") == 1
     file = tmp_path / "job.yaml"
     text = text.replace(f"    {STEP}", indent(STEP + FAULT, "    ")).replace('--epochs, "20"', '--epochs, "5"')
-    file.write_text(text.replace("[ddprun,", f"[{launcher},"))
+    file.write_text(text)
     run = ("run", str(file), "--nproc", "1", "--output", "json")
     with ddpjob.started(*run) as process:
         ddpjob.until_log("ddprun-script", "rank 1 resumes after step 20")
@@ -77,11 +74,10 @@ def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(
     assert "rank 0 resumes after step" in ddpjob("logs", "ddprun-script", "--all").out
     status = ddpjob.job("ddprun-script")["status"]
     assert (status["state"], status["attempt"]) == ("Succeeded", 3)
-    if launcher == "ddprun":
-        step = status["progress"]["step"]
-        assert (status["progress"]["totalSteps"], failure["step"]) == (step, 20), "it reported step 20 last"
-        volume = StateFolder(ddpjob.state).volume("default", "ddprun-script-checkpoints")
-        assert status["checkpoint"]["step"] == step and (volume / status["checkpoint"]["path"]).is_file()
+    step = status["progress"]["step"]
+    assert (status["progress"]["totalSteps"], failure["step"]) == (step, 20), "it reported step 20 last"
+    volume = StateFolder(ddpjob.state).volume("default", "ddprun-script-checkpoints")
+    assert status["checkpoint"]["step"] == step and (volume / status["checkpoint"]["path"]).is_file()
 
 
 @pytest.mark.parametrize(
