@@ -159,7 +159,7 @@ def describe_everything(operator: Installation | None) -> str:
 def _output(kubectl: Kubectl, command: tuple[str, ...]) -> str:
     try:
         return kubectl(*command)
-    except CommandError as error:
+    except Exception as error:  # another error in a report would end pytest before the other tests
         return str(error)
 
 

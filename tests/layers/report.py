@@ -13,6 +13,8 @@ from pathlib import Path
 from tests.layers.cost import CPU_SECONDS, DAEMON_SECONDS
 
 SLOWEST = 20
+REASON_CHARACTERS = 110
+"""So much of an error is shown beside the name of its test; pytest has printed all of it before."""
 
 
 class Outcome(StrEnum):
@@ -32,7 +34,7 @@ class Case:
     seconds: float
     cpu_seconds: float = 0.0
     reason: str = ""
-    """Why it was skipped."""
+    """Why it was skipped, or the first line of its error."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def _property(element: ET.Element, name: str) -> float:
 
 
 def _outcome(case: ET.Element) -> tuple[Outcome, str]:
-    if case.find("failure") is not None or case.find("error") is not None:
-        return Outcome.FAILED, ""
+    for error in (case.find("failure"), case.find("error")):
+        if error is not None:
+            return Outcome.FAILED, next(iter((error.get("message") or "").splitlines()), "")
     skipped = case.find("skipped")
     # An expected failure (xfail) is reported as skipped too, with another type.
     if skipped is not None and skipped.get("type") == "pytest.skip":
@@ -144,14 +147,18 @@ def totals(results: Sequence[LayerResult], *, ci: bool) -> dict[Outcome, int]:
 
 
 def as_text(results: Sequence[LayerResult], seconds: float, *, ci: bool) -> str:
-    """Return the closing report: failed tests, slowest tests, skip reasons, the table and the totals."""
-    lines = [*_failed(results), *_slowest(results), *_partly_skipped(results, ci=ci)]
+    """Return the closing report: slowest tests, skip reasons, the table, failed tests and the totals.
+
+    The failed tests are near the end, because some services that run tests show only the end of the output.
+    """
+    lines = [*_slowest(results), *_partly_skipped(results, ci=ci)]
     lines += ["", f"{'layer':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8} {'cpu':>8}  result"]
     for result in results:
         passed, failed, skipped = (result.count(outcome) for outcome in Outcome)
         explanation = result.explanation(ci=ci)
         times = f"{result.seconds:>8.1f} {result.cpu_seconds:>8.1f}"
         lines.append(f"{result.layer:<12} {passed:>7} {failed:>7} {skipped:>8} {times}  {explanation}")
+    lines += _failed(results)
     layers = Counter(result.outcome(ci=ci) for result in results)
     lines.append("layers: " + ", ".join(f"{layers[outcome]} {outcome}" for outcome in Outcome))
     lines[-1] += f" in {seconds:.0f} s, {sum(result.cpu_seconds for result in results):.0f} s of CPU time"
@@ -210,12 +217,12 @@ def _slowest(results: Sequence[LayerResult]) -> list[str]:
 
 def _failed(results: Sequence[LayerResult]) -> list[str]:
     rows = [
-        f"  {result.layer:<12} {test.name}"
+        f"  {result.layer:<12} {test.name}" + (f"\n    {test.reason[:REASON_CHARACTERS]}" if test.reason else "")
         for result in results
         for test in result.tests
         if test.outcome is Outcome.FAILED
     ]
-    return ["", "failed tests:", *rows] if rows else []
+    return ["failed tests:", *rows] if rows else []
 
 
 def _partly_skipped(results: Sequence[LayerResult], *, ci: bool) -> list[str]:
