@@ -6,8 +6,7 @@ against.
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pytest
 
@@ -86,28 +85,10 @@ def rank_stopped(trial: Trial) -> Outcome:
     return trial.until_finished()
 
 
-def one_pod_deleted(trial: Trial) -> Outcome:
-    trial.apply()
-    trial.until_trained()
-    trial.kubectl("delete", "pod", trial.pods()[1]["metadata"]["name"], "--wait=false")
-    return trial.until_finished()
-
-
 def all_pods_deleted(trial: Trial) -> Outcome:
     trial.apply()
     trial.until_trained()
     trial.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in trial.pods().values()), "--wait=false")
-    return trial.until_finished()
-
-
-def pod_evicted(trial: Trial) -> Outcome:
-    """Evict rank 0, which writes the checkpoints."""
-    trial.apply()
-    trial.until_trained()
-    pod, namespace = trial.pods()[0]["metadata"]["name"], trial.kubectl.namespace
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
-    trial.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
     return trial.until_finished()
 
 
@@ -128,13 +109,6 @@ def pod_preempted(trial: Trial) -> Outcome:
         return trial.until_finished()
     finally:
         trial.kubectl("delete", "priorityclass", LOW, "--ignore-not-found")
-
-
-def restart_requested(trial: Trial) -> Outcome:
-    trial.apply()
-    trial.until_trained()
-    trial.patch(restartedAt=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    return trial.until_finished()
 
 
 def suspended(trial: Trial) -> Outcome:
@@ -239,10 +213,7 @@ TRIALS = Trials.of(
     rank_killed,
     pod_killed,
     rank_out_of_memory,
-    one_pod_deleted,
     all_pods_deleted,
-    pod_evicted,
-    restart_requested,
     suspended,
     volume_full,
     command_missing,
@@ -329,15 +300,14 @@ def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undi
 @pytest.mark.parametrize(
     ("act", "reason", "node_ranks"),
     [
-        (one_pod_deleted, "PodDeleted", {1}),
         (all_pods_deleted, "PodDeleted", {0, 1}),
-        (pod_evicted, "Drained", {0}),
         (pod_preempted, "Preempted", {1}),
     ],
 )
 def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
     outcome: Wait, undisturbed: Outcome, act: Act, reason: str, node_ranks: set[int]
 ) -> None:
+    """Those of a drained node are in test_unreachable_nodes.py."""
     done: Outcome = outcome(act)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
     failure = done.failure
@@ -348,9 +318,8 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
     assert_no_step_was_lost(done, undisturbed)
 
 
-@pytest.mark.parametrize("act", [restart_requested, suspended])
-def test_requested_stop_costs_no_step_and_is_no_failure(outcome: Wait, undisturbed: Outcome, act: Act) -> None:
-    done: Outcome = outcome(act)
+def test_suspended_job_costs_no_step_and_has_no_failure(outcome: Wait, undisturbed: Outcome) -> None:
+    done: Outcome = outcome(suspended)
     assert (done.status["state"], done.status["attempt"]) == ("Succeeded", 2)
     assert done.restarts[1] == 0
     assert not done.status.get("failures")
