@@ -254,6 +254,8 @@ class ControlPlane:
             shutil.copytree(backup, self._data)
         self._start_apiserver(self._start_etcd())
         eventually("the API server is ready", self._is_ready, timeout=START_SECONDS)
+        # It is ready before it has listed the custom resources, and answers 429 until then.
+        eventually("it serves DDPJobs", lambda: self._exists(names.DDPJOBS.path("default")), timeout=START_SECONDS)
 
     @property
     def _data(self) -> Path:
