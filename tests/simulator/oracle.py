@@ -12,6 +12,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.status import ENDING
 from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
+from ddpjob.engine import claims
 from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
@@ -350,13 +351,16 @@ def _is_namesake(pod: Json, labels: Mapping[str, str]) -> bool:
 
 
 def _check_events(changes: History) -> None:
-    """Check that each Event names a version of the job whose status records the decision."""
+    """Check that each Event names a version of the job whose status records the decision.
+
+    That a claim was adopted is no decision but the answer to a create, which may be sent beside the first record.
+    """
     statuses: dict[tuple[str, str], Json] = {}
     for _, change in changes:
         meta = change.obj["metadata"]
         if change.resource is names.DDPJOBS:
             statuses[meta["uid"], meta["resourceVersion"]] = change.obj.get("status") or {}
-        if change.resource is names.EVENTS and change.type == "ADDED":
+        if change.resource is names.EVENTS and change.type == "ADDED" and change.obj["reason"] != claims.ADOPTED:
             about = change.obj["involvedObject"]
             recorded = statuses.get((about["uid"], about["resourceVersion"]))
             assert recorded, f"event {change.obj['reason']} was sent before its decision was recorded"
