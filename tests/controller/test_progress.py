@@ -156,7 +156,9 @@ async def test_kept_responses_of_maximum_size_take_little_memory(trainer: Traine
         before, _ = tracemalloc.get_traced_memory()
         for key in keys:
             poller.follow(key, ("pod-0", "127.0.0.1", trainer.port))
-        await eventually_async("all responses arrived", lambda: all(poller.polled(key).report for key in keys))
+        await eventually_async(
+            "all responses arrived", lambda: all(poller.polled(key).report for key in keys), timeout=300
+        )
         await asyncio.sleep(0.2)  # the server's side of the connections ends
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
