@@ -1,4 +1,4 @@
-"""The project's own trainer in local mode: trained, interrupted and killed, with the same result."""
+"""The project's own trainer in local mode: trained, and killed and resumed with the same result."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ EPOCHS = 2
 
 
 def training(mark: Path, *args: str) -> Json:
-    """Return a job of two nodes with two ranks each, on scikit-learn's digits, with one thread per rank."""
-    job = a_local_job("", checkpoint=True, nprocPerNode=2)
+    """Return a job of two ranks on one node, on scikit-learn's digits, with one thread per rank."""
+    job = a_local_job("", checkpoint=True, numNodes=1, nprocPerNode=2)
     del job["spec"]["command"]
     job["spec"]["args"] = ["train", "--data", "digits", "--epochs", str(EPOCHS), "--checkpoint-every", "10", *args]
     job["spec"]["env"] = [{"name": "DDPTRAIN_THREADS", "value": "1"}, {"name": MARKER, "value": str(mark)}]
     return job
 
 
-# The all_reduce proves that all four ranks are connected; torchrun starts its workers in new sessions.
+# The all_reduce proves that both ranks are connected; torchrun starts its workers in new sessions.
 SCRIPT = """
 import pathlib, sys, time
 import torch, torch.distributed as dist
@@ -95,20 +95,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-def test_trainer_learns_on_two_nodes_of_two_processes(undisturbed: Place) -> None:
+def test_trainer_learns(undisturbed: Place) -> None:
     status = undisturbed.status
     assert (status["state"], status["attempt"], status["restarts"]) == ("Succeeded", 1, 0)
-    assert status["world"]["worldSize"] == 4
+    assert status["world"]["worldSize"] == 2
     assert float(status["progress"]["accuracy"]) > 0.9
     assert status["progress"]["epoch"] == EPOCHS
     assert (undisturbed.volume / status["checkpoint"]["path"]).is_file()
     assert [row["step"] for row in undisturbed.rows] == list(range(1, status["progress"]["totalSteps"] + 1))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
-def test_interrupted_training_resumes_with_the_same_result(
-    tmp_path: Path, undisturbed: Place, number: signal.Signals
-) -> None:
+def test_killed_training_resumes_with_the_same_result(tmp_path: Path, undisturbed: Place) -> None:
     place = Place(tmp_path / "state")
     job = training(tmp_path, "--step-delay", "0.05")
     process = place.begin(job)
@@ -118,17 +115,17 @@ def test_interrupted_training_resumes_with_the_same_result(
             lambda: process.poll() is not None or place.status.get("progress", {}).get("step", 0) >= 25,
             timeout=PATIENCE,
         )
-        process.send_signal(number)
+        process.kill()
         code = process.wait(PATIENCE)
         eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
     finally:
         end(process)
         for pid in marked(str(tmp_path)):
             os.kill(pid, signal.SIGKILL)
-    assert code == (0 if number == signal.SIGINT else -number), tail(place.root / "session.log")
+    assert code == -signal.SIGKILL, tail(place.root / "session.log")
     assert len(place.rows) < len(undisturbed.rows), "it was interrupted before its end"
     before = place.job
-    assert before["status"]["state"] == ("Suspended" if number == signal.SIGINT else "Running")
+    assert before["status"]["state"] == "Running"
 
     place.finish(job)
 
@@ -144,19 +141,19 @@ def test_interrupted_training_resumes_with_the_same_result(
 def test_torchrun_workers_connect_and_end_with_a_killed_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    job = a_local_job("", checkpoint=True, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])
+    job = a_local_job("", checkpoint=True, numNodes=1, nprocPerNode=2, env=[{"name": MARKER, "value": str(tmp_path)}])
     job["spec"]["command"] = ["torchrun", str(script), "/checkpoints"]
     place = Place(tmp_path / "state")
-    files = [place.volume / str(rank) for rank in range(4)]
+    files = [place.volume / str(rank) for rank in range(2)]
     process = place.begin(job)
     try:
         eventually(
-            "four ranks have met",
+            "both ranks have met",
             lambda: process.poll() is not None or all(file.is_file() and file.read_text() for file in files),
             timeout=PATIENCE,
         )
         assert process.poll() is None, tail(place.root / "session.log")
-        assert [file.read_text() for file in files] == ["4"] * 4
+        assert [file.read_text() for file in files] == ["2"] * 2
         process.kill()
         process.wait()
         eventually("every process is gone", lambda: not marked(str(tmp_path)), timeout=60)
