@@ -2,17 +2,12 @@
 
 import dataclasses
 import itertools
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ddpjob.engine.actions import EngineSettings
-from ddpjob.engine.desired import Job, trainer_environment
+from ddpjob.engine.desired import Job
 from ddptrain.config import Config
 from ddptrain.lessons.run import lesson_names
 from tests.install import lessons, scripts
@@ -100,42 +95,3 @@ def test_shared_volume_can_bind_the_claims_of_the_examples() -> None:
         claim = checkpoint.claim_template.wire()["spec"]
         assert claim["storageClassName"] == volume["spec"]["storageClassName"] == storage_class["metadata"]["name"]
         assert claim["accessModes"] == volume["spec"]["accessModes"]
-
-
-def run_script(script: Path, folder: Path) -> str:
-    """Run the torchrun example as two nodes on this machine, with the environment of the operator's pods."""
-    example = job("torchrun-script.yaml")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    agents = []
-    for rank in range(example.spec.num_nodes):
-        given = {entry["name"]: entry["value"] for entry in trainer_environment(example, 1, EngineSettings())}
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "NPROC_PER_NODE": "1"}
-        given |= place | {f"PET_{key}": value for key, value in place.items()}
-        env = os.environ | given | {"OMP_NUM_THREADS": "1", "DDPJOB_CHECKPOINT_DIR": str(folder)}
-        command = [sys.executable, "-m", "torch.distributed.run", str(script)]
-        agents.append(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    try:
-        said = [agent.communicate(timeout=240)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
-    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
-    return said[0]
-
-
-def test_torchrun_example_trains_and_resumes(tmp_path: Path) -> None:
-    [config_map] = of_kind(documents("torchrun-script.yaml"), "ConfigMap")
-    script = tmp_path / "train.py"
-    script.write_text(config_map["data"]["train.py"], encoding="utf-8")
-    script_for_half = tmp_path / "half.py"
-    script_for_half.write_text(config_map["data"]["train.py"].replace("STEPS = 200", "STEPS = 100"), encoding="utf-8")
-
-    first = run_script(script_for_half, tmp_path)
-    second = run_script(script, tmp_path)
-
-    assert "step 100/100" in first and "world 2" in first
-    assert "resumed from step 100" in second and "step 150/200" in second
-    loss = float(second.split("step 200/200 loss ")[1].split()[0])
-    assert loss < float(first.split("step 50/100 loss ")[1].split()[0])

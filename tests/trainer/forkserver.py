@@ -7,6 +7,7 @@ goes to ``<log>.code``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -42,6 +43,8 @@ def serve() -> None:
             if not line:
                 break
             request = json.loads(line)
+            for name in request["preload"]:  # once for all commands that need it
+                importlib.import_module(name)
             pid = os.fork()
             if pid == 0:
                 _become(request)

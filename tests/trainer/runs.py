@@ -125,8 +125,9 @@ class ForkServer:
 
         Args:
             options: ``first``: Python to execute before the program. ``mutant``: an error of ``mutants`` to inject.
-                ``module``: run this module or script as a program, in place of ``ddptrain``. ``streams``: the paths of
-                stdout and stderr, None for a closed stream; by default both are the run's log.
+                ``module``: run this module or script as a program, in place of ``ddptrain``. ``preload``: modules that
+                the server imports before it forks. ``streams``: the paths of stdout and stderr, None for a closed
+                stream; by default both are the run's log.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())
@@ -138,7 +139,7 @@ class ForkServer:
             "DDPJOB_PROGRESS_PORT": run.progress_port,
         }
         merged = {key: str(value) for key, value in (base | dict(env or {})).items()}
-        defaults = {"first": "", "mutant": "", "module": "", "streams": []}
+        defaults = {"first": "", "mutant": "", "module": "", "preload": [], "streams": []}
         assert options.keys() <= defaults.keys()
         request = {"argv": [str(a) for a in argv], "env": merged, "log": str(log), **defaults, **options}
         request["module"] = str(request["module"])

@@ -1,27 +1,41 @@
-"""The scripts to copy of manifests/examples, train.py and train_plain.py: they run under every launcher and resume."""
+"""The scripts of manifests/examples train and resume: those to copy (train.py, train_plain.py), and that for torchrun.
+
+ddprun gives its ranks the variables of torchrun's workers (test_scripts.py), and has imported what takes the longest.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import ddprun
 from tests.install.chart import ROOT
-from tests.processes import free_port
-from tests.trainer.runs import ForkServer, losses
+from tests.trainer.runs import ForkServer, Run, losses
 
 pytestmark = pytest.mark.together
 
-EXAMPLE, PLAIN = (ROOT / "manifests" / "examples" / name for name in ("train.py", "train_plain.py"))
+EXAMPLES = ROOT / "manifests" / "examples"
+EXAMPLE, PLAIN = EXAMPLES / "train.py", EXAMPLES / "train_plain.py"
 STEPS = 48  # of two epochs
+
+
+def start(server: ForkServer, *argv: object, module: str | Path, folder: Path, first: str = "") -> Run:
+    env = {"DDPJOB_CHECKPOINT_DIR": folder}
+    return server.start(*argv, module=module, env=env, first=first, preload=["sklearn.datasets"])
+
+
+def done(server: ForkServer, *argv: object, module: str | Path, folder: Path, first: str = "") -> str:
+    """Run an example until it succeeds, and return what it prints."""
+    run = start(server, *argv, module=module, folder=folder, first=first)
+    assert run.wait() == 0, run.output()
+    return run.output()
 
 
 def accuracy(output: str) -> float:
@@ -35,46 +49,52 @@ def test_examples_are_short_and_the_calls_of_ddprun_are_optional(ddptrain: ForkS
     assert max(len(text.splitlines()), len(PLAIN.read_text().splitlines())) <= 120
     assert sorted(re.findall(r"ddprun\.(\w+)\(", text)) == ["checkpoints", "report", "should_stop"]
     assert "import ddprun" not in PLAIN.read_text()
-    absent, env = "import sys; sys.modules['ddprun'] = None", {"DDPJOB_CHECKPOINT_DIR": tmp_path}
-    assert accuracy(ddptrain.run(module=EXAMPLE, first=absent, env=env).output()) > 0.85
+    absent = "import sys; sys.modules['ddprun'] = None"
+    assert accuracy(done(ddptrain, module=EXAMPLE, folder=tmp_path, first=absent)) > 0.85
     assert list(tmp_path.iterdir()) == []
 
 
 def test_example_stops_resumes_and_gives_the_weights_of_the_plain_one(ddptrain: ForkServer, tmp_path: Path) -> None:
-    under_torchrun, under_ddprun = tmp_path / "torchrun", tmp_path / "ddprun"
-    flags = ("--nproc-per-node", "2", "--epochs", "2")
-    torchrun = ("torch.distributed.run", *flags[:2], "--master-port", str(free_port()))
-    with subprocess.Popen(
-        [sys.executable, "-m", *torchrun, PLAIN, *flags[2:]],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={"PATH": os.environ["PATH"], "DDPJOB_CHECKPOINT_DIR": str(under_torchrun), "OMP_NUM_THREADS": "1"},
-    ) as plain:  # fmt: skip
-        env = {"DDPJOB_CHECKPOINT_DIR": under_ddprun}
-        command = (*flags[:2], EXAMPLE, *flags[2:])
-        # Each step takes longer, so that the signal comes before the last.
-        slow = ddptrain.start("--chaos", "slow:1:1:train", *command, module="ddprun", env=env)
-        slow.at_step(2)
-        os.kill(slow.pid, signal.SIGTERM)
-        assert slow.wait() == 75, slow.output()
-        message = slow.message()
-        step = message["step"]
-        path = f"run-000001/step-{step:09d}.pt"
-        assert (message["saved"], message["checkpoint"]) == (True, {"run": 1, "step": step, "path": path})
-        assert 2 <= step < STEPS
-        resumed = ddptrain.run(*command, module="ddprun", env=env)
-        assert f"[n0r1] rank 1 resumes after step {step}" in resumed.output()
-        output = plain.communicate(timeout=180)[0]
-    assert plain.returncode == 0, output
-    assert accuracy(output) > 0.7
-    theirs: dict[str, Any] = torch.load(under_torchrun / "digits.pt", weights_only=True)
-    ours = ddprun.checkpoints(under_ddprun).load_newest()
+    of_plain, of_example = tmp_path / "plain", tmp_path / "example"
+    ranks, epochs = ("--nproc-per-node", "2"), ("--epochs", "2")
+    # Each step takes longer, so that the signal comes before the last.
+    slow = ("--chaos", "slow:1:1:train", *ranks, EXAMPLE, *epochs)
+    stopped = start(ddptrain, *slow, module="ddprun", folder=of_example)
+    plain = start(ddptrain, *ranks, PLAIN, *epochs, module="ddprun", folder=of_plain)
+    stopped.at_step(2)
+    os.kill(stopped.pid, signal.SIGTERM)
+    assert stopped.wait() == 75, stopped.output()
+    message = stopped.message()
+    step = message["step"]
+    path = f"run-000001/step-{step:09d}.pt"
+    assert (message["saved"], message["checkpoint"]) == (True, {"run": 1, "step": step, "path": path})
+    assert 2 <= step < STEPS
+    resumed = done(ddptrain, *ranks, EXAMPLE, *epochs, module="ddprun", folder=of_example)
+    assert f"[n0r1] rank 1 resumes after step {step}" in resumed
+    assert plain.wait() == 0, plain.output()
+    assert accuracy(plain.output()) > 0.7
+    theirs: dict[str, Any] = torch.load(of_plain / "digits.pt", weights_only=True)
+    ours = ddprun.checkpoints(of_example).load_newest()
     assert ours is not None
     assert ours.step == theirs["step"] == STEPS
     assert all(torch.equal(ours.state["model"][name], value) for name, value in theirs["model"].items())
-    assert [step for step, _ in losses(under_ddprun)] == [10, 20, 30, 40, 48], "each once, over both runs"
+    assert [step for step, _ in losses(of_example)] == [10, 20, 30, 40, 48], "each once, over both runs"
 
 
 def test_plain_example_resumes(ddptrain: ForkServer, tmp_path: Path) -> None:
-    env = {"DDPJOB_CHECKPOINT_DIR": tmp_path}
-    ddptrain.run("--epochs", 1, module=PLAIN, env=env)
-    assert "rank 0 resumes after step 24\n" in ddptrain.run("--epochs", 2, module=PLAIN, env=env).output()
+    done(ddptrain, "--epochs", 1, module=PLAIN, folder=tmp_path)
+    assert "rank 0 resumes after step 24\n" in done(ddptrain, "--epochs", 2, module=PLAIN, folder=tmp_path)
+
+
+def test_example_for_torchrun_trains_and_resumes(ddptrain: ForkServer, tmp_path: Path) -> None:
+    config_map, _ = yaml.safe_load_all((EXAMPLES / "torchrun-script.yaml").read_text(encoding="utf-8"))
+    text, script = config_map["data"]["train.py"], tmp_path / "train.py"
+    said = []
+    for steps in (100, 200):
+        script.write_text(text.replace("STEPS = 200", f"STEPS = {steps}"), encoding="utf-8")
+        said.append(done(ddptrain, "--nproc-per-node", "2", script, module="ddprun", folder=tmp_path))
+    first, second = said
+    assert "step 100/100" in first and "world 2" in first
+    assert "resumed from step 100" in second and "step 150/200" in second
+    loss = float(second.split("step 200/200 loss ")[1].split()[0])
+    assert loss < float(first.split("step 50/100 loss ")[1].split()[0])
