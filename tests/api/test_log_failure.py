@@ -1,80 +1,21 @@
-"""What the end of a log says about a failure, with logs that the installed torch writes."""
+"""What the end of a log says about a failure. For logs that torchrun writes: tests/trainer/resilience."""
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.api.log_failure import MAX_TEXT, LogFailure, error_file, log_failure
-from tests.torchrun import FAULT_LINE, VALUE_ERROR, node_logs
 
 MESSAGE = "sample 17 has 3 channels, expected 1"
-THROW = "ctypes.CDLL('libstdc++.so.6')._ZSt20__throw_length_errorPKc(b'no such size')"
-
-
-def kubelets(log: str) -> str:
-    """Return the part of a log that a kubelet puts into the termination message."""
-    return "\n".join(log.encode()[-2048:].decode(errors="replace").split("\n")[-80:])
 
 
 def read(text: str) -> LogFailure:
     found = log_failure(text)
     assert found is not None
     return found
-
-
-def test_torchruns_log_names_the_exception_its_rank_and_line(tmp_path: Path) -> None:
-    script, (first, second) = node_logs(tmp_path, VALUE_ERROR)
-    found = read(second)
-    assert (found.cause, found.rank, found.where) == ("own", 2, f"{script}:{FAULT_LINE}")
-    # Sometimes the rank aborts later, when the interpreter ends while threads of gloo run.
-    assert (found.exception, found.message, found.signal) == ("ValueError", MESSAGE, None)
-    lost = read(first)
-    assert (lost.cause, lost.exception) == ("peer", "RuntimeError") and lost.rank in (0, 1)
-    # The kubelet's part begins after the tracebacks.
-    part = read(kubelets(second))
-    assert (part.cause, part.rank, part.exception) == ("unknown", 2, None) and (part.exit_code, part.signal) != (
-        None,
-        None,
-    )
-    assert "====" not in part.last_line and "To enable traceback" not in part.last_line
-
-
-def test_recorded_exception_is_within_the_kubelets_part_of_the_log(tmp_path: Path) -> None:
-    script, (first, second) = node_logs(tmp_path, VALUE_ERROR, record=True)
-    for text in (second, kubelets(second)):
-        found = read(text)
-        assert (found.cause, found.rank, found.where) == ("own", 2, f"{script}:{FAULT_LINE}")
-        assert (found.exception, found.message, found.signal) == ("ValueError", MESSAGE, None)
-    assert read(first).cause == read(kubelets(first)).cause == "peer"
-
-
-def test_rank_that_a_cpp_exception_aborted_is_named_with_its_text(tmp_path: Path) -> None:
-    _, (log,) = node_logs(tmp_path, THROW, nodes=1, victims="1")
-    found = read(log)
-    assert (found.cause, found.rank, found.signal) == ("own", 1, 6)
-    assert (found.exception, found.message) == ("length_error", "no such size")
-    assert (read(kubelets(log)).rank, read(kubelets(log)).signal) == (1, 6)
-
-
-def test_segmentation_fault_is_named_with_the_line_that_faulthandler_shows(tmp_path: Path) -> None:
-    script, (log,) = node_logs(tmp_path, "ctypes.string_at(0)", nodes=1, victims="1", record=True)
-    found = read(log)
-    assert (found.cause, found.rank, found.signal, found.exception) == ("own", 1, 11, None)
-    assert found.where == f"{script}:{FAULT_LINE}"
-    part = read(kubelets(log))
-    assert (part.cause, part.rank, part.signal) == ("own", 1, 11)
-
-
-def test_several_killed_ranks_of_one_node(tmp_path: Path) -> None:
-    _, (log,) = node_logs(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", nodes=1, victims="0 1")
-    for text in (log, kubelets(log)):
-        found = read(text)
-        assert (found.cause, found.signal, found.exit_code, found.exception) == ("own", 9, None, None)
-        assert found.rank in (0, 1)
 
 
 FRAMES = 'Traceback (most recent call last):\n  File "/work/train.py", line 7, in main\n    step()\n'
