@@ -45,10 +45,10 @@ class Samples:
         return torch.full((4,), os.getpid())
 if __name__ == "__main__":
     torch.multiprocessing.set_sharing_strategy("file_system")
-    samples = iter(torch.utils.data.DataLoader(Samples(), num_workers=2, multiprocessing_context="spawn"))
-    pids = {int(next(samples)[0, 0]) for _ in range(8)}
+    samples = iter(torch.utils.data.DataLoader(Samples(), num_workers=1, multiprocessing_context="spawn"))
+    pid = int(next(samples)[0, 0])
     kept = torch.ones(8).share_memory_()
-    print("left", *pids, flush=True)
+    print("left", pid, flush=True)
     os.kill(os.getpid(), 9)
 """
 
@@ -99,7 +99,7 @@ def test_workers_and_shared_memory_of_a_killed_rank_do_not_stay(ddptrain: ForkSe
     script = tmp_path / "train.py"
     script.write_text(WORKERS)
     output = ddptrain.run("--nproc-per-node", 2, script, module="ddprun", code=137).output()
-    assert len(left(output)) >= 2
+    assert left(output)
     assert [pid for pid in left(output) if process_state(pid) not in ("", "Z")] == []
     assert shared_memory(output) == []
 
