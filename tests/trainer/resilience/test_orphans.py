@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,8 @@ def test_processes_that_ranks_leave_behind_end_with_the_run(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEAVES)
-    foreign = SHARED_MEMORY / f"torch_{os.getpid()}_17_{how}"
-    foreign.touch()
+    with subprocess.Popen(["true"]) as other:
+        foreign = SHARED_MEMORY / f"torch_{other.pid}_17_{how}"
     try:
         # As of `server & exec ddprun`: the launcher's child, but not of its ranks.
         first = (
@@ -80,19 +81,20 @@ def test_processes_that_ranks_leave_behind_end_with_the_run(
         run = ddptrain.start(*flags, script, how, module="ddprun", first=first)
         if how == "wait":
             wait_until(lambda: run.output().count("ready") == 2, "both ranks")
+            foreign.touch()  # during the run, by a process that has ended
             os.kill(run.pid, signal.SIGTERM)
         assert run.wait() == code, run.output()
         pids = left(run.output())
         assert len(pids) == 8
         assert [pid for pid in pids if process_state(pid) not in ("", "Z")] == []
-        assert foreign.exists()
+        assert foreign.exists() == (how == "wait")
         ranks = re.findall(r"shared (\d+)", run.output())
         assert len(ranks) == 2 and not [pid for pid in ranks if list(SHARED_MEMORY.glob(f"torch_{pid}_*"))]
         [server] = re.findall(r"server (\d+)", run.output())
         assert process_state(int(server)) not in ("", "Z")
         os.kill(int(server), signal.SIGKILL)
     finally:
-        foreign.unlink()
+        foreign.unlink(missing_ok=True)
 
 
 def test_workers_and_shared_memory_of_a_killed_rank_do_not_stay(ddptrain: ForkServer, tmp_path: Path) -> None:
