@@ -79,7 +79,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
         if request["mutant"]:
             from tests.trainer.mutants import MUTANTS  # noqa: PLC0415 - imports torch, after preload
 
-            MUTANTS[request["mutant"]]()
+            for name in request["mutant"].split(","):
+                MUTANTS[name]()
         if request["module"]:
             sys.argv = [request["module"], *request["argv"]]
             is_script = request["module"].endswith(".py")

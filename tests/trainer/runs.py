@@ -124,10 +124,10 @@ class ForkServer:
         Threads may call it at the same time.
 
         Args:
-            options: ``first``: Python to execute before the program. ``mutant``: an error of ``mutants`` to inject.
-                ``module``: run this module or script as a program, in place of ``ddptrain``. ``preload``: modules that
-                the server imports before it forks. ``streams``: the paths of stdout and stderr, None for a closed
-                stream; by default both are the run's log.
+            options: ``first``: Python to execute before the program. ``mutant``: errors of ``mutants`` to inject, with
+                commas between them. ``module``: run this module or script as a program, in place of ``ddptrain``.
+                ``preload``: modules that the server imports before it forks. ``streams``: the paths of stdout and
+                stderr, None for a closed stream; by default both are the run's log.
         """
         log = self._folder / f"{next(self._count)}.log"
         run = Run(0, log, log.with_suffix(".termination"), free_port())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from ddptrain.experiments import trials
 from ddptrain.experiments.trials import Trials
 from ddptrain.flags import parse_worlds
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
+
+NUMBER = r"\d\.\de[-+]\d\d"
 
 
 def compare(
@@ -65,25 +68,32 @@ def test_first_gradients_and_resumed_runs_are_equal_with_every_method(ddptrain: 
 
 
 @pytest.mark.parametrize(
-    ("mutant", "flags", "noticed"),
+    ("mutants", "flags", "noticed"),
     [
-        ("weighting_dropped", ("--checks", "losses", "--ways", "ddp", "--steps", 27), "loss"),
-        ("divided_twice", ("--checks", "gradients", "--ways", "manual"), "first gradient"),
-        ("padding_counted_in_training", ("--checks", "losses", "--ways", "bucketed", "--steps", 18), "samples"),
-        (
-            "accuracy_counts_one_sample_too_many",
-            ("--checks", "losses", "--ways", "ddp", "--steps", 9),
-            "last evaluation",
+        (  # each of the three changes another measurement
+            ("weighting_dropped", "accuracy_counts_one_sample_too_many", "same_order_every_epoch"),
+            ("--checks", "losses", "--ways", "ddp", "--steps", 18),
+            {
+                "loss": NUMBER,
+                "last evaluation": NUMBER,
+                "samples": "two epochs have the same sample at 100% of their positions",
+            },
         ),
-        ("same_order_every_epoch", ("--checks", "losses", "--ways", "ddp", "--steps", 18), "samples"),
+        (
+            ("padding_counted_in_training",),
+            ("--checks", "losses", "--ways", "bucketed", "--steps", 9),
+            {"samples": r"\d+ training samples not once in an epoch"},
+        ),
+        (("divided_twice",), ("--checks", "gradients", "--ways", "manual"), {"first gradient": NUMBER}),
     ],
 )
 def test_error_injected_into_the_training_makes_the_comparison_fail(
-    ddptrain: ForkServer, idx: Path, mutant: str, flags: tuple[object, ...], noticed: str
+    ddptrain: ForkServer, idx: Path, mutants: tuple[str, ...], flags: tuple[object, ...], noticed: dict[str, str]
 ) -> None:
-    found = compare(ddptrain, idx, "--worlds", "1,2", *flags, code=1, mutant=mutant)
-    failed = [proof["what"] for proofs in found.values() for proof in proofs if not proof["holds"]]
-    assert any(what.startswith(noticed) for what in failed), found
+    found = compare(ddptrain, idx, "--worlds", "1,2", *flags, code=1, mutant=",".join(mutants))
+    failed = [(p["what"], p["measured"]) for proofs in found.values() for p in proofs if not p["holds"]]
+    for begin, measured in noticed.items():
+        assert any(what.startswith(begin) and re.fullmatch(measured, said) for what, said in failed), found
 
 
 def test_test_sample_evaluated_twice_fails_the_run(ddptrain: ForkServer, idx: Path) -> None:
