@@ -22,7 +22,7 @@ from ddptrain.lessons.draw import pictures, svg
 from ddptrain.lessons.run import SCRIPTS, lesson_names
 from tests.processes import free_port
 from tests.trainer.mutants import LESSONS
-from tests.trainer.runs import ForkServer, Lesson
+from tests.trainer.runs import ForkServer, Lesson, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
 GLOSSARY = DOCS / "torch-distributed" / "glossary.md"
@@ -140,7 +140,7 @@ def test_lesson_starts_its_own_ranks_by_mp_spawn(ddptrain: ForkServer) -> None:
 
 def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tmp_path: Path) -> None:
     checkpoints = {"DDPJOB_CHECKPOINT_DIR": tmp_path}
-    said = ddptrain.run("lesson", "restart", "--nproc-per-node", 2, env=checkpoints).output()
+    said = ddptrain.run("lesson", "restart", "--nproc-per-node", 1, env=checkpoints).output()
     assert said.index("rank 0 is killed while it writes the checkpoint of step 6") < said.index("start 2: ")
     assert "continues after step 5\nfinished after step 10, 1 restart" in said
     assert not list(tmp_path.iterdir())
@@ -149,11 +149,17 @@ def test_restarted_workers_continue_from_the_checkpoint(ddptrain: ForkServer, tm
 def test_lesson_restart_ignores_what_an_interrupted_run_has_left(ddptrain: ForkServer, tmp_path: Path) -> None:
     port = free_port()
     of_agent = dist.TCPStore("127.0.0.1", port, is_master=True)  # which stays through the restart
-    env = {"DDPJOB_CHECKPOINT_DIR": tmp_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 0,
-           "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0}  # fmt: skip
+    env = {"DDPJOB_CHECKPOINT_DIR": tmp_path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
+
+    def start(number: int) -> list[Run]:
+        of_start = env | {"TORCHELASTIC_RESTART_COUNT": number}
+        return [ddptrain.start(module=SCRIPTS / "restart.py", env=of_start | {"RANK": rank}) for rank in (0, 1)]
+
     (tmp_path / f"restart-{ddptrain.pid}.pt").write_text("old")  # of a run whose agent had this number
-    ddptrain.run(module=SCRIPTS / "restart.py", env=env, code=-signal.SIGKILL)
-    again = ddptrain.run(module=SCRIPTS / "restart.py", env=env | {"TORCHELASTIC_RESTART_COUNT": 1})
+    killed, without_peer = start(0)
+    assert (killed.wait(), without_peer.wait()) == (-signal.SIGKILL, 1), killed.output() + without_peer.output()
+    again, beside = start(1)
+    assert (again.wait(), beside.wait()) == (0, 0), again.output() + beside.output()
     assert "finished after step 10, 1 restart" in again.output()
     del of_agent
 
