@@ -44,7 +44,7 @@ _NO_CLUSTER = ("-m", "not apiserver and not kind")
 
 # What a reader of the trainer's documents does; the other tests of the trainer run beside it.
 FOLLOWED = tuple(f"tests/trainer/test_{name}.py" for name in ("guide", "lessons", "examples"))
-_NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience", "tests/trainer/browser", *FOLLOWED))
+_NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience", *FOLLOWED))
 
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
@@ -64,8 +64,7 @@ LAYERS = (
         "trainer",
         (
             pytest_command(*FOLLOWED, cores=0.4),
-            pytest_command("tests/trainer", *_NOT_FOLLOWED, cores=0.4),
-            pytest_command("tests/trainer/browser", needs=("chromium",), cores=0.4),
+            pytest_command("tests/trainer", *_NOT_FOLLOWED, needs=("chromium",), cores=0.4),
         ),
     ),
     Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.5),)),
