@@ -1,5 +1,6 @@
 """Fixtures of more than one test folder."""
 
+import gc
 import itertools
 import os
 import signal
@@ -24,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections skip what is imported and collected by now, all of which stays until the end."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -57,9 +57,12 @@ def test_the_page_about_the_trainer_can_be_followed_from_top_to_bottom(ddptrain:
     commands = re.findall(r"^\.venv/bin/ddptrain (.+)$", page, re.MULTILINE)
     alone = [command for command in commands if "/mnist" not in command and "--init" not in command]
     assert len(alone) >= 10
-    outputs = [ddptrain.run(*command.replace("/tmp/", f"{tmp_path}/").split()).output() for command in alone]
+    runs = {command: ddptrain.run(*command.replace("/tmp/", f"{tmp_path}/").split()) for command in alone}
+    outputs = [run.output() for run in runs.values()]
     assert not [output for output in outputs if "Warning" in output]
     assert "1 rank(s) on 1 node(s), cpu, " in outputs[0], "one rank has no process group, and so no backend"
+    [two_ranks] = [run for command, run in runs.items() if "launch" in command and "--epochs 2" in command]
+    assert two_ranks.message()["accuracy"] >= 0.85
 
 
 @needs_mnist

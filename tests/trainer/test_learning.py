@@ -1,4 +1,4 @@
-"""Accuracy after a few epochs, on the bundled digits and, if present, on the real MNIST."""
+"""Accuracy after an epoch on the real MNIST, if present; test_examples.py checks that on the bundled digits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from pathlib import Path
 from ddprun.reporting.metrics import effective_rows
 from tests.trainer.builders import REAL, needs_mnist
 from tests.trainer.runs import ForkServer
-
-
-def test_two_epochs_of_the_digits_reach_85_percent(ddptrain: ForkServer, tmp_path: Path) -> None:
-    command = ("launch", "--nproc-per-node", 2, "--data", "digits", "--epochs", 2)
-    message = ddptrain.run(*command, "--checkpoint-dir", tmp_path).message()
-    assert message["accuracy"] >= 0.85
 
 
 @needs_mnist
