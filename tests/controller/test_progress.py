@@ -310,7 +310,6 @@ async def test_server_that_sends_single_bytes_is_read_a_few_times(polling: Polli
         (b"HTTP/1.1 200 OK\r\ncontent-length:2\r\n\r\n{}", False, b"{}"),
         (b"HTTP/1.0 200 \r\n\r\n{}", False, None),
         (b"HTTP/1.0 200 \r\n\r\n{}", True, b"{}"),
-        (b"HTTP/1.0 200 \r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}", True, b"{}"),
     ],
 )
 def test_body_is_complete_by_its_length_or_at_the_end(received: bytes, is_end: bool, expected: bytes | None) -> None:
@@ -320,8 +319,7 @@ def test_body_is_complete_by_its_length_or_at_the_end(received: bytes, is_end: b
 @pytest.mark.parametrize(
     "received",
     [
-        b"",
-        b"HTTP/1.1 200 OK\r\nServer: x",
+        b"hello",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n{}",
         b"HTTP/1.1 404 Not Found\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -331,6 +329,33 @@ def test_body_is_complete_by_its_length_or_at_the_end(received: bytes, is_end: b
 def test_response_other_than_a_plain_one_of_status_200_is_refused(received: bytes) -> None:
     with pytest.raises(UnusableAnswerError):
         complete_body(received, is_end=True)
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        b"",
+        b"HTTP/1.1 20",
+        b"HTTP/1.1 200 OK\r\nServer: x",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"step": 3}',
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+    ],
+)
+async def test_response_that_is_cut_is_none(polling: Polling, received: bytes) -> None:
+    """The launcher, or the pod, ended while it was answering."""
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(received)
+        writer.close()
+
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    polling.poller.follow(KEY, ("pod-0", "127.0.0.1", server.sockets[0].getsockname()[1]))
+    await polling.until(lambda: polling.results)
+    assert set(polling.results) == {"unreachable"}
+    assert polling.poller.polled(KEY).report is None and polling.news == []
+    server.close()
 
 
 async def test_missing_response_times_out(trainer: Trainer, polling: Polling) -> None:

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,11 +75,11 @@ class Run:
         return message
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the answer to GET /progress, or None while the port is closed."""
+        """Return the answer to GET /progress; None while the port is closed, and if the answer is cut."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.progress_port}/progress", timeout=2) as answer:
                 return dict(json.load(answer))
-        except OSError:
+        except (OSError, HTTPException):
             return None
 
     def at_step(self, step: int) -> dict[str, Any]:

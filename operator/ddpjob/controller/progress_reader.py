@@ -115,24 +115,28 @@ def complete_body(received: bytes, *, is_end: bool = False) -> bytes | None:
 
     Raises:
         UnusableAnswerError: the response is not one of status 200 with a plain body.
+        ConnectionResetError: the connection has ended before the response, because rank 0 ended: there is no response.
     """
     status, has_status, _ = received.partition(b"\r\n")
-    if not (has_status or is_end):
-        return None
+    if not has_status and b"HTTP/1.".startswith(status[:7]):
+        return _incomplete(is_end)
     if not (status.startswith(b"HTTP/1.") and status.split(b" ")[1:2] == [b"200"]):
         raise UnusableAnswerError(f"not HTTP 200: {status[:40]!r}")
     head, has_head, body = received.partition(b"\r\n\r\n")
     if not has_head:
-        if is_end:
-            raise UnusableAnswerError("no end of the headers")
-        return None
+        return _incomplete(is_end)
     headers = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line)
     if headers.get(b"transfer-encoding", b"").strip():
         raise UnusableAnswerError("the body is encoded in chunks, which HTTP/1.0 does not have")
     length = headers.get(b"content-length", b"").strip()
-    if length.isdigit() and len(body) >= int(length[:9]):
-        return body[: int(length[:9])]
+    if length.isdigit():
+        return body[: int(length[:9])] if len(body) >= int(length[:9]) else _incomplete(is_end)
     return body if is_end else None
+
+
+def _incomplete(is_end: bool) -> None:
+    if is_end:
+        raise ConnectionResetError("the response is cut")
 
 
 def parse(body: bytes) -> Json:
