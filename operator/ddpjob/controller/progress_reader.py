@@ -118,25 +118,27 @@ def complete_body(received: bytes, *, is_end: bool = False) -> bytes | None:
         ConnectionResetError: the connection has ended before the response, because rank 0 ended: there is no response.
     """
     status, has_status, _ = received.partition(b"\r\n")
+    cut = ConnectionResetError("the response is cut")
     if not has_status and b"HTTP/1.".startswith(status[:7]):
-        return _incomplete(is_end)
+        if is_end:
+            raise cut
+        return None
     if not (status.startswith(b"HTTP/1.") and status.split(b" ")[1:2] == [b"200"]):
         raise UnusableAnswerError(f"not HTTP 200: {status[:40]!r}")
     head, has_head, body = received.partition(b"\r\n\r\n")
     if not has_head:
-        return _incomplete(is_end)
+        if is_end:
+            raise cut
+        return None
     headers = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line)
     if headers.get(b"transfer-encoding", b"").strip():
         raise UnusableAnswerError("the body is encoded in chunks, which HTTP/1.0 does not have")
     length = headers.get(b"content-length", b"").strip()
     if length.isdigit():
-        return body[: int(length[:9])] if len(body) >= int(length[:9]) else _incomplete(is_end)
+        if is_end and len(body) < int(length[:9]):
+            raise cut
+        return body[: int(length[:9])] if len(body) >= int(length[:9]) else None
     return body if is_end else None
-
-
-def _incomplete(is_end: bool) -> None:
-    if is_end:
-        raise ConnectionResetError("the response is cut")
 
 
 def parse(body: bytes) -> Json:
