@@ -188,7 +188,7 @@ class Failure(StatusPart):
     signal: int | None = None
     """Signal that ended the trainer, or by torchrun's report in the log the rank that failed first."""
     step: int | None = None
-    """Optimizer step at which it failed, from the trainer's report."""
+    """Optimizer step at which it failed, from the trainer's report; of a script under ddprun the last completed."""
     exception: Annotated[str, Field(max_length=MAX_REASON)] | None = None
     """Type of the exception, from the trainer's report or a traceback in the log."""
     reason: str

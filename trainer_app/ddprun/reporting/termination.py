@@ -67,7 +67,8 @@ def failed(
     """Return the report of a failure, with every field of the format.
 
     Args:
-        progress: gives step, phase and checkpoint.
+        progress: gives phase, checkpoint, and step: the step in progress; of a script, the last completed step, because
+            only the end of a step is seen.
         fields: those that differ from the defaults below.
     """
     place = {name: (progress or {}).get(name) for name in ("step", "phase", "checkpoint")}
