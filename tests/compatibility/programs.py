@@ -176,6 +176,6 @@ PROGRAMS = (
         count=12,
         endless=True,
         variables=_SEED,
-        remark="The steps are in processes that ddprun does not know, so it shows neither progress nor a hang.",
+        remark="Each rank starts one process, which trains; its steps are the rank's.",
     ),
 )

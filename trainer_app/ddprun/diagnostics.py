@@ -192,13 +192,23 @@ def collective_of(stacks: str) -> str:
 def training_frame(stacks: str) -> str | None:
     """Return ``file.py:line`` of the program's innermost frame in the training thread of a faulthandler dump."""
     for frames in _training_threads(stacks):
-        return innermost_frame((m["file"], int(m["line"])) for m in reversed(frames))
+        known = [(m["file"], int(m["line"])) for m in reversed(frames)]
+        if not any(Path(file) == STARTS_RANKS for file, _ in known):  # the script's function is called by torch
+            known = [frame for frame in known if "-packages/" not in frame[0]] or known
+        return innermost_frame(known)
     return None
 
 
 def _training_threads(stacks: str) -> Iterator[list[re.Match[str]]]:
-    """Yield the frames, the innermost first, of the thread in which the launcher's code has started the rank."""
+    """Yield the frames, the innermost first, of the thread in which the launcher's code has started the rank.
+
+    In a process that the script has started by an interpreter of its own it is the thread of multiprocessing.
+    """
     for thread in stacks.split("\n\n"):
         frames = list(_FRAME.finditer(thread))
-        if any(Path(m["file"]) == STARTS_RANKS for m in frames):
+        if any(Path(m["file"]) == STARTS_RANKS or _begins_process(m) for m in frames):
             yield frames
+
+
+def _begins_process(frame: re.Match[str]) -> bool:
+    return frame["name"] == "_bootstrap" and frame["file"].endswith("/multiprocessing/process.py")

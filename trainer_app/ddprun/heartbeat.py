@@ -4,14 +4,16 @@ A rank that is stopped, or that waits inside C++ for a peer, cannot report; its 
 """
 
 import contextlib
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-# Changes, step, collectives begun, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
-_LAYOUT = struct.Struct("<qqqdd24s40s")
+# Changes, step, collectives begun, process, CLOCK_MONOTONIC seconds, limit in seconds, phase, collective.
+_LAYOUT = struct.Struct("<qqqqdd24s40s")
+_COUNTS = struct.Struct("<qqq")
 SIZE = _LAYOUT.size
 _NOTHING = contextlib.nullcontext()
 # In these phases there is no progress that a stop could save.
@@ -28,6 +30,7 @@ class HeartbeatRecord:
     """The newest heartbeat of one rank.
 
     Attributes:
+        process: that has written it: the rank's own, or one that its script has started.
         limit: seconds without a change that this phase may take; 0 for the limit of the observer.
         collective: what the rank waits in; empty while it works by itself.
     """
@@ -35,6 +38,7 @@ class HeartbeatRecord:
     changes: int = 0
     step: int = 0
     collectives: int = 0
+    process: int = 0
     time: float = 0.0
     limit: float = 0.0
     phase: str = "start"
@@ -43,9 +47,9 @@ class HeartbeatRecord:
     @classmethod
     def unpack(cls, memory: bytes | memoryview) -> "HeartbeatRecord":
         """Read the record from ``memory``. The write is not atomic, but a rank that hangs does not write."""
-        changes, step, collectives, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
+        changes, step, collectives, process, at, limit, phase, collective = _LAYOUT.unpack_from(memory)
         text = [part.rstrip(b"\0").decode(errors="replace") for part in (phase, collective)]
-        return cls(changes, step, collectives, at, limit, text[0] or "start", text[1])
+        return cls(changes, step, collectives, process, at, limit, text[0] or "start", text[1])
 
 
 class StallTimer:
@@ -89,16 +93,21 @@ class Heartbeat:
     Args:
         memory: SIZE bytes shared with the launcher; private memory if None.
         on_mark: called with (phase or collective, step) as each begins; fault injection hooks in here.
+        may_write: whether this process may; a script may start several, which share the memory.
 
     Attributes:
         listener: told about phases and collectives, for a trace; normally None.
     """
 
-    def __init__(self, memory: memoryview | None = None, on_mark: Callable[[str, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        memory: memoryview | None = None,
+        on_mark: Callable[[str, int], None] | None = None,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
-        self._on_mark = on_mark
+        self._on_mark, self._may_write = on_mark, may_write
         self.listener: PhaseListener | None = None
-        self._changes = self._collectives = self._step = 0
         self._phase, self._collective, self._limit = "start", "", 0.0
         self.touch()
 
@@ -113,20 +122,29 @@ class Heartbeat:
         Args:
             limit: seconds without a heartbeat that make a hang in this phase, if they are more than elsewhere.
         """
-        self._phase, self._limit, self._step = phase, limit, self._step if step is None else step
-        self.touch()
+        self._phase, self._limit = phase, limit
+        self._write(step)
         if self.listener:
             self.listener.phase(phase)
-        if self._on_mark:
-            self._on_mark(phase, self._step)
+        self._tell(phase)
 
     def touch(self) -> None:
         """Record a sign of life without a new phase: for loops that poll and have a timeout of their own."""
-        self._changes += 1
+        self._write()
+
+    def _write(self, step: int | None = None, begun: int = 0) -> None:
+        """Write the record; its numbers continue those in the memory, which may be of another process."""
+        if not self._may_write():
+            return
+        changes, before, collectives = _COUNTS.unpack_from(self._memory)
         _LAYOUT.pack_into(
-            self._memory, 0, self._changes, self._step, self._collectives, time.monotonic(), self._limit,
-            self._phase.encode()[:24], self._collective.encode()[:40],
+            self._memory, 0, changes + 1, before if step is None else step, collectives + begun, os.getpid(),
+            time.monotonic(), self._limit, self._phase.encode()[:24], self._collective.encode()[:40],
         )  # fmt: skip
+
+    def _tell(self, place: str) -> None:
+        if self._on_mark and self._may_write():
+            self._on_mark(place, _COUNTS.unpack_from(self._memory)[1])
 
     @contextlib.contextmanager
     def waiting_in(self, collective: str, *, counted: bool = True) -> Iterator[None]:
@@ -135,12 +153,10 @@ class Heartbeat:
         Args:
             counted: False for waits that not every rank does, such as for the store. The count shows who is behind.
         """
-        self._collectives += counted
         self._collective = collective
-        self.touch()
+        self._write(begun=counted)
         try:
-            if self._on_mark:
-                self._on_mark(collective, self._step)
+            self._tell(collective)
             with self.listener.collective(collective) if self.listener else _NOTHING:
                 yield
         finally:

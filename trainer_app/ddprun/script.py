@@ -9,9 +9,7 @@ import builtins
 import contextlib
 import faulthandler
 import gc
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import inspect
 import io
 import math
@@ -24,7 +22,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -36,20 +34,18 @@ from ddprun.code_frames import is_of_program
 from ddprun.diagnostics import DUMP_SIGNAL, SCRIPT_DUMP_SIGNAL, dump_on_request
 from ddprun.errors import PeerLost, Stopped, TrainerError, UsageError, classify
 from ddprun.files import dumps_json
-from ddprun.heartbeat import Heartbeat
 from ddprun.preload import import_before_fork
 from ddprun.program import RankProcess
 from ddprun.reporting import termination
-from ddprun.reporting.progress import Progress
 from ddprun.reporting.termination import Ending
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, stop_signals
+from ddprun.started_processes import after_import, connect
 
 # Libraries read these when they are imported, so a script that sets them must import torch itself.
 _SET_BEFORE_IMPORT = re.compile(
     rb"""environ(?:\[|\.setdefault\()\s*['"]((?:OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH)_\w*)['"](?:\s*\]\s*=(?!=)|\s*,)"""
 )
-_OPTIMIZERS = "torch.optim.optimizer"
 Kind = Literal["script", "module", "executable"]
 
 
@@ -126,14 +122,13 @@ class _Run:
 
     def __init__(self, script: Script, rank: RankProcess) -> None:
         self._script, self._ranks, self._reports = script, rank.ranks, rank.reports
-        self._diagnostics = rank.diagnostics
-        self._progress = Progress(rank.ranks.world_size, "", rank.diagnostics.progress_text())
         # A script has no phases but its steps, and all that ddprun sees of a step is its end.
         self._fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ, phase="train")
-        self._heartbeat = Heartbeat(rank.diagnostics.memory(), self._fault)
+        self._heartbeat, self._progress = connect(
+            rank.diagnostics, rank.ranks.world_size, script.settings, on_mark=self._fault
+        )
         self._heartbeat.mark("start", limit=math.inf)  # nothing is known about a script before its first step
-        script_interface.begin(self._progress, self._heartbeat, script.settings)
-        after_import(_OPTIMIZERS, self._count_steps)
+        after_import("torch.optim.optimizer", lambda _: dump_on_request(rank.diagnostics))
 
     def run(self) -> int:
         """Run it, and all that an interpreter does at its end, and send the ending. Never raises."""
@@ -208,22 +203,6 @@ class _Run:
         last = self._heartbeat.last
         return self._progress.snapshot() | {"step": last.step, "phase": last.collective or last.phase}
 
-    def _count_steps(self, module: ModuleType) -> None:
-        """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
-        stepped_since: set[int] = set()  # which optimizers, since a step was counted last
-
-        def stepped(optimizer: object, _args: object, _kwargs: object) -> None:
-            if stepped_since and id(optimizer) not in stepped_since:
-                stepped_since.add(id(optimizer))  # of the same step, such as the generator after the discriminator
-                script_interface.still_steps()
-                return
-            stepped_since.clear()
-            stepped_since.add(id(optimizer))
-            script_interface.count_step()
-
-        module.register_optimizer_step_post_hook(stepped)
-        dump_on_request(self._diagnostics)
-
 
 class _Success(Exception):  # noqa: N818 - no error
     """The script called ``sys.exit(0)``."""
@@ -238,39 +217,6 @@ def torchrun_environment(rank: RankProcess, env: Any) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_MAX_RESTARTS": env.get("TORCHELASTIC_MAX_RESTARTS") or "0",
         "TORCHELASTIC_RESTART_COUNT": env.get("TORCHELASTIC_RESTART_COUNT") or "0",
     }  # fmt: skip
-
-
-def after_import(name: str, work: Callable[[ModuleType], None]) -> None:
-    """Call ``work`` with the module ``name``: now if it is imported, else as soon as the script imports it."""
-    if name in sys.modules:
-        work(sys.modules[name])
-        return
-    sys.meta_path.insert(0, _AfterImport(name, work))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and calls a function when it has been executed."""
-
-    def __init__(self, name: str, work: Callable[[ModuleType], None]) -> None:
-        self._name, self._work = name, work
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec that the other finders give, with a loader that calls the function."""
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute, work = spec.loader.exec_module, self._work
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                work(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _restore_process() -> None:

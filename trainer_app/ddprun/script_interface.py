@@ -19,6 +19,7 @@ from ddprun.script_checkpoints import ScriptCheckpoints
 from ddprun.script_metrics import ScriptMetrics
 from ddprun.settings import Settings
 from ddprun.signals import StopFlag
+from ddprun.turns import Turn
 
 # The names of the values in the progress report and in the rows of the metrics.
 _NAMES = {
@@ -30,13 +31,20 @@ _TRAIN_ROW, _EVALUATION_ROW = ("epoch", "loss", "lr", "samplesPerSecond"), ("epo
 
 @dataclass
 class _State:
-    """What this process knows; a rank of the launcher has progress and heartbeat, any other process has not."""
+    """What this process knows; a rank of the launcher has progress and heartbeat, any other process has not.
+
+    Attributes:
+        beats, reports: whether this process is the one whose steps, and whose reports, are the rank's.
+        is_reported: the script reports its steps itself.
+    """
 
     progress: Progress | None = None
+    beats: Turn | None = None
+    reports: Turn | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     settings: Settings = field(default_factory=Settings)
     steps: int = 0
-    reports: bool = False  # the script reports its steps itself
+    is_reported: bool = False
     flag: StopFlag | None = None
     stop_agreed: bool = False
     saved: bool = False  # a checkpoint was saved or reported after the stop
@@ -47,23 +55,40 @@ class _State:
 _state = _State()
 
 
-def begin(progress: Progress, heartbeat: Heartbeat, settings: Settings) -> None:
-    """Connect this process, a rank, with its launcher."""
+def begin(
+    progress: Progress,
+    heartbeat: Heartbeat,
+    settings: Settings,
+    *,
+    beats: Turn | None = None,
+    reports: Turn | None = None,
+) -> None:
+    """Connect this process, a rank or a process that its script has started, with the launcher."""
     global _state  # noqa: PLW0603 - one process runs one script
-    _state = _State(progress, heartbeat, settings)
+    _state = _State(progress, beats, reports, heartbeat, settings)
 
 
 def count_step() -> None:
     """Take note of an optimizer's step; a script that reports its steps itself knows their number better."""
-    if _state.reports:
+    beats, reports = _state.beats, _state.reports
+    is_first = beats is not None and not beats.is_taken
+    if _state.is_reported or not _takes(beats):
         still_steps()
         return
+    if is_first:  # another process of the rank may have made steps before
+        _state.steps = max(_state.steps, _state.heartbeat.last.step)
     _state.steps += 1
-    _completed(_state.steps, {})
+    _completed(_state.steps, {}, shows=reports is None or not reports.is_elsewhere())
+
+
+def _takes(turn: Turn | None) -> bool:
+    return turn is None or turn.take()
 
 
 def still_steps() -> None:
     """Take note of a step that is not counted: the rank does not hang, and a save before the step has ended."""
+    if not _takes(_state.beats):
+        return
     if _state.heartbeat.last.phase == "save":
         _state.heartbeat.mark("train")
     else:
@@ -118,8 +143,8 @@ def report(
         base = os.environ.get("DDPJOB_CHECKPOINT_DIR") or os.curdir
         shown["checkpoint"] = {"step": step, "path": os.path.relpath(checkpoint, base)}
         _state.saved = _state.stop_agreed
-    _state.reports = True
-    _completed(step, shown)
+    _state.is_reported = True
+    _completed(step, shown, shows=_takes(_state.reports))
 
 
 def _number(name: str, value: Any) -> float:
@@ -141,10 +166,12 @@ def _metrics() -> ScriptMetrics | None:
     return _state.metrics if rank_and_size()[0] == 0 else None
 
 
-def _completed(step: int, values: dict[str, Any]) -> None:
+def _completed(step: int, values: dict[str, Any], *, shows: bool) -> None:
     if _state.progress is not None:
-        _state.heartbeat.mark("train", step)
-        _state.progress.update(phase="train", step=step, **values)
+        if _takes(_state.beats):
+            _state.heartbeat.mark("train", step)
+        if shows:
+            _state.progress.update(phase="train", step=step, **values)
 
 
 def should_stop() -> bool:
@@ -183,7 +210,7 @@ def checkpoints(directory: str | os.PathLike[str], *, keep: int = 3) -> ScriptCh
 
 def _saved(place: Json) -> None:
     _state.saved = _state.stop_agreed
-    if _state.progress is not None:
+    if _state.progress is not None and _takes(_state.reports):
         _state.progress.update(checkpoint=place)
 
 

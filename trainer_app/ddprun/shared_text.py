@@ -17,24 +17,29 @@ class SharedText:
     """The writer's side.
 
     Args:
-        memory: SIZE bytes; another writer may have used them before.
+        memory: SIZE bytes; other writers may use them, but not at the same time.
     """
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._number = _newest(memory)[0]
+        self._number = 0  # of the text that was written here last
 
     def write(self, text: str) -> bool:
         """Replace the text; return False, and keep the earlier text, if it is longer than LONGEST."""
         content = text.encode()
         if len(content) > LONGEST:
             return False
-        self._number += 1
+        self._number = _newest(self._memory)[0] + 1
         begin = self._number % 2 * _PLACE
         head = begin + _HEAD.size
         self._memory[head : head + len(content)] = content
         _HEAD.pack_into(self._memory, begin, self._number, len(content), _checksum(self._number, content))
         return True
+
+    def of_another(self) -> str:
+        """Return the newest text, if another writer has written it since the last ``write``; else an empty text."""
+        number, content = _newest(self._memory)
+        return content.decode() if number > self._number else ""
 
 
 def read(memory: bytes | memoryview) -> str:

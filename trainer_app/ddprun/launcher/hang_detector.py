@@ -183,7 +183,8 @@ class HangDetector:
     def snapshots(self, workers: Sequence[WorkerProcess]) -> list[RankSnapshot]:
         """Ask every running rank for its dumps, wait for them, and return the ranks' states."""
         running = [worker for worker in workers if worker.status is None]
-        before = {worker.rank: (worker.diagnostics.last_heartbeat(), process_state(worker.pid)) for worker in running}
+        records = {worker.rank: worker.diagnostics.last_heartbeat() for worker in running}
+        before = {w.rank: (records[w.rank], process_state(_trains(w, records[w.rank]))) for w in running}
         asked = [worker for worker in running if request_dumps(worker) and before[worker.rank][1] not in _STOPPED]
         end, sizes = time.monotonic() + _DUMPING, [0]
         while time.monotonic() < end:
@@ -215,13 +216,20 @@ def request_dumps(worker: WorkerProcess) -> bool:
     """
     worker.diagnostics.clear_dumps()  # of an earlier alarm
     number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
-    if not _catches(worker.pid, number):
+    pid = _trains(worker, worker.diagnostics.last_heartbeat())
+    if not _catches(pid, number):
         return False
     with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
         os.eventfd_write(worker.diagnostics.requests, 1)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(worker.pid, number)
+        os.kill(pid, number)
     return True
+
+
+def _trains(worker: WorkerProcess, record: HeartbeatRecord) -> int:
+    """Return the process whose steps are the rank's: a process that the script has started, or the rank's own."""
+    is_left = record.process != worker.pid and _catches(record.process, SCRIPT_DUMP_SIGNAL)
+    return record.process if is_left else worker.pid
 
 
 def _catches(pid: int, number: int) -> bool:

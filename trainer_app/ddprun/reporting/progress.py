@@ -51,6 +51,7 @@ class Progress:
     def update(self, **values: Any) -> None:
         """Record completed work and increment ``seq``."""
         with self._lock:
+            self._continue()
             phase_changed = values.get("phase", self._values["phase"]) != self._values["phase"]
             self._values.update(finite(values))
             self._seq, self._changed = self._seq + 1, time.monotonic()
@@ -62,6 +63,13 @@ class Progress:
             self._written = self._changed
             self._copy.request()
 
+    def _continue(self) -> None:
+        """Take over what another process of this rank has reported meanwhile."""
+        if self._shared and (text := self._shared.of_another()):
+            values = json.loads(text)
+            self._seq, self._changed = values.pop("seq"), values.pop("changed")
+            self._values.update(values)
+
     def _write_file(self) -> None:
         assert self._file is not None
         with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
@@ -70,6 +78,7 @@ class Progress:
     def snapshot(self) -> dict[str, Any]:
         """Return the report as a dict; ``ageSeconds`` is the time since the last completed work."""
         with self._lock:
+            self._continue()
             return _report(self._seq, self._changed, self._values)
 
     def serve(self, port: int) -> None:

@@ -1,0 +1,103 @@
+"""Of several processes of a rank one writes: the first that takes its turn, while it and the rank's process live."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddprun.heartbeat import SIZE, Heartbeat
+from ddprun.turns import BEATS, REPORTS, Turn
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = os.memfd_create("turns")
+    os.ftruncate(descriptor, SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+class Forked:
+    """A fork that does what it is told to, and says what came of it."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.write(write, repr(work()).encode())
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.close(write)
+        self.said = os.read(self._read, 100).decode()
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._read)
+
+
+def test_first_process_of_a_rank_has_the_turn_until_it_ends(file: int) -> None:
+    turn = Turn(file, BEATS, is_rank=True)
+    assert (turn.may_write(), turn.is_taken) == (True, False)
+    first = Forked(lambda: (turn.may_write(), turn.take(), turn.may_write()))
+    assert first.said == "(False, True, True)"
+    second = Forked(lambda: (turn.take(), turn.is_elsewhere(), Turn(file, BEATS, is_rank=False).take()))
+    assert second.said == "(False, True, False)"
+    assert (turn.take(), turn.may_write(), turn.is_elsewhere()) == (False, False, True)
+    other = Turn(file, REPORTS, is_rank=True)
+    assert (other.is_elsewhere(), other.take()) == (False, True)
+    first.end()
+    second.end()
+    assert turn.may_write()
+    assert turn.take()
+    third = Forked(turn.take)
+    assert third.said == "False"
+    third.end()
+
+
+def test_process_that_outlives_the_rank_does_not_write(file: int) -> None:
+    rank = Forked(lambda: Turn(file, BEATS, is_rank=True).may_write())
+    started = Turn(file, BEATS, is_rank=False)
+    assert (rank.said, started.take(), started.may_write()) == ("True", True, True)
+    rank.end()
+    assert (started.may_write(), started.take()) == (False, False)
+    later = Forked(Turn(file, BEATS, is_rank=False).take)
+    assert later.said == "False"
+    later.end()
+
+
+def test_script_that_closes_all_descriptors_goes_on_and_its_files_are_not_locked(file: int) -> None:
+    copy = os.dup(file)
+    turn = Turn(copy, BEATS, is_rank=True)
+    os.close(copy)
+    other = os.memfd_create("of the script")
+    assert other == copy
+    assert (turn.is_open, turn.take(), turn.may_write()) == (False, True, True)
+    unlocked = Forked(Turn(other, BEATS, is_rank=False).take)
+    assert unlocked.said == "False"  # no rank has locked this file
+    unlocked.end()
+    os.close(other)
+
+
+def test_heartbeat_continues_the_numbers_of_another_process(file: int) -> None:
+    memory = memoryview(bytearray(SIZE))
+    told: list[tuple[str, int]] = []
+    may_write = True
+    rank = Heartbeat(memory, lambda *mark: told.append(mark), lambda: may_write)
+    started = Heartbeat(memory)
+    with started.waiting_in("all_reduce"):
+        started.mark("train", 7)
+    before = rank.last
+    may_write = False
+    rank.mark("save")
+    assert (rank.last, told) == (before, [])
+    may_write = True
+    rank.mark("close")
+    assert (rank.last.step, rank.last.collectives, rank.last.phase) == (7, 1, "close")
+    assert rank.last.changes > before.changes
+    assert told == [("close", 7)]

@@ -1,0 +1,142 @@
+"""The optimizer's steps in a rank's process, and in those that its script starts itself with multiprocessing.
+
+A process that is forked has the rank's memory and the optimizer's hook. One that begins with an interpreter of its own,
+by ``spawn`` or ``forkserver``, gets the descriptors with the data that multiprocessing sends to it, before it imports
+the script.
+"""
+
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from types import ModuleType
+from typing import Any
+
+from ddprun import script_interface
+from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics
+from ddprun.heartbeat import Heartbeat
+from ddprun.reporting.progress import Progress
+from ddprun.settings import Settings
+from ddprun.turns import BEATS, REPORTS, Turn
+
+_OPTIMIZERS = "torch.optim.optimizer"
+_STARTS = "multiprocessing.spawn"  # makes the data for a new interpreter, also for one of a fork server
+# The new interpreter must run in any case, also one that does not find this package.
+_ATTACH = """
+try:
+    from ddprun.started_processes import attach
+    attach(*given)
+except Exception:
+    pass
+"""
+
+
+def connect(
+    diagnostics: Diagnostics,
+    world_size: int,
+    settings: Settings,
+    *,
+    is_rank: bool = True,
+    on_mark: Callable[[str, int], None] | None = None,
+) -> tuple[Heartbeat, Progress]:
+    """Make the optimizers' steps in this process, and in those that it starts, steps of the rank.
+
+    Args:
+        is_rank: this is the rank's own process.
+        on_mark: see ``Heartbeat``.
+    """
+    beats, reports = (Turn(diagnostics.heartbeat, byte, is_rank=is_rank) for byte in (BEATS, REPORTS))
+    progress = Progress(world_size, "", diagnostics.progress_text())
+    heartbeat = Heartbeat(diagnostics.memory(), on_mark, beats.may_write)
+    script_interface.begin(progress, heartbeat, settings, beats=beats, reports=reports)
+    after_import(_OPTIMIZERS, _count_steps)
+
+    def hand_over(module: Any) -> None:
+        of_multiprocessing = module.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            data: dict[str, Any] = of_multiprocessing(name)
+            return data | {"ddprun": _Handover(diagnostics, world_size, settings)} if beats.is_open else data
+
+        module.get_preparation_data = get_preparation_data
+
+    after_import(_STARTS, hand_over)
+    return heartbeat, progress
+
+
+class _Handover:
+    """Becomes a call of ``attach`` in the process that unpickles it, which has copies of the descriptors."""
+
+    def __init__(self, diagnostics: Diagnostics, world_size: int, settings: Settings) -> None:
+        self._diagnostics, self._others = diagnostics, (world_size, settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        try:
+            for descriptor in astuple(self._diagnostics):
+                os.fstat(descriptor)
+            descriptors = tuple(map(DupFd, astuple(self._diagnostics)))
+        except (OSError, ValueError):  # the script has closed one, or pickles for another purpose
+            return dict, ()
+        return exec, (_ATTACH, {"given": (descriptors, *self._others)})
+
+
+def attach(descriptors: Sequence[Any], world_size: int, settings: Settings) -> None:
+    """Connect a process that a rank has started; it is about to import the script."""
+    diagnostics = Diagnostics(*(descriptor.detach() for descriptor in descriptors))
+    connect(diagnostics, world_size, settings, is_rank=False)
+    faulthandler.register(SCRIPT_DUMP_SIGNAL, file=diagnostics.stacks, all_threads=True)
+
+
+def _count_steps(module: ModuleType) -> None:
+    """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
+    stepped_since: set[int] = set()  # which optimizers, since a step was counted last
+
+    def stepped(optimizer: object, _args: object, _kwargs: object) -> None:
+        if stepped_since and id(optimizer) not in stepped_since:
+            stepped_since.add(id(optimizer))  # of the same step, such as the generator after the discriminator
+            script_interface.still_steps()
+            return
+        stepped_since.clear()
+        stepped_since.add(id(optimizer))
+        script_interface.count_step()
+
+    module.register_optimizer_step_post_hook(stepped)
+
+
+def after_import(name: str, work: Callable[[ModuleType], None]) -> None:
+    """Call ``work`` with the module ``name``: now if it is imported, else as soon as the script imports it."""
+    if name in sys.modules:
+        work(sys.modules[name])
+        return
+    sys.meta_path.insert(0, _AfterImport(name, work))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds one module as Python does, and calls a function when it has been executed."""
+
+    def __init__(self, name: str, work: Callable[[ModuleType], None]) -> None:
+        self._name, self._work = name, work
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec that the other finders give, with a loader that calls the function."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute, work = spec.loader.exec_module, self._work
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                work(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
