@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddprun.launcher import orphans
 from ddprun.launcher.hang_detector import process_state
 from ddprun.launcher.orphans import SHARED_MEMORY
 from tests.trainer.runs import ForkServer, wait_until
@@ -113,6 +114,26 @@ def test_workers_and_shared_memory_of_a_killed_rank_do_not_stay(ddptrain: ForkSe
     [(rank, files)] = re.findall(r"shared (\d+) (\d+)", output)
     assert int(files) > 0
     assert [file for pid in (rank, *left(output)) for file in SHARED_MEMORY.glob(f"torch_{pid}_*")] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_process_of_another_user_does_not_end_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a program that sudo has started."""
+    monkeypatch.setattr(orphans, "_ASKED", 0.0)
+    monkeypatch.setattr(orphans, "_FORCED", 0.0)
+    launcher = os.fork()
+    if launcher == 0:
+        code = 1
+        try:
+            found = orphans.Orphans()
+            other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+            os.setresuid(65534, 65534, 0)
+            code = 3 if found.remain() else 0
+        finally:
+            os.setresuid(0, 0, 0)
+            other.kill()
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) == 0
 
 
 def test_process_that_saves_after_sigterm_has_the_whole_grace(ddptrain: ForkServer, tmp_path: Path) -> None:

@@ -52,11 +52,12 @@ class Orphans:
         if self._deadline is None:
             self._deadline = max(now + _ASKED, until or 0.0)
         for pid in left:
-            if now >= self._deadline:
-                os.kill(pid, signal.SIGKILL)
-            elif pid not in self._asked:
-                self._asked.add(pid)
-                os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(PermissionError):  # of another user, such as what sudo has started
+                if now >= self._deadline:
+                    os.kill(pid, signal.SIGKILL)
+                elif pid not in self._asked:
+                    self._asked.add(pid)
+                    os.kill(pid, signal.SIGTERM)
         return now < self._deadline + _FORCED
 
     def remove_shared_memory(self, folder: Path = SHARED_MEMORY) -> None:
