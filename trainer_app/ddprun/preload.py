@@ -25,6 +25,7 @@ _INTERVAL = 0.1
 # With it torch.cuda.is_available() asks the driver's management library. Otherwise it would initialize CUDA, which a
 # fork cannot use, and many libraries call it when they are imported.
 _WITHOUT_CUDA = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+_OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 
 def import_before_fork(modules: Sequence[str], folder: Path) -> str:
@@ -38,10 +39,12 @@ def import_before_fork(modules: Sequence[str], folder: Path) -> str:
         UsageError: another module cannot be imported.
     """
     before = _opened()
-    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folder):
+    with uncollected_imports(), _cuda_not_initialized(), _searched_first(folder), _read_variables() as variables:
         for name in modules:
             _import(name)
     names = ", ".join(modules)
+    if early := sorted(variables & _OF_A_RANK):  # without a default, the import has failed
+        return f"the import of {names} has read {early[0]}, which is set only in a rank"
     if opened := sorted(target for target in _opened() - before if target.startswith(("/dev/nvidia", "socket:"))):
         return f"the import of {names} has opened {opened[0].partition(':')[0]}, which a fork would share"
     if "torch" in sys.modules and (reason := _canary()):
@@ -99,6 +102,22 @@ def _cuda_not_initialized() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = given
+
+
+@contextlib.contextmanager
+def _read_variables() -> Iterator[set[str]]:
+    """Collect the names of the variables that are looked up in ``os.environ``, which encodes each name."""
+    names, encode = set[str](), os.environ.encodekey
+
+    def collect(name: str) -> str:
+        names.add(name)
+        return encode(name)
+
+    os.environ.encodekey = collect
+    try:
+        yield names
+    finally:
+        os.environ.encodekey = encode
 
 
 @contextlib.contextmanager

@@ -196,6 +196,10 @@ def test_a_single_rank_imports_torch_itself(ddptrain: ForkServer, tmp_path: Path
             "import socket\nopened = socket.socket()\n",
             "the import of torch, mine has opened socket, which a fork would share",
         ),
+        (
+            "import os\nis_first = os.environ.get('LOCAL_RANK', '0') == '0'\n",
+            "the import of torch, mine has read LOCAL_RANK, which is set only in a rank",
+        ),
     ],
 )
 def test_ranks_are_not_forked_after_an_import_that_forks_do_not_survive(
