@@ -20,7 +20,7 @@ def work(index):
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
     for step in range(5):
         optimizer.step()
-    time.sleep(600)
+    time.sleep(30)
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, nprocs=1)
 """
