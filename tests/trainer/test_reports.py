@@ -405,6 +405,7 @@ def test_only_a_failure_without_a_report_is_announced_for_the_rank() -> None:
 def test_a_rank_without_a_report_is_reported_by_its_exit_code() -> None:
     cause = root_cause([ended(0, 3, 1.0, reported=False)])
     assert (cause["code"], cause["message"]) == (3, "rank 0 exited with code 3 and no report")
+    assert (cause["kind"], cause["exception"], cause.get("traceback")) == ("Error", None, None)
 
 
 def test_a_stop_is_not_a_failure() -> None:

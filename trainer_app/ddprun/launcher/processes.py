@@ -368,7 +368,7 @@ def report_of(worker: WorkerProcess) -> Report:
         return termination.done(f"rank {worker.rank} ended with exit code 0", rank=worker.rank)
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
-    return termination.failure(RuntimeError(message), rank=worker.rank, progress=place) | {"code": code}
+    return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
 
 
 def end_group(pid: int) -> None:
