@@ -57,6 +57,18 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
+def test_error_without_a_text_and_with_a_huge_one_is_reported() -> None:
+    class WithoutText(Exception):  # noqa: N818 - as of a user
+        def __str__(self) -> str:
+            raise RuntimeError("not this one")
+
+    report = termination.failure(WithoutText(), rank=3, progress={})
+    assert (report["kind"], report["message"]) == ("WithoutText", "<exception str() failed>")
+    report = termination.failure(KeyError("weights", "x" * 10**7, "the end"), rank=3, progress={})
+    assert report["message"].startswith("('weights'") and report["message"].endswith("'the end')")
+    assert len(json.dumps(report)) < 200_000  # the launcher parses it whenever a part of it has come
+
+
 def test_a_failure_report_has_every_field() -> None:
     progress = {"step": 300, "phase": "train", "checkpoint": {"run": 3, "step": 250}}
     report = termination.failure(raised(ValueError("boom")), rank=3, progress=progress)

@@ -159,6 +159,7 @@ _DRIVER = re.compile(
 _GPU_FULL = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _VOLUME = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+LONGEST_TEXT = 50_000  # characters of an error that are kept: some print all their data
 _BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ELOOP}
 
 
@@ -172,7 +173,7 @@ def classify(error: BaseException) -> BaseException:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return exited_early("the program called sys.exit(0) before its work was done")
     distributed = type(error).__module__.startswith(("torch", "builtins")) and isinstance(error, RuntimeError)
-    text = str(error).strip()[:3000]
+    text = text_of(error).strip()[:3000]
     first_line = text.partition("\n")[0][:500]
     if distributed and _NCCL.search(text) and (found := nccl_error(text)):
         return found
@@ -288,12 +289,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def message_of(error: BaseException) -> str:
     """Return what the error says, without the traceback that an error of a worker process has in its text."""
     found = of_worker(error)
-    return found[1] if found else str(error)
+    return found[1] if found else text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``str(error)``, without the middle if it is huge; the text of an interpreter if that fails."""
+    try:
+        text = str(error)
+    except Exception:
+        return "<exception str() failed>"
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT // 2] + " ... " + text[-LONGEST_TEXT // 2 :]
 
 
 def of_worker(error: BaseException) -> tuple[str, str] | None:
     """Return frames and message of an error that a process of a DataLoader or of ``mp.spawn`` passed on in its text."""
-    _, traced, text = str(error).rpartition(_TRACEBACK)
+    _, traced, text = text_of(error).rpartition(_TRACEBACK)
     frames = _FRAMES.match(text) if traced else None
     message = text[frames.end() :].strip() if frames else ""
     return (frames[0], message) if frames and message else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import exit_codes
-from ddprun.errors import Stopped, TrainerError, classify, message_of
+from ddprun.errors import LONGEST_TEXT, Stopped, TrainerError, classify, message_of
 from ddprun.errors import where as innermost_frame
 from ddprun.files import Json, dumps_json
 
@@ -85,7 +85,7 @@ def failure(error: BaseException, *, rank: int | None, progress: Mapping[str, An
     report = failed(exit_codes.USER_ERROR, name[:100], message_of(typed) or name, rank=rank, progress=progress)
     report |= {"exception": name, "where": innermost_frame(error)}
     if not isinstance(typed, TrainerError):
-        return report | {"traceback": "".join(traceback.format_exception(error))}
+        return report | {"traceback": "".join(traceback.format_exception(error))[-LONGEST_TEXT:]}
     report |= {"code": typed.code, "kind": typed.kind, "cause": typed.cause}
     report |= {"hint": typed.hint or None, "next": typed.next_step or None}
     return report | {"outcome": "stopped", "saved": typed.saved} if isinstance(typed, Stopped) else report
