@@ -121,7 +121,8 @@ class _Run:
     """One run of a script or module in this process."""
 
     def __init__(self, script: Script, rank: RankProcess) -> None:
-        self._script, self._ranks, self._reports = script, rank.ranks, rank.reports
+        self._script, self._ranks = script, rank.ranks
+        self._reports, self._pipe = rank.reports, os.fstat(rank.reports).st_ino
         # A script has no phases but its steps, and all that ddprun sees of a step is its end.
         self._fault = fault_injection.planned(script.settings, rank.ranks.rank, os.environ, phase="train")
         self._heartbeat, self._progress = connect(
@@ -159,8 +160,10 @@ class _Run:
 
     def _send(self, ending: Ending) -> int:
         """Send the ending to the launcher, and return the exit code."""
-        with os.fdopen(self._reports, "wb") as pipe:
-            pipe.write(dumps_json(asdict(ending)).encode())
+        with contextlib.suppress(OSError):
+            if os.fstat(self._reports).st_ino == self._pipe:  # the script has not closed all descriptors
+                with os.fdopen(self._reports, "wb") as pipe:
+                    pipe.write(dumps_json(asdict(ending)).encode())
         return ending.code
 
     def _call(self) -> None:
@@ -281,7 +284,12 @@ def _show(error: BaseException) -> None:
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
     hooked = hook is not sys.__excepthook__
     if hooked:
-        hook(type(error), error, error.__traceback__)
+        try:
+            hook(type(error), error, error.__traceback__)
+        except BaseException:
+            hooked = False
+            print("Error in sys.excepthook:", file=sys.stderr)
+            traceback.print_exc()
     typed = classify(error)
     if (typed is error and isinstance(typed, TrainerError)) or isinstance(typed, PeerLost):
         print(typed.lines(), file=sys.stderr, flush=True)

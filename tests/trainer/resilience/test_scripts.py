@@ -409,6 +409,19 @@ def test_script_that_closes_its_stdout_succeeds(ddptrain: ForkServer, tmp_path: 
     assert "Traceback" not in done.output()
 
 
+def test_script_that_closes_all_descriptors_ends_as_it_does_alone(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import os, sys\n"
+        "os.closerange(3, 1024)\n"
+        f"files = [open('{tmp_path}/results', 'w') for _ in range(100)]\n"
+        "print('closed')\nsys.exit(len(sys.argv) > 1 and 'failed')\n"
+    )
+    script = written(tmp_path, text)
+    assert run(ddptrain, script).output() == "closed\n"
+    assert run(ddptrain, script, "fail", code=1).message()["message"].endswith("no report; its last line: failed")
+    assert (tmp_path / "results").read_text() == ""
+
+
 def test_script_in_another_encoding_runs(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes("# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n".encode("latin-1"))
@@ -462,6 +475,13 @@ def test_hook_for_uncaught_exceptions_is_called(ddptrain: ForkServer, tmp_path: 
     failed = run(ddptrain, written(tmp_path, text), code=1)
     assert "crashed: division by zero 3\n" in failed.output()
     assert failed.message()["kind"] == "ZeroDivisionError"
+
+
+def test_error_is_shown_also_if_the_hook_for_it_fails(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: error.absent\n1 / 0\n"
+    output = run(ddptrain, written(tmp_path, text), code=1).output()
+    assert "AttributeError: 'ZeroDivisionError' object has no attribute 'absent'\n" in output
+    assert "ZeroDivisionError: division by zero\nroot cause: " in output
 
 
 IN_WORKER = """
