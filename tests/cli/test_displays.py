@@ -90,6 +90,21 @@ def test_table_and_lines_show_the_same() -> None:
             assert part in text, part
 
 
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        ({"step": 7, "percent": 60, "loss": "0.5", "etaSeconds": 75}, "step 7 (60 %), loss 0.5, 1m15s left"),
+        ({"step": 7, "totalSteps": 70, "epoch": 2, "percent": 10}, "epoch 2, step 7/70 (10 %)"),
+        ({"step": 7, "totalSteps": 70, "epoch": 0}, "step 7/70"),
+        ({"step": 7, "epoch": 0}, "step 7"),
+        ({"phase": "start"}, "start"),
+    ],
+)
+def test_progress_of_which_a_part_is_known(progress: Json, shown: str) -> None:
+    facts = a_snapshot(progress=progress, checkpoint={}).training_facts()
+    assert ", ".join(facts) == shown
+
+
 def test_pods_of_earlier_attempts_are_not_shown() -> None:
     assert "mnist-0a1b2-1-0" not in drawn(a_snapshot()) + printed(a_snapshot())
 

@@ -55,6 +55,20 @@ def test_progress_without_total_steps_shows_only_the_step() -> None:
 
 
 @pytest.mark.parametrize(
+    ("report", "percent", "display"),
+    [
+        ({"step": 200, "totalSteps": 200, "percent": 60}, 60, "60% 200/200"),
+        ({"step": 7, "percent": 60}, 60, "60% step 7"),
+        ({"percent": 100}, 100, "100%"),
+        ({"step": 7, "totalSteps": 70, "percent": 101}, 10, "10% 7/70"),
+    ],
+)
+def test_percentage_of_the_trainer_is_shown_as_it_is(report: dict[str, Any], percent: int, display: str) -> None:
+    found = progress(report)
+    assert (found.percent, found.display) == (percent, display)
+
+
+@pytest.mark.parametrize(
     ("report", "expected"),
     [
         ({}, None),
@@ -98,7 +112,7 @@ junk = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "other"]), junk))
+@given(st.dictionaries(st.sampled_from([*REPORT, "resumedFrom", "etaSeconds", "percent", "other"]), junk))
 @example(REPORT | {"phase": "x" * 60_000, "step": 10**4000, "checkpoint": {"run": 3, "step": 250, "files": ["a"] * 9}})
 @example({name: {"run": 3, "step": 250, "path": "x" * 256} for name in ("checkpoint", "resumedFrom")})
 def test_malformed_report_gives_a_valid_status_and_is_small(report: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def _or_none(value: object, read: Callable[[object], Any]) -> Any:
 
 _OrNone = WrapValidator(_or_none)
 _Count = Annotated[int | None, _integer(0, _MAX_INT)]
+_Percent = Annotated[int | None, _integer(0, 100)]
 _Number = Annotated[float | None, PlainValidator(_number)]
 _Phase = Annotated[str | None, PlainValidator(lambda v: clean(v[:_MAX_PHASE]) if isinstance(v, str) else None)]
 _Name = Annotated[str | None, _text(lambda text: text[: limits.MAX_REASON])]
@@ -90,6 +91,7 @@ class TrainingReport:
     """How far the training is: the response to ``GET /progress``.
 
     age_seconds: since the trainer finished the work in this report.
+    percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     stall: the ranks make no steps at the moment.
     """
@@ -99,6 +101,7 @@ class TrainingReport:
     total_epochs: _Count = None
     step: _Count = None
     total_steps: _Count = None
+    percent: _Percent = None
     loss: _Number = None
     accuracy: _Number = None
     samples_per_second: _Number = None

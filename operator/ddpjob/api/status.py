@@ -144,7 +144,7 @@ class Progress(StatusPart):
     total_steps: int | None = None
     """Total number of optimizer steps."""
     percent: int | None = None
-    """Finished steps in percent of all steps."""
+    """Finished steps in percent of all steps, or the percentage that the trainer reported."""
     loss: str | None = None
     """Mean loss of the last reported step."""
     accuracy: str | None = None

@@ -69,11 +69,13 @@ class Snapshot(ApiModel):
 
     def training_facts(self) -> list[str]:
         """Return the progress of the training, one fact per entry; none if the program reports no progress."""
-        if self.step is None or not self.total_steps:
+        if self.step is None or not (self.total_steps or self.percent):
             return [f"step {self.step}"] if self.step else [self.phase] if self.phase else []
+        steps = f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}"
+        epochs = f"epoch {self.epoch}/{self.total_epochs}" if self.total_epochs else f"epoch {self.epoch}"
         facts = [
-            f"epoch {self.epoch}/{self.total_epochs or '?'}" if self.epoch is not None else "",
-            f"step {self.step}/{self.total_steps}" + (f" ({self.percent} %)" if self.percent else ""),
+            epochs if self.epoch else "",
+            steps + (f" ({self.percent} %)" if self.percent else ""),
             f"loss {self.loss}" if self.loss else "",
             f"accuracy {accuracy_text(self.accuracy)}" if self.accuracy else "",
             speed_text(self.samples_per_second) if self.samples_per_second else "",

@@ -14,7 +14,7 @@ _STEP_FILE = "run-{run:06d}/step-{step:09d}.pt"
 
 def progress_status(report: TrainingReport, before: Progress | None, now: datetime) -> Progress:
     """Return ``status.progress`` for a report; the heartbeat time changes only if another value does."""
-    step, steps, loss = report.step, report.total_steps, _number_text(report.loss, ".4g")
+    step, loss = report.step, _number_text(report.loss, ".4g")
     is_same_run = before is not None and (step or 0) >= (before.step or 0)
     if loss is None and before is not None and is_same_run:
         loss = before.loss  # the phases data and evaluate have no loss; keep the last one
@@ -24,8 +24,8 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
         epoch=report.epoch,
         total_epochs=report.total_epochs,
         step=step,
-        total_steps=steps,
-        percent=_percent(step, steps),
+        total_steps=report.total_steps,
+        percent=_percent(report),
         loss=loss,
         accuracy=_number_text(report.accuracy, ".6f"),
         samples_per_second=_number_text(report.samples_per_second, ".0f"),
@@ -52,16 +52,17 @@ def checkpoint_status(
     return CheckpointStatus(path=path, step=place.step, time=time, resumed_from_step=resumed_step)
 
 
-def _percent(step: int | None, steps: int | None) -> int | None:
-    return 100 * step // steps if step is not None and steps else None
+def _percent(report: TrainingReport) -> int | None:
+    step, steps = report.step, report.total_steps
+    return 100 * step // steps if report.percent is None and step is not None and steps else report.percent
 
 
 def _display(report: TrainingReport) -> str:
-    if report.step is None:
-        return report.phase or "reporting"
-    if not report.total_steps:
-        return f"step {report.step}"
-    return f"{_percent(report.step, report.total_steps)}% {report.step}/{report.total_steps}"
+    percent, step = _percent(report), report.step
+    parts = [] if percent is None else [f"{percent}%"]
+    if step is not None:
+        parts.append(f"{step}/{report.total_steps}" if report.total_steps else f"step {step}")
+    return " ".join(parts) or report.phase or "reporting"
 
 
 def _number_text(value: float | None, form: str) -> str | None:
