@@ -69,6 +69,36 @@ if sys.argv[1:] == ["save"]:
     ddprun.report(step=7, checkpoint="model.pt")
 """
 
+# Sends what the KubeflowCallback of transformers 5.23 sends, in the same way.
+REPORTING = """
+import json, os, signal, sys, time, urllib.request
+from datetime import datetime, timezone
+
+def send(percent, left=None, **metrics):
+    status = {"lastUpdatedTime": datetime.now(timezone.utc).isoformat(), "progressPercentage": percent}
+    if left is not None:
+        status["estimatedRemainingSeconds"] = left
+    status["metrics"] = [{"name": str(k), "value": str(v)} for k, v in metrics.items()]
+    token = open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"], encoding="utf-8").read().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    url, data = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], json.dumps({"trainerStatus": status}).encode("utf-8")
+    request = urllib.request.Request(url, data=data, headers=headers, method="POST")
+    with urllib.request.urlopen(request, timeout=5, context=None) as answer:
+        assert answer.status == 200
+
+if "catch" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+send(0, total_steps=200)
+if life < 1 and "fail" in sys.argv:
+    sys.exit(1)
+send(60, 80, loss=0.25, grad_norm=float("nan"), current_step=120, total_steps=200, current_epoch=1.2)
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+send(100, 0, loss=0.25, train_loss=0.5, epoch=1.2, train_samples_per_second=12.5)
+"""
+ADVICE = "this Hugging Face Trainer does not save when it is stopped"
+
 
 def written(folder: Path, text: str = TRAINING) -> Path:
     path = folder / "train.py"
@@ -680,3 +710,28 @@ def test_archive_runs_and_its_failure_has_a_place(ddptrain: ForkServer, tmp_path
     failed = run(ddptrain, "--nproc-per-node", 2, tmp_path / "app.pyz", "--lr", 3, code=1)
     assert "[n0r1] ['--lr', '3']\n" in failed.output()
     assert (failed.message()["message"], failed.message()["where"]) == ("of inner", "inner.py:2")
+
+
+def test_script_reports_as_in_a_trainjob_of_kubeflow(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script, env = written(tmp_path, REPORTING), {"http_proxy": "http://127.0.0.1:1"}
+    argv = ("--max-restarts", 1, script, "fail", tmp_path / "go")
+    started = ddptrain.start(*argv, env=env, module="ddprun")
+    now = started.at_step(120)
+    expected = {"step": 120, "totalSteps": 200, "epoch": 2, "loss": 0.25, "etaSeconds": 80, "phase": "start"}
+    assert now.items() >= expected.items() and "percent" not in now
+    (tmp_path / "go").touch()
+    assert started.wait() == 0, started.output()
+    message = started.message()
+    ended = {"step": 120, "totalSteps": 200, "etaSeconds": 0, "samplesPerSecond": 12.5}
+    assert message["outcome"] == "succeeded" and message["progress"].items() >= ended.items()
+    assert started.output().count(ADVICE) == 1, "in two lives"
+
+
+def test_script_that_handles_sigterm_is_not_told_to_save(ddptrain: ForkServer, tmp_path: Path) -> None:
+    assert ADVICE not in run(ddptrain, written(tmp_path, REPORTING), "catch").output()
+
+
+def test_server_of_the_user_takes_the_reports(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(tmp_path, "import os\nprint({k: v for k, v in os.environ.items() if 'KUBEFLOW' in k})\n")
+    own = {"KUBEFLOW_TRAINER_SERVER_URL": "https://example.com/status"}
+    assert run(ddptrain, script, **own).output() == f"{own}\n"

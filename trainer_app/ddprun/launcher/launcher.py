@@ -26,6 +26,7 @@ from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers, leader_port
 from ddprun.launcher.processes import LogPrinter, WorkerProcess
 from ddprun.launcher.stalls import StallWatch
+from ddprun.launcher.trainer_port import TrainerPort, is_wanted
 from ddprun.program import Program
 from ddprun.reporting import termination
 from ddprun.reporting.console import continue_output
@@ -101,6 +102,8 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
             reports.set_aside()
         if restart:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
+        if services.trainer_port:
+            services.trainer_port.begin(restart + 1)
         supervisor = Supervisor(
             settings, _holding_port(ranks, options), options, signals, reports, services, life=restart + 1
         )
@@ -131,23 +134,31 @@ class Services:
 
     Attributes:
         port: of node 0; None on other nodes, or if it cannot be opened.
+        trainer_port: beside it, for a script of a user; None if the user has another server for its reports.
     """
 
     progress: NodeProgress
     peers: Peers
     port: ProgressPort | None
+    trainer_port: TrainerPort | None = None
 
     @classmethod
     def started(cls, ranks: Ranks, program: Program, printer: LogPrinter) -> "Services":
-        """Open the port of node 0."""
+        """Open the ports of node 0."""
         number = leader_port(ranks) if program.shares_progress else None
-        progress, peers, port = NodeProgress(ranks.world_size), Peers(ranks, number), None
+        progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number)
+        port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
                 port = ProgressPort(number, progress.snapshot, peers.takes)
             except (OSError, OverflowError) as error:
                 printer.launcher_line(f"warning: no progress on port {number}: {error}")
-        return cls(progress, peers, port)
+            if is_wanted() and not program.sends_an_ending:
+                try:
+                    trainer_port = TrainerPort(progress.take, printer.launcher_line)
+                except OSError as error:
+                    printer.launcher_line(f"warning: no port for the reports of the script: {error}")
+        return cls(progress, peers, port, trainer_port)
 
 
 class SignalQueue:
@@ -201,11 +212,16 @@ class Supervisor:
             self._workers.append(self._start(ranks))
         if self.ranks.node_rank == 0:
             self.services.progress.follow(self._workers[0].diagnostics)
+            if self.services.trainer_port:
+                self.services.trainer_port.follow(self._workers[0].pid)
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
         self._supervise()
         result = next(filter(None, map(processes.result_of, self._workers)), None)
-        ending = Ending(self._final_report(), result)
+        report = self._final_report()
+        if report.get("progress"):
+            report["progress"] = self.services.progress.completed(report["progress"])
+        ending = Ending(report, result)
         if ending.code == 0:
             self._watch.withdraw()
         self.services.progress.keep()
@@ -242,8 +258,8 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
-            if self.services.port:
-                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
+            for port in filter(None, (self.services.port, self.services.trainer_port)):
+                selector.register(port, selectors.EVENT_READ, port)
             for worker in self._workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
                 selector.register(worker.reports, selectors.EVENT_READ, worker)

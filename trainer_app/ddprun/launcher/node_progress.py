@@ -1,10 +1,14 @@
 """What the launcher answers to ``GET /progress``: the report that rank 0 keeps in shared memory.
 
-The launcher answers also while that rank cannot, because native code holds its GIL or it is being restarted.
+The launcher answers also while that rank cannot, because native code holds its GIL or it is being restarted. Reports
+that its script sends by itself (``trainer_status``) are added.
 """
+
+import time
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.files import Json
+from ddprun.launcher.trainer_status import ReportedTraining, TrainerStatus
 from ddprun.reporting.progress import Progress, shared_snapshot
 
 
@@ -18,27 +22,55 @@ class NodeProgress:
     def __init__(self, world_size: int) -> None:
         self._none = Progress(world_size, "")
         self._rank_zero: Diagnostics | None = None
-        self._earlier, self._earlier_seq = "", 0  # of the ranks before a restart
+        self._reported, self._reported_at = ReportedTraining(), 0.0
+        self._earlier: Json | None = None  # of the ranks before a restart
+        self._earlier_changed, self._earlier_seq = 0.0, 0
         self.stall: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
         self._rank_zero = rank_zero
 
+    def take(self, status: TrainerStatus, now: float) -> None:
+        """Take a report that the script has sent.
+
+        Args:
+            now: seconds since 1970.
+        """
+        own = self._own()
+        reported = self._reported.after(status, own["step"] if own else 0, now)
+        if reported is not self._reported:
+            self._reported, self._reported_at = reported, time.monotonic()
+
     def keep(self) -> None:
         """Keep the report: rank 0 has ended, and its memory is about to be closed."""
-        if self._rank_zero and (text := self._rank_zero.last_progress()):
+        if last := self._current():
             self._earlier_seq = self.snapshot()["seq"]
-            last = shared_snapshot(text)
-            self._earlier = text if last and (last["step"] or not self._earlier) else self._earlier
-        self._rank_zero = None
+            if last["step"] or self._earlier is None:
+                self._earlier, self._earlier_changed = last, time.monotonic() - last["ageSeconds"]
+        self._rank_zero, self._reported = None, ReportedTraining()
+
+    def completed(self, own: Json) -> Json:
+        """Return the last report of rank 0 with what its script has sent."""
+        return self._reported.added_to(own, time.monotonic() - self._reported_at)
 
     def snapshot(self) -> Json:
         """Return the report."""
-        now = shared_snapshot(self._rank_zero.last_progress()) if self._rank_zero else None
+        now = self._current()
         shown = now or self._none.snapshot()
-        if earlier := shared_snapshot(self._earlier):
+        if self._earlier is not None:
             seq = self._earlier_seq + (now["seq"] if now else 0)
+            earlier = self._earlier | {"ageSeconds": round(time.monotonic() - self._earlier_changed, 3)}
             shown = earlier | {"phase": shown["phase"]} if not shown["step"] else shown
             shown |= {"seq": seq}
         return shown | {"stall": self.stall}
+
+    def _own(self) -> Json | None:
+        return shared_snapshot(self._rank_zero.last_progress()) if self._rank_zero else None
+
+    def _current(self) -> Json | None:
+        """Return the report of the ranks that run; None before they have reported anything."""
+        own = self._own()
+        if own is None and not self._reported.reports:
+            return None
+        return self.completed(own or self._none.snapshot())

@@ -1,0 +1,200 @@
+"""Progress as programs report it to a TrainJob of Kubeflow: how a report is read, and what it adds to our own.
+
+``KubeflowCallback`` of transformers (5.23) sends such reports from rank 0: with 0 % and the metric ``total_steps`` as
+the training begins; at most every 5 s with the percentage, the remaining seconds, all metrics logged so far,
+``current_step``, ``total_steps`` and ``current_epoch``; and with 100 % and the logged metrics at the end of the
+training, which may have come early. The format is that of Kubeflow Trainer (KEP-2779).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeGuard
+
+from ddprun.files import Json
+
+_MOST_METRICS = 512
+_LONGEST_TEXT = 256  # characters of a metric's name or value
+_MAX_INT = 2**53
+# The metric that a value of our report is taken from; the first that is known.
+_SHOWN = {
+    "loss": ("loss", "train_loss"), "accuracy": ("eval_accuracy",), "samplesPerSecond": ("train_samples_per_second",),
+}  # fmt: skip
+_STEP, _STEPS, _EPOCHS = "current_step", "total_steps", ("current_epoch", "epoch")
+_USED = {_STEP, _STEPS, *_EPOCHS, *(name for names in _SHOWN.values() for name in names)}
+
+
+@dataclass(frozen=True)
+class TrainerStatus:
+    """One report.
+
+    Attributes:
+        sent: when, in seconds since 1970.
+        remaining: seconds until the training ends.
+        metrics: those that are used and whose values are finite numbers.
+    """
+
+    sent: float
+    percent: int | None = None
+    remaining: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def begins(self) -> bool:
+        """Whether a training begins with it."""
+        return self.percent == 0 and _STEP not in self.metrics
+
+
+def parse(body: bytes) -> TrainerStatus:
+    """Return the report in the body of a request.
+
+    Raises:
+        ValueError: it is none; the text says why.
+    """
+    try:
+        document = json.loads(body, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    status = document.get("trainerStatus") if isinstance(document, dict) else None
+    if not isinstance(status, dict):
+        raise ValueError("no object trainerStatus")
+    return TrainerStatus(
+        _time(status.get("lastUpdatedTime")),
+        _integer(status, "progressPercentage", 100),
+        _integer(status, "estimatedRemainingSeconds", _MAX_INT),
+        _metrics(status.get("metrics")),
+    )
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _time(value: Any) -> float:
+    if not _is_short(value):
+        raise ValueError("lastUpdatedTime is no text of a time")
+    time_sent = datetime.fromisoformat(value)
+    if time_sent.tzinfo is None:
+        raise ValueError("lastUpdatedTime has no time zone")
+    return time_sent.timestamp()
+
+
+def _integer(status: Json, name: str, highest: int) -> int | None:
+    value = status.get(name)
+    if value is not None and not (type(value) is int and 0 <= value <= highest):
+        raise ValueError(f"{name} is no integer from 0 to {highest}")
+    return value
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    """Return the numbers; a metric that is not finite, such as a gradient's norm, is no reason to refuse the others."""
+    if value is None:
+        return {}
+    if not isinstance(value, list) or len(value) > _MOST_METRICS:
+        raise ValueError(f"metrics is no list of at most {_MOST_METRICS}")
+    found: dict[str, float] = {}
+    for metric in value:
+        name, text = (metric.get("name"), metric.get("value")) if isinstance(metric, dict) else (None, None)
+        if not (_is_short(name) and _is_short(text)):
+            raise ValueError(f"a metric has no name and value, texts of at most {_LONGEST_TEXT} characters")
+        number = _number(text) if name in _USED else None
+        if number is not None:
+            found[name] = number
+    return found
+
+
+def _is_short(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+@dataclass(frozen=True)
+class ReportedTraining:
+    """What the reports of one life of the ranks have said.
+
+    Attributes:
+        newest: when the last of them was sent.
+        reports: how many were taken.
+        step: of the training at the last report that had it; None before.
+        counted: the optimizer steps of rank 0 that its launcher had counted then.
+    """
+
+    newest: float = -math.inf
+    reports: int = 0
+    percent: int | None = None
+    remaining: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    counted: int = 0
+
+    def after(self, status: TrainerStatus, counted: int, now: float) -> "ReportedTraining":
+        """Return what is known after this report; nothing new if it is older than the last.
+
+        The clock of the reports is this machine's. If the last was sent after ``now``, the clock was set back.
+
+        Args:
+            counted: the optimizer steps of rank 0.
+            now: seconds since 1970.
+        """
+        if status.sent < self.newest <= now:
+            return self
+        known = ReportedTraining(counted=counted) if status.begins else self
+        step = _count(status.metrics, _STEP)
+        if step is not None:
+            known = replace(known, step=step, counted=counted)
+        return replace(
+            known,
+            newest=min(status.sent, now), reports=self.reports + 1,
+            percent=known.percent if status.percent is None else status.percent,
+            remaining=status.remaining, metrics={**known.metrics, **status.metrics},
+        )  # fmt: skip
+
+    def added_to(self, own: Json, age: float) -> Json:
+        """Return the progress report of rank 0 with what it lacks; what the script itself has reported stays.
+
+        The optimizer steps counted since the last report are added to its step. Where no report has a step, a higher
+        percentage is passed on: of a training that was resumed, not all steps are counted.
+
+        Args:
+            age: seconds since the last report.
+        """
+        if not self.reports:
+            return own
+        metrics = self.metrics
+        known: Json = {
+            name: next((metrics[metric] for metric in names if metric in metrics), None)
+            for name, names in _SHOWN.items()
+        }
+        known |= {"etaSeconds": self.remaining, "epoch": _epoch(metrics)}
+        shown = own | {"epoch": own["epoch"] or None}  # 0 if the script has not reported it
+        shown |= {name: value for name, value in known.items() if shown.get(name) is None}
+        shown |= {"seq": own["seq"] + self.reports, "ageSeconds": min(own["ageSeconds"], round(age, 3))}
+        if own.get("totalSteps") is not None:
+            return shown
+        total = _count(metrics, _STEPS) or None
+        step = max(0, own["step"] - self.counted + (self.step or 0))
+        shown |= {"totalSteps": total, "step": min(step, total) if total else step}
+        counted = 100 * shown["step"] // total if total else -1
+        if self.percent is not None and self.percent > counted and not (total and self.step is not None):
+            shown["percent"] = self.percent
+        return shown
+
+
+def _epoch(metrics: Mapping[str, float]) -> int | None:
+    """Return the epoch that is trained, counting from 1; the metric is the number of finished epochs, a fraction."""
+    finished = next((metrics[name] for name in _EPOCHS if name in metrics), None)
+    return max(1, math.ceil(finished)) if finished is not None and 0 <= finished <= _MAX_INT else None
+
+
+def _count(metrics: Mapping[str, float], name: str) -> int | None:
+    value = metrics.get(name)
+    return int(value) if value is not None and 0 <= value <= _MAX_INT and value == int(value) else None
