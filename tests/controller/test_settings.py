@@ -34,6 +34,8 @@ def test_every_setting_can_be_given_as_flag_and_as_variable() -> None:
         "identity": ("pod-1", "pod-1"),
         "pod_namespace": ("ddpjob-system", "ddpjob-system"),
         "pod_labels": ("a.b/c=d, e=f", (("a.b/c", "d"), ("e", "f"))),
+        "launcher_image": ("reg.example:5000/t:1", "reg.example:5000/t:1"),
+        "launcher_pull_policy": ("always", "Always"),
         "kubeconfig": ("/config", "/config"),
     }
     expected = Settings(**{name: value for name, (_, value) in wanted.items()})
@@ -49,6 +51,13 @@ def test_blanks_and_duplicates_in_namespaces_are_ignored() -> None:
 def test_no_namespaces_means_all_namespaces() -> None:
     assert parse(["--namespaces", ""], {}).scopes == (None,)
     assert parse(["--namespaces", "a,b"], {}).scopes == ("a", "b")
+
+
+def test_default_launcher_image_is_never_pulled() -> None:
+    assert parse([], {}).pull_policy_of_launcher == "Never"
+    mine = ["--launcher-image", "registry.example.com/ddpjob/trainer@sha256:" + "0" * 64]
+    assert parse(mine, {}).pull_policy_of_launcher == "IfNotPresent"
+    assert parse([*mine, "--launcher-pull-policy", "Always"], {}).pull_policy_of_launcher == "Always"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +82,10 @@ def test_no_namespaces_means_all_namespaces() -> None:
         ("--log-level", "loud", "must be one of debug, info, warning, error"),
         ("--log-format", "xml", "must be one of json, text"),
         ("--max-concurrent-reconciles", "0", "must be from 1 to 256"),
+        ("--launcher-image", "", "must be the name of an image"),
+        ("--launcher-image", "registry.example.com/Trainer:1", "must be the name of an image"),
+        ("--launcher-image", "a b", "must be the name of an image"),
+        ("--launcher-pull-policy", "Sometimes", "must be one of Always, IfNotPresent, Never"),
         ("--max-concurrent-requests", "-1", "must be from 1 to 1024"),
     ],
 )

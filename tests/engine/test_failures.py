@@ -37,6 +37,7 @@ def alive(**more: Any) -> Json:
 
 RESTART, FREE, FAIL = ("Restart", True), ("Restart", False), ("Fail", False)
 # Per case: status of the pod, its metadata, and the reason and reaction that follow.
+ENDED_WITH_1 = {"terminated": {"exitCode": 1}}
 CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "node lost, taint": (alive(**disrupted("DeletionByTaintManager")), DELETING, "NodeLost", FREE),
     "node removed": (alive(**disrupted("DeletionByPodGC")), DELETING, "NodeLost", FREE),
@@ -86,6 +87,9 @@ CASES: dict[str, tuple[Json, Json, str, tuple[str, bool]]] = {
     "crashed": (ended(139), {}, "SIGSEGV", RESTART),
     "exception": (failed(1, kind="ValueError", exception="ValueError", message="m"), {}, "ValueError", RESTART),
     "other program's code 78": (ended(78), {}, "Error", RESTART),
+    "launcher not copied": (
+        {"phase": "Failed", "initContainerStatuses": [{"name": "ddpjob-launcher", "state": ENDED_WITH_1}]}, {},
+        "LauncherNotInjected", RESTART),
     "no exit code": ({"phase": "Failed"}, {}, "PodFailed", RESTART),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import yaml
 
 from tests.install.chart import CHART, NAMESPACE, helm, of_kind, refusal, template
 
+DIGEST = "sha256:" + "0" * 64
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Namespace"}
 
 
@@ -140,9 +141,34 @@ def test_default_image_name_is_never_pulled() -> None:
 
 
 def test_an_image_can_be_pinned_by_its_digest() -> None:
-    digest = "sha256:" + "0" * 64
-    pod = operator_pod(**{"image.repository": "registry.example.com/op", "image.tag": digest})
-    assert pod["containers"][0]["image"] == f"registry.example.com/op@{digest}"
+    pod = operator_pod(**{"image.repository": "registry.example.com/op", "image.tag": DIGEST})
+    assert pod["containers"][0]["image"] == f"registry.example.com/op@{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("values", "image", "policy"),
+    [
+        ({}, "ddpjob/trainer:0.1.0", "Never"),
+        ({"image.tag": "dev"}, "ddpjob/trainer:dev", "Never"),
+        ({"image.repository": "reg.example/op"}, "ddpjob/trainer:0.1.0", "Never"),
+        ({"image.repository": "reg.example/ddpjob/operator"}, "reg.example/ddpjob/trainer:0.1.0", "IfNotPresent"),
+        (
+            {"image.repository": "reg.example/operator", "image.tag": DIGEST},
+            "reg.example/trainer:0.1.0",
+            "IfNotPresent",
+        ),
+        ({"operator.launcherImage": f"r/t@{DIGEST}"}, f"r/t@{DIGEST}", "IfNotPresent"),
+        ({"image.pullPolicy": "Always"}, "ddpjob/trainer:0.1.0", "Always"),
+        ({"operator.launcherImage": None}, "ddpjob/trainer:0.1.0", "Never"),  # helm upgrade --reuse-values
+    ],
+    ids=str,
+)
+def test_launcher_image_is_the_trainer_image_beside_the_operators(
+    values: dict[str, Any], image: str, policy: str
+) -> None:
+    env = environment(**values)
+    assert env["DDPJOB_OPERATOR_LAUNCHER_IMAGE"] == image
+    assert env["DDPJOB_OPERATOR_LAUNCHER_PULL_POLICY"] == policy
 
 
 def test_every_setting_reaches_the_operator_unchanged() -> None:
@@ -155,11 +181,13 @@ def test_every_setting_reaches_the_operator_unchanged() -> None:
         "operator.maxConcurrentReconciles": 4,
         "operator.maxConcurrentRequests": 1000,
         "operator.readLogs": False,
+        "operator.launcherImage": "r/t:1",
     }
     env = environment(**values)
     for name, value in values.items():
         key = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name.split(".")[1])
         assert env.pop(f"DDPJOB_OPERATOR_{key}") == (str(value).lower() if value is False else str(value))
+    assert env.pop("DDPJOB_OPERATOR_LAUNCHER_PULL_POLICY")
     assert env.pop("DDPJOB_OPERATOR_POD_LABELS")  # tests/install/test_network_policies.py
     assert env == {"DDPJOB_OPERATOR_NAMESPACES": "", "DDPJOB_OPERATOR_HEALTH_PORT": "8080"}
 

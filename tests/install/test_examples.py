@@ -14,7 +14,7 @@ from tests.install import lessons, scripts
 from tests.install.chart import ROOT, Object, of_kind
 
 EXAMPLES = ROOT / "manifests" / "examples"
-JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml", "ddprun-script.yaml")
+JOBS = ("mnist-cpu.yaml", "mnist-gpu.yaml", "torchrun-script.yaml", "ddprun-script.yaml", "injected-launcher.yaml")
 LESSONS = tuple(f"lessons/{name}.yaml" for name in lesson_names())
 
 
@@ -58,7 +58,8 @@ def test_job_of_a_lesson_runs_that_lesson(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "processes"), [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2), (JOBS[3], 2, 2)]
+    ("name", "nodes", "processes"),
+    [(JOBS[0], 2, 2), (JOBS[1], 2, 8), (JOBS[2], 2, 2), (JOBS[3], 2, 2), (JOBS[4], 2, 2)],
 )
 def test_examples_have_the_documented_world_size(name: str, nodes: int, processes: int) -> None:
     example = job(name)

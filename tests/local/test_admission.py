@@ -20,3 +20,11 @@ def test_job_of_this_operator_is_admitted() -> None:
 def test_job_of_another_controller_is_refused_because_no_pod_would_start() -> None:
     with pytest.raises(LocalError, match=r"has managedBy: example\.com/other"):
         admit(document(managedBy="example.com/other"))
+
+
+def test_job_that_asks_for_the_launcher_uses_that_of_this_machine() -> None:
+    admitted = admit(a_job(launcher="Injected", command=["torchrun", "train.py"]) | {"metadata": {"name": "mnist"}})
+    spec = admitted.pods[0]["spec"]
+    assert "initContainers" not in spec and admitted.command == ["ddprun", "train.py"]
+    in_a_cluster = admitted.manifests()[-1]["spec"]  # what --dry-run prints
+    assert [init["name"] for init in in_a_cluster["initContainers"]] == ["ddpjob-launcher"]

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import ddprun
 from ddpjob.api.objects import Json
 from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import prepare
 from ddpjob.engine import desired
+from ddpjob.engine.injection import PROGRAM
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
 from ddpjob.local.pod_process import Machine
@@ -65,6 +67,12 @@ async def test_program_without_a_launcher_finds_its_rank(place: Place) -> None:
     assert [run.log(1, node_rank) for node_rank in (0, 1)] == ["0 of 2, 0 of 1\n", "1 of 2, 0 of 1\n"]
     run = await place.finish(a_local_job(script, name="two", nprocPerNode=2))
     assert run.log(1, 1) == "of , of\n"
+
+
+async def test_script_that_calls_the_injected_launcher_finds_that_of_this_machine(place: Place) -> None:
+    job = a_local_job(f"python3 {PROGRAM} --version; echo {PROGRAM}.py", numNodes=1, launcher="Injected")
+    run = await place.finish(job)
+    assert run.log(1) == f"ddprun {ddprun.__version__}\n{PROGRAM}.py\n"
 
 
 async def test_config_maps_of_the_file_are_read(place: Place) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddprun import __version__, fault_injection
+from ddprun.copying import copy_to
 from ddprun.distributed import topology
-from ddprun.errors import TrainerError, UsageError, nearest
+from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
 from ddprun.launcher import launcher
 from ddprun.launcher.node_reports import explain
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return explain(Path(arguments.why), as_json=False)
         if arguments.metrics:
             return print_rows(Path(arguments.metrics))
+        if arguments.copy_to:
+            return _copy(Path(arguments.copy_to))
         never_fail_or_wait()
         return _launch(arguments)
     except TrainerError as error:
@@ -81,6 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         return _report_start(error)
+
+
+def _copy(directory: Path) -> int:
+    with volume_errors(directory):
+        copy_to(directory)
+    print(f"copied ddprun {__version__} to {directory}: run {directory / 'bin' / 'ddprun'}")
+    return 0
 
 
 def _report_start(error: Exception) -> int:
@@ -105,7 +115,7 @@ def parse(argv: Sequence[str] | None, env: Mapping[str, str]) -> argparse.Namesp
     for name in _OF_FORKS:
         if getattr(arguments, name) is None:
             setattr(arguments, name, env.get(_PREFIX + name.upper()) or None)
-    if not (arguments.program or arguments.why or arguments.metrics):
+    if not (arguments.program or arguments.why or arguments.metrics or arguments.copy_to):
         raise UsageError("ddprun needs a script", next_step="for example `ddprun --nproc-per-node 2 train.py`")
     backend = env.get("PET_RDZV_BACKEND", "static")
     if backend != "static" and (arguments.nnodes or "1") not in ("1", "1:1"):
@@ -172,6 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     declare_settings(own, {name: fields[name] for name in _SETTINGS}, _DEFAULTS)
     own.add_argument("--why", metavar="DIR", help="print the cause of the last failure, from the reports in DIR")
     own.add_argument("--metrics", metavar="DIR", help="print what the training in DIR has reported, as JSON lines")
+    own.add_argument(
+        "--copy-to", metavar="DIR", help="copy ddprun to DIR, for a Python that lacks it: DIR/bin/ddprun runs the copy"
+    )
     parser.add_argument("program", nargs="?", metavar="script", help="the script, module or executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
     return parser

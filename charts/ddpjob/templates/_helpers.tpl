@@ -47,6 +47,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" (eq .Values.image.repository "ddpjob/operator")) -}}
 {{- end }}
 
+{{/* The value is absent after `helm upgrade --reuse-values` from an earlier release. A digest is of one image only. */}}
+{{- define "ddpjob.launcherImage" -}}
+{{- $repository := "ddpjob/trainer" -}}
+{{- if hasSuffix "operator" .Values.image.repository -}}
+{{- $repository = printf "%strainer" (trimSuffix "operator" .Values.image.repository) -}}
+{{- end -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- .Values.operator.launcherImage | default (printf "%s:%s" $repository (ternary .Chart.AppVersion $tag (hasPrefix "sha256:" $tag))) -}}
+{{- end }}
+
+{{- define "ddpjob.launcherPullPolicy" -}}
+{{- $isOurs := regexMatch "^ddpjob/trainer[:@]" (include "ddpjob.launcherImage" .) -}}
+{{- .Values.image.pullPolicy | default (ternary "Never" "IfNotPresent" $isOurs) -}}
+{{- end }}
+
 {{/* JSON list of the namespaces to serve; empty means all of them. */}}
 {{- define "ddpjob.namespaces" -}}
 {{- if eq .Values.scope "cluster" -}}

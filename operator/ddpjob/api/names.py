@@ -58,6 +58,10 @@ SELECTORS: Final[Mapping[Resource, str]] = {
 }
 
 TRAINER_CONTAINER: Final = "trainer"
+LAUNCHER: Final = "ddpjob-launcher"
+"""Init container and volume of ``launcher: Injected``."""
+LAUNCHER_PATH: Final = "/opt/ddpjob-launcher"
+"""Where the trainer has that volume."""
 
 # Variables that torchrun and the trainer read.
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"

@@ -38,10 +38,12 @@ class PodView:
 
     job_uid: of the job in the pod's label. owner_uid: of the controlling owner.
     message: the kubelet's, about the pod or about an init container that failed.
+    failed_init: name of that init container, or "".
     log: the termination message if it is no report: what the program wrote there, or the end of its log.
     report: the trainer's report in the termination message, or None.
     logged: what ``log`` says about the failure, or a longer part of the pod's log (``Observed.logs``).
     waiting: (reason, message) of the container that keeps the trainer from starting, or None while it starts normally.
+    waiting_init: name of that container if it is an init container, or "".
     unschedulable: the scheduler's message while no Kubernetes node fits, or None.
     unstarted: no container of the pod has started yet: its phase is Pending.
     stopped: all containers have ended, so the pod holds no resources; ``ended`` is about the trainer only.
@@ -81,13 +83,21 @@ class PodView:
     signal: int | None = None
     reason: str = ""
     message: str = ""
+    failed_init: str = ""
     log: str = ""
     report: EndReport | None = None
     logged: LogFailure | None = None
     started_at: str | None = None
     finished_at: str | None = None
     waiting: tuple[str, str] | None = None
+    waiting_init: str = ""
     unschedulable: str | None = None
+
+    @property
+    def waiting_text(self) -> str:
+        """The message of ``waiting``, with the name of the init container."""
+        message = self.waiting[1] if self.waiting else ""
+        return f"init container {self.waiting_init}: {message}" if self.waiting_init else message
 
     @property
     def where(self) -> str:
@@ -117,10 +127,12 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     is_told = bool(ended) and (pod.get("spec") or {}).get("activeDeadlineSeconds") == STOP_SECONDS
     if is_told:  # what the kubelet then writes is not about the trainer
         status = {key: value for key, value in status.items() if key not in ("reason", "message")}
-    message = "\n".join(p for p in (clean(status.get("message") or ""), "" if text else _init_failure(status)) if p)
+    failed_init, failure_of_init = ("", "") if text else _init_failure(status)
+    message = "\n".join(part for part in (clean(status.get("message") or ""), failure_of_init) if part)
     evicted = status.get("phase") == "Failed" and bool(status.get("reason") or disruption)
     state = _state(meta, status, container, ended, evicted=evicted)
     deleting = "deletionTimestamp" in meta
+    waiting, waiting_init = _waiting(status, container)
     drained = _was_drained(meta, ended) if ended else state not in ("succeeded", "failed")
     return PodView(
         name=meta["name"],
@@ -147,12 +159,14 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         signal=ended.get("signal") or None,
         reason=str(status.get("reason") or ended.get("reason") or ""),
         message=message,
+        failed_init=failed_init,
         log="" if report else text,
         report=report,
         logged=log_failure(text) if text and not report and ended.get("exitCode") else None,
         started_at=ended.get("startedAt"),
         finished_at=ended.get("finishedAt"),
-        waiting=_waiting(status, container),
+        waiting=waiting,
+        waiting_init=waiting_init,
         unschedulable=_unschedulable(status),
     )
 
@@ -242,28 +256,33 @@ def _node_is_unready(status: Mapping[str, Any]) -> bool:
     return marked and is_true(status, "ContainersReady")
 
 
-def _init_failure(status: Mapping[str, Any]) -> str:
-    """Return exit code and message of the init container that failed, or an empty string."""
+def _init_failure(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name, and exit code and message, of the init container that failed, or empty strings."""
     for container in status.get("initContainerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            message = clean(ended.get("message") or ended.get("reason") or "")
-            return f"init container {container.get('name')} ended with exit code {ended['exitCode']}: {message}"
-    return ""
+            text = clean(ended.get("message") or ended.get("reason") or "")
+            report = end_report(text)
+            message = report.message if report is not None and report.message else text
+            name = str(container.get("name"))
+            return name, f"init container {name} ended with exit code {ended['exitCode']}: {message}"
+    return "", ""
 
 
-def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
+def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[tuple[str, str] | None, str]:
     """Return what keeps the trainer from starting: its own container, or an init container, which precedes it.
 
+    The second value is the name of the init container.
     The kubelet starts the other containers independently of each other. A sidecar that restarts later stops nothing.
     """
     if (container.get("state") or {}).keys() & {"running", "terminated"}:
-        return None
+        return None, ""
     for candidate in (container, *(status.get("initContainerStatuses") or ())):
         waiting = (candidate.get("state") or {}).get("waiting") or {}
         if (reason := str(waiting.get("reason") or "")) not in _ORDINARY_WAITING:
-            return _SAME_WAITING.get(reason, reason), clean(waiting.get("message") or "")
-    return None
+            name = "" if candidate is container else str(candidate.get("name"))
+            return (_SAME_WAITING.get(reason, reason), clean(waiting.get("message") or "")), name
+    return None, ""
 
 
 def _unschedulable(status: Mapping[str, Any]) -> str | None:

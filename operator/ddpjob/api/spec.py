@@ -226,6 +226,7 @@ IMMUTABLE = (
     "checkpoint",
     "data",
     "managedBy",
+    "launcher",
 )
 
 # The immutable parts with fields that the schema does not declare. CEL cannot compare those; ``specHash`` covers them.
@@ -296,6 +297,27 @@ _IMMUTABLE_RULES = (
 _OWNED = "[" + ", ".join(f"'{name}'" for name in sorted(names.OWNED_ENV)) + "]"
 
 
+_NAMED_AS_LAUNCHER = " || ".join(
+    f"(has(self.template.spec.{kind}) && self.template.spec.{kind}.exists(c, c.name == '{names.LAUNCHER}'))"
+    for kind in ("initContainers", "containers")
+)
+_MOUNTED_AT_LAUNCHER = " || ".join(
+    f"(has(self.{volume}) && self.{volume}.mountPath.startsWith('{names.LAUNCHER_PATH}'))"
+    for volume in ("checkpoint", "data")
+)
+_LAUNCHER_MOUNT = f"launcher: Injected mounts a volume at {names.LAUNCHER_PATH}: choose another mountPath"
+
+
+def _is_at_launcher(paths: Iterable[str]) -> bool:
+    return any(path.startswith(names.LAUNCHER_PATH) for path in paths)
+
+
+def _texts(key: str, *lists: Any) -> list[str]:
+    """Return the texts at ``key`` of all objects in lists that the schema does not declare."""
+    items = [item for given in lists if isinstance(given, list) for item in given if isinstance(item, dict)]
+    return [item[key] for item in items if isinstance(item.get(key), str)]
+
+
 _LARGE_ADVICE = "move scripts, configuration and data into the image, a ConfigMap or a volume"
 
 
@@ -336,6 +358,19 @@ class DDPJobSpec(ApiModel):
             "checkpoint.mountPath and data.mountPath must differ",
             lambda spec: not (spec.checkpoint and spec.data and spec.checkpoint.mount_path == spec.data.mount_path),
         ),
+        Rule(
+            f"!has(self.launcher) || !has(self.template) || !has(self.template.spec) || !({_NAMED_AS_LAUNCHER})",
+            f"launcher: Injected adds an init container named {names.LAUNCHER}: give that of the template another name",
+            lambda spec: spec.launcher is None or names.LAUNCHER not in spec.template_containers,
+        ),
+        Rule(
+            f"!has(self.launcher) || !({_MOUNTED_AT_LAUNCHER})",
+            _LAUNCHER_MOUNT,
+            lambda spec: (
+                spec.launcher is None
+                or not _is_at_launcher(volume.mount_path for volume in (spec.checkpoint, spec.data) if volume)
+            ),
+        ),
         *_IMMUTABLE_RULES.values(),
     )
 
@@ -375,6 +410,13 @@ class DDPJobSpec(ApiModel):
 
     It is a NetworkPolicy for connections to the pods; those that they open are free. It needs a network plugin that
     enforces NetworkPolicies, and has no effect on pods with hostNetwork.
+    """
+    # No default in the schema, as for networkPolicy.
+    launcher: Literal["Injected"] | None = None
+    """Injected: the pods get `ddprun`, which runs in place of torchrun; the image needs Python 3.10 and torch only.
+
+    An init container copies it from the operator's launcher image. The commands torchrun, ddprun and python -m
+    torch.distributed.run are replaced, with the same arguments; others run unchanged. Default: the image's programs.
     """
     restart_policy: RestartPolicy = _defaulted(RestartPolicy)
     """Restarts after a failure."""
@@ -419,6 +461,13 @@ class DDPJobSpec(ApiModel):
         return self.template.spec if self.template else None
 
     @property
+    def template_containers(self) -> set[str]:
+        """Names of all containers of the template."""
+        pod = self.pod_template
+        kinds = (pod.containers, pod.init_containers) if pod else ()
+        return {container.name for containers in kinds for container in containers or ()}
+
+    @property
     def trainers(self) -> list[TemplateContainer]:
         """The trainer's container in the template, if there is one."""
         containers = (self.pod_template.containers if self.pod_template else None) or []
@@ -446,6 +495,19 @@ class DDPJobSpec(ApiModel):
         if count and (size := len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode())) > MAX_BYTES:
             raise ValueError(_too_large(size))
         return value
+
+    @model_validator(mode="after")
+    def _launcher_has_its_place(self) -> Self:
+        """Refuse a template with the launcher's volume or path; CEL cannot see these fields of the template."""
+        extra = (self.pod_template.model_extra if self.pod_template else None) or {}
+        mounts = [(trainer.model_extra or {}).get("volumeMounts") for trainer in self.trainers]
+        if self.launcher is None:
+            return self
+        if names.LAUNCHER in _texts("name", extra.get("volumes")):
+            raise ValueError(f"launcher: Injected adds a volume named {names.LAUNCHER}: rename that of the template")
+        if _is_at_launcher(_texts("mountPath", *mounts)):
+            raise ValueError(_LAUNCHER_MOUNT)
+        return self
 
     @model_validator(mode="after")
     def _devices_are_countable(self) -> Self:

@@ -22,7 +22,7 @@ from ddpjob.cli import jobfile
 from ddpjob.cli.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.cli.options import Request, state_folder
 from ddpjob.cli.text import did_you_mean
-from ddpjob.engine.launcher import launch_warning
+from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.pod_process import ENTRYPOINT
@@ -37,6 +37,10 @@ _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
+_INSTALLED_BY = {
+    "torchrun": ("PyTorch", "pip install torch"),
+    "ddprun": ("this project", "in the repository's folder: pip install -e '.[trainer]'"),
+}
 FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
 
 
@@ -63,7 +67,7 @@ def prepare(request: Request) -> Prepared:
     if request.data_dir is not None:
         admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
-    warnings = [_missing_gpus(admitted), launch_warning(admitted.job)]
+    warnings = [_missing_gpus(admitted), launch_warning(admitted.job), injection_warning(admitted.job)]
     return Prepared(file, admitted, paths, notes, [warning for warning in warnings if warning])
 
 
@@ -112,11 +116,12 @@ def require_programs(admitted: AdmittedJob) -> None:
                 "local mode uses the programs of this machine, not images",
                 "in the repository's folder: pip install -e '.[trainer]'",
             )
-    elif admitted.command[0] == "torchrun" and shutil.which("torchrun", path=_PATH) is None:
+    elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=_PATH) is None:
+        owner, install = _INSTALLED_BY[program]
         raise LocalError(
-            "the job runs torchrun, which is not installed here",
-            "torchrun is part of PyTorch; local mode uses the programs of this machine, not images",
-            "pip install torch",
+            f"the job runs {program}, which is not installed here",
+            f"{program} is part of {owner}; local mode uses the programs of this machine, not images",
+            install,
         )
 
 

@@ -61,6 +61,8 @@ class Operator:
                 reads_logs=settings.read_logs,
                 pod_namespace=settings.pod_namespace,
                 pod_labels=dict(settings.pod_labels),
+                launcher_image=settings.launcher_image,
+                launcher_pull_policy=settings.pull_policy_of_launcher,
             ),
             lambda on_news: ProgressPoller(
                 settings.progress_interval_seconds,

@@ -10,10 +10,17 @@ from functools import partial
 from typing import Any
 
 from ddpjob import __version__
+from ddpjob.engine.actions import LAUNCHER_IMAGE
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# https://pkg.go.dev/github.com/distribution/reference, without digests of other algorithms.
+IMAGE = re.compile(
+    r"([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?/)?[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+MAX_IMAGE = 512
 LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{LABEL_VALUE.pattern}")
 
 Check = Callable[[str], Any]
@@ -64,6 +71,12 @@ def _domain(text: str) -> str:
     return text
 
 
+def _image(text: str) -> str:
+    if len(text) > MAX_IMAGE or not IMAGE.fullmatch(text):
+        raise ValueError("must be the name of an image, such as registry.example.com/ddpjob/trainer:0.1.0")
+    return text
+
+
 def _number(kind: type[int] | type[float], low: float, high: float) -> Check:
     def check(text: str) -> float:
         try:
@@ -79,9 +92,10 @@ def _number(kind: type[int] | type[float], low: float, high: float) -> Check:
 
 def _choice(*allowed: str) -> Check:
     def check(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}")
-        return text.lower()
+        found = next((choice for choice in allowed if choice.lower() == text.lower()), None)
+        if found is None:
+            raise ValueError(f"must be one of {', '.join(filter(None, allowed))}")
+        return found
 
     return check
 
@@ -136,11 +150,24 @@ class Settings:
     pod_labels: tuple[tuple[str, str], ...] = _setting(
         (), _labels, "labels KEY=VALUE,... of the operator's pods; empty for all pods of the namespace"
     )
+    launcher_image: str = _setting(
+        LAUNCHER_IMAGE, _image, "trainer image of this release, from which jobs with launcher: Injected get ddprun"
+    )
+    launcher_pull_policy: str = _setting(
+        "",
+        _choice("", "Always", "IfNotPresent", "Never"),
+        "Always, IfNotPresent or Never; by default Never for the default image, and IfNotPresent for every other",
+    )
     kubeconfig: str | None = _setting(
         None,
         lambda text: text or None,
         "kubeconfig to use; by default KUBECONFIG, else the pod's service account, else ~/.kube/config",
     )
+
+    @property
+    def pull_policy_of_launcher(self) -> str:
+        """The pull policy of ``launcher_image``; the default image is not ours in any registry."""
+        return self.launcher_pull_policy or ("Never" if self.launcher_image == LAUNCHER_IMAGE else "IfNotPresent")
 
     @property
     def scopes(self) -> tuple[str | None, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from ddpjob import __version__
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
 
@@ -76,12 +77,18 @@ class Problem:
     message: str
 
 
+LAUNCHER_IMAGE: Final = f"ddpjob/trainer:{__version__}"
+"""The trainer's image of this release. The name is of no registry, so it is never pulled from there."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """Settings of the cluster and the operator that plans depend on.
 
     pod_namespace, pod_labels: select the operator's own pods, which the NetworkPolicies of jobs admit; without a
         namespace they admit no operator.
+    launcher_image, launcher_pull_policy: of the init container of ``launcher: Injected``; without an image the machine
+        has ``ddprun``, as in local mode.
     """
 
     cluster_domain: str = "cluster.local"
@@ -93,6 +100,8 @@ class EngineSettings:
     """Whether ``ttlSecondsAfterFinished`` deletes finished jobs."""
     pod_namespace: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    launcher_image: str = LAUNCHER_IMAGE
+    launcher_pull_policy: str = "Never"
 
 
 @dataclass(frozen=True)

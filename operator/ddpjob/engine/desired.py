@@ -16,6 +16,7 @@ from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
 from ddpjob.api.spec import OPEN_PARTS, SCHEDULING_PARTS, DDPJobSpec, parse_spec, without_scheduling
 from ddpjob.engine.actions import Change, Create, Delete, EngineSettings, patch_between
+from ddpjob.engine.injection import with_launcher
 from ddpjob.engine.merge import merge
 from ddpjob.engine.template import render
 
@@ -409,7 +410,10 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
     if pod["spec"].get("hostNetwork"):
         # The default policy uses the resolver of the Kubernetes node, which cannot resolve MASTER_ADDR.
         pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
-    return _secured(_ordered(pod), defaults)
+    pod = _ordered(pod)
+    if spec.launcher is not None:
+        pod = with_launcher(pod, settings.launcher_image, settings.launcher_pull_policy)
+    return _secured(pod, defaults)
 
 
 def _ask_for_no_sidecar(defaults: Json, given: Json) -> None:

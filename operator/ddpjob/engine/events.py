@@ -7,7 +7,7 @@ from ddpjob.api.text import shorten
 from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
-from ddpjob.engine.launcher import launch_warning
+from ddpjob.engine.launcher import injection_warning, launch_warning
 from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, obstacles
 from ddpjob.engine.state import JobState
 
@@ -23,6 +23,8 @@ def notes(s: JobState, decision: Decision, status: DDPJobStatus) -> Iterator[Not
             yield Note("Normal", decision.reason, decision.message)
             if warning := launch_warning(s.job):
                 yield Note("Warning", "NoLauncher", warning)
+            if warning := injection_warning(s.job):
+                yield Note("Warning", "LauncherNotUsed", warning)
             if fields := overridden_fields(s.job):
                 text = f"the operator sets these fields itself, and ignores the values in {', '.join(fields)}"
                 yield Note("Warning", "TemplateOverridden", shorten(text, MAX_NOTE))

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, SUPERSEDED
 from ddpjob.api.log_failure import LogFailure
+from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.report import EndReport
 from ddpjob.api.times import parse_time, seconds_between
@@ -241,16 +242,17 @@ def _evidence(pod: PodView, report: EndReport, exit_code: int | None) -> Evidenc
 
 def evidence_of_waiting(pod: PodView) -> Evidence:
     """Return the facts of a pod whose container cannot start."""
-    reason, message = pod.waiting or ("", "")
-    return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=message)
+    reason = pod.waiting[0] if pod.waiting else ""
+    return Evidence(pod.node_rank, "own", pod=pod, reason=reason, message=pod.waiting_text)
 
 
 def is_refused(pod: PodView) -> bool:
     """Return whether the kubelet does not start a container of the pod, for a reason that may last.
 
+    Of the launcher's init container the administrator of the operator can make the change, so no job fails for it.
     With the message "failed to sync secret cache: timed out" the kubelet only has not read the Secret yet.
     """
-    if pod.waiting is None or pod.state != "pending" or pod.deleting:
+    if pod.waiting is None or pod.waiting_init == LAUNCHER or pod.state != "pending" or pod.deleting:
         return False
     reason, message = pod.waiting
     return reason in REFUSALS and not message.startswith("failed to sync")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL
 from typing import Literal
 
-from ddpjob.api import exit_codes
+from ddpjob.api import exit_codes, names
 from ddpjob.api.limits import MAX_LOG_TAIL, MAX_REASON
 from ddpjob.api.log_failure import LogFailure
 from ddpjob.api.status import Failure
@@ -211,6 +211,15 @@ TABLE: tuple[Judgement, ...] = (
         action="Fail",
         hint="the Secret, ConfigMap or key that the message names does not exist",
         next="create it, or correct env, envFrom or template, and create the job again",
+    ),
+    Judgement(
+        "LauncherNotInjected",
+        "the init container of `launcher: Injected` failed",
+        lambda e, _: e.pod is not None and e.exit_code is None and e.pod.failed_init == names.LAUNCHER,
+        hint="the operator's launcher image is not the trainer image of its release, is for another architecture, or "
+        "the node's disk is full",
+        next=f"kubectl logs {{pod}} -c {names.LAUNCHER}; the operator's administrator sets the image (chart value "
+        "operator.launcherImage)",
     ),
     Judgement(
         "StartError",

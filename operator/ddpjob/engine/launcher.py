@@ -4,12 +4,12 @@ With one process per node the operator sets RANK and WORLD_SIZE, so every progra
 launcher must start the processes of the node and give each its rank; without one, each node trains alone.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from ddpjob.api.text import shorten
 from ddpjob.engine.desired import Job
+from ddpjob.engine.injection import PROGRAM, PYTHON, PYTHON_OPTIONS_WITH_A_VALUE, WRAPPERS, launched
 
 LAUNCHERS = frozenset(
     {"torchrun", "ddprun", "ddptrain", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "colossalai"}
@@ -25,16 +25,7 @@ LAUNCHER_MODULES = frozenset(
 """The same as modules of ``python -m``."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "make"})
 """Programs that run a script, which may call a launcher; the command does not show it."""
-WRAPPERS = frozenset(
-    {
-        *("env", "exec", "nice", "ionice", "chrt", "taskset", "numactl", "time", "timeout", "stdbuf", "setsid", "gosu"),
-        *("tini", "dumb-init", "catchsegv", "nsys", "ncu", "py-spy", "strace", "uv", "poetry", "conda", "pixi", "run"),
-    }
-)
-"""Programs that start the program that follows their options."""
 _MAX_COMMAND = 200
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-_PYTHON_OPTIONS_WITH_A_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 
 
 def launch_warning(job: Job) -> str | None:
@@ -54,6 +45,18 @@ def launch_warning(job: Job) -> str | None:
     )
 
 
+def injection_warning(job: Job) -> str | None:
+    """Return why ``launcher: Injected`` does not change the job's command; None if it does, or is not asked for."""
+    words = trainer_command(job)
+    if job.spec.launcher is None or launched(words, PROGRAM) is not None or any(PROGRAM in word for word in words):
+        return None
+    what = f"the command {shorten(' '.join(words[:3]), _MAX_COMMAND)}" if words else "the entrypoint of the image"
+    return (
+        f"launcher is Injected, but {what} runs unchanged: only torchrun, ddprun and python -m torch.distributed.run "
+        f"are replaced (command: [torchrun, train.py]); a script of your own can call python3 {PROGRAM} train.py"
+    )
+
+
 def trainer_command(job: Job) -> list[str]:
     """Return the trainer's command with its arguments; empty if the image's entrypoint runs."""
     spec, trainer = job.spec, next(iter(job.spec.trainers), None)
@@ -68,7 +71,7 @@ def _is_unlaunched(words: Iterator[str]) -> bool:
         program = PurePosixPath(word).name
         if program in LAUNCHERS or program in SHELLS or program.endswith(".sh"):
             return False
-        if _PYTHON.fullmatch(program):
+        if PYTHON.fullmatch(program):
             return _is_plain_python(words)
         if program not in WRAPPERS and not word.startswith("-") and "=" not in word and not word.isdecimal():
             return True
@@ -82,7 +85,7 @@ def _is_plain_python(words: Iterator[str]) -> bool:
             return next(words, "") not in LAUNCHER_MODULES
         if word == "-c":
             return False
-        if word in _PYTHON_OPTIONS_WITH_A_VALUE:
+        if word in PYTHON_OPTIONS_WITH_A_VALUE:
             next(words, "")
         elif not word.startswith("-"):
             return PurePosixPath(word).name not in LAUNCHERS

@@ -5,6 +5,7 @@ An obstacle that has to last before it is shown has a wait; ``waits`` returns th
 
 from collections.abc import Iterable, Iterator
 
+from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
 from ddpjob.api.status import RUNNING
 from ddpjob.api.times import seconds_between
@@ -20,6 +21,10 @@ CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
 """How long rank 0 may be silent: a trainer opens its port some time after its container has started."""
 _PREPARATION_SECONDS = 10.0
+_LAUNCHER_ADVICE = (
+    "launcher: Injected needs the operator's launcher image: the administrator of the operator sets it (chart value "
+    "operator.launcherImage), and spec.imagePullSecrets names the Secret with which to pull it"
+)
 
 Obstacle = tuple[str, str]
 """Reason and message."""
@@ -33,13 +38,18 @@ def obstacles(s: JobState) -> Iterator[Obstacle]:
         text = f"{len(former)} pods of a deleted job of this name still run, for example {former[0].name}"
         yield FORMER_PODS, f"{text}: the first attempt starts when they have ended, to read their last checkpoint"
     yield from ((problem.reason, problem.message) for problem in s.observed.problems)
-    yield from ((pod.waiting[0], f"{pod.where}: {pod.waiting[1]}") for pod in pods if pod.waiting)
+    yield from ((pod.waiting[0], f"{pod.where}: {_waiting_text(pod)}") for pod in pods if pod.waiting)
     yield from _unschedulable(s, pods)
     for pod in pods:
         if (left := _seconds_to_prepare(s, pod)) is not None and left <= 0:
             what = "its volumes or its network are" if pod.prepared is False else "its containers are"
             reason = "PodNotPrepared" if pod.prepared is False else CONTAINER_CREATING
             yield reason, f"{pod.where}: {what} not ready: kubectl describe pod {pod.name} -n {s.job.namespace}"
+
+
+def _waiting_text(pod: PodView) -> str:
+    advice = f"; {_LAUNCHER_ADVICE}" if pod.waiting_init == LAUNCHER else ""
+    return f"{pod.waiting_text}{advice}"
 
 
 def scheduling_obstacle(s: JobState) -> Obstacle | None:

@@ -25,6 +25,9 @@ from ddpjob.local import LocalError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
+LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
+SETTINGS = EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="")
+"""Of all plans of local mode, where the jobs find ``ddprun`` on this machine."""
 SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
 """Fields of metadata; `ddpjob get -o yaml` and `kubectl get -o yaml` print them."""
 
@@ -59,8 +62,8 @@ class AdmittedJob:
 
     @cached_property
     def pods(self) -> tuple[Json, ...]:
-        """The pods of attempt 1, rendered once."""
-        return tuple(create.body for create in desired_pods(self.job, 1, EngineSettings()))
+        """The pods of attempt 1 as local mode runs them, rendered once."""
+        return tuple(create.body for create in desired_pods(self.job, 1, SETTINGS))
 
     @property
     def command(self) -> list[str]:
@@ -89,9 +92,10 @@ class AdmittedJob:
     def manifests(self) -> list[Json]:
         """Return what a cluster would hold: the DDPJob, its Service, policy and claim, and the pods of attempt 1."""
         meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
-        parts = (desired_service(self.job), desired_policy(self.job, EngineSettings()), desired_claim(self.job))
-        creates = [create for create in parts if create is not None]
-        return [self.body | {"metadata": meta}, *(create.body for create in creates), *self.pods]
+        settings = EngineSettings()
+        parts = (desired_service(self.job), desired_policy(self.job, settings), desired_claim(self.job))
+        creates = [*(create for create in parts if create is not None), *desired_pods(self.job, 1, settings)]
+        return [self.body | {"metadata": meta}, *(create.body for create in creates)]
 
 
 def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:

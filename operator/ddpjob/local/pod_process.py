@@ -17,6 +17,7 @@ from ddpjob.api.log_failure import SEARCHED_BYTES, LogFailure, log_failure
 from ddpjob.api.objects import Json
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.injection import PROGRAM
 from ddpjob.local import LocalError
 from ddpjob.local.environment import declared, expand, inherited
 from ddpjob.local.references import NO_REFERENCES, References
@@ -29,6 +30,8 @@ ENTRYPOINT = "ddptrain"
 """Entrypoint of the project's trainer image; other images are not inspected."""
 PRIVATE = "volumes"
 """Folder of the volumes that belong to one pod, Secrets among them; it is removed when the pod has ended."""
+_DDPRUN = str(Path(sys.executable).with_name("ddprun"))
+"""What a cluster's pods have at ``PROGRAM`` with ``launcher: Injected``."""
 _SHIM = Path(__file__).with_name("shim.py")
 _MESSAGE_BYTES = 4096
 _LOG_BYTES, _LOG_LINES = 2048, 80
@@ -171,7 +174,7 @@ def _program(pod: Json, machine: Machine, volumes: Volumes, message_file: Path) 
         service=spec["subdomain"],
         namespace=meta["namespace"],
         domain=EngineSettings().cluster_domain,
-        paths=volumes.paths | {message_path: str(message_file)},
+        paths=volumes.paths | {message_path: str(message_file), PROGRAM: _DDPRUN},
     )
     rank = int(meta["labels"][names.LABEL_NODE_RANK])
     gpus = gpu_share(machine.gpus, rank, machine.paths.job.spec.devices_per_node)

@@ -6,16 +6,13 @@ from datetime import UTC, datetime
 
 from ddpjob.api.objects import Json, is_true
 from ddpjob.api.spec import forbidden_changes
-from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.observed import Observed
 from ddpjob.engine.plan import plan
-from ddpjob.local.admission import AdmittedJob
+from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import PRIVATE
 from ddpjob.local.state import HostPaths, JobFolder, remove_tree
 
 Say = Callable[[str], None]
-LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
-SETTINGS = EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND)
 _PLANS = 10  # to end an attempt takes two
 
 

@@ -24,7 +24,7 @@ from ddpjob.engine.actions import Note, Plan
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
-from ddpjob.local.admission import AdmittedJob
+from ddpjob.local.admission import SETTINGS, AdmittedJob
 from ddpjob.local.pod_process import Machine, PodProcess
 from ddpjob.local.translate import LOOPBACK
 
@@ -116,7 +116,7 @@ class Session:
             self._forget_deleted()
             if self._is_stopped and not is_true(self.job.get("status"), "Finished"):
                 self.job = resume.changed(self.job, self.job["spec"] | {"suspend": True})
-            made = plan(self.job, self._observed(), self._clock.now(), resume.SETTINGS)
+            made = plan(self.job, self._observed(), self._clock.now(), SETTINGS)
             if made.status is not None:
                 self.job = self.job | {"status": made.status}
             self.machine.paths.record.save(self.job, self.pods)
