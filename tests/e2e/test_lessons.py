@@ -1,4 +1,4 @@
-"""Lessons as DDPJobs on a real cluster: two files of manifests/examples/lessons. tests/cli runs two others."""
+"""Lessons as DDPJobs on a real cluster: two files of manifests/examples/lessons. tests/cli runs another."""
 
 from __future__ import annotations
 
