@@ -22,6 +22,7 @@ from tests.kind.toolchain import ToolchainError
 
 OPERATOR_TAG = "ddpjob/operator:dev"
 TRAINER_TAG = "ddpjob/trainer:dev"
+TORCH_TAG = "ddpjob/torch:dev"
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SHARED_WHEELS = _REPOSITORY.parent / "shared" / "wheels"
@@ -76,6 +77,16 @@ def require_images(*tags: str) -> None:
                 f"the image {tag} is not built from the present working tree. "
                 "Build it with: python -m tests.kind prepare images"
             )
+
+
+def build_torch_image() -> str:
+    """Build the image with Python and PyTorch alone from the trainer's image, and return its tag."""
+    engine = ensure_engine()
+    folder = Path(__file__).parent / "base"
+    with locked("images"):
+        command = ["build", "--build-arg", f"TRAINER={TRAINER_TAG}", "--tag", TORCH_TAG]
+        docker(*command, "--file", folder / "torch.Dockerfile", folder, engine=engine, timeout=_BUILD_SECONDS)
+    return TORCH_TAG
 
 
 def _base_image() -> str | None:
