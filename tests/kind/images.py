@@ -84,7 +84,7 @@ def build_torch_image() -> str:
     engine = ensure_engine()
     folder = Path(__file__).parent / "base"
     with locked("images"):
-        command = ["build", "--build-arg", f"TRAINER={TRAINER_TAG}", "--tag", TORCH_TAG]
+        command = ["build", *build_arguments(engine), "--build-arg", f"TRAINER={TRAINER_TAG}", "--tag", TORCH_TAG]
         docker(*command, "--file", folder / "torch.Dockerfile", folder, engine=engine, timeout=_BUILD_SECONDS)
     return TORCH_TAG
 

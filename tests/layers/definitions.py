@@ -97,6 +97,7 @@ LAYERS = (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
             _tool("mypy", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
+            _tool("mypy", "-p", "ddprun", "--python-version", "3.10"),  # of images to which the operator copies it
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),
             Command(("{helm}", "lint", "--strict", "charts/ddpjob"), needs=("helm",)),
