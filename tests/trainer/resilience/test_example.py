@@ -1,6 +1,7 @@
 """The scripts of manifests/examples train and resume: those to copy (train.py, train_plain.py), and that for torchrun.
 
-ddprun gives its ranks the variables of torchrun's workers (test_scripts.py), and has imported what takes the longest.
+ddprun gives its ranks the variables of torchrun's workers (test_script_starts.py), and has imported what takes the
+longest.
 """
 
 from __future__ import annotations

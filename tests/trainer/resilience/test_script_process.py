@@ -1,0 +1,171 @@
+"""A script runs in the process of its rank as it does in an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zipapp
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.resilience.scripts import run, written
+from tests.trainer.runs import ForkServer, wait_until
+
+pytestmark = pytest.mark.together
+
+
+def test_interpreter_ends_as_usual(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'handler ran')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('thread ended'))).start()\n"
+        "sys.exit(0)\n",
+    )
+    slow = "import ddprun.launcher.node_reports as reports; reports._VOLUME = 0.0"  # a child of the launcher stays
+    done = ddptrain.run("--log-dir", tmp_path / "logs", script, module="ddprun", first=slow)
+    assert "thread ended\nhandler ran\n" in done.output()
+    assert "Exception" not in done.output()
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_script_that_closes_its_stdout_succeeds(ddptrain: ForkServer, tmp_path: Path, how: str) -> None:
+    script = written(tmp_path, "import sys\nprint('last line')\nsys.stdout.close()\n")
+    done = run(ddptrain, "--start", how, "--nproc-per-node", 2, script)
+    assert "[n0r1] last line\n" in done.output()
+    assert "Traceback" not in done.output()
+
+
+def test_script_that_closes_all_descriptors_ends_as_it_does_alone(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import os, sys\n"
+        "os.closerange(3, 1024)\n"
+        f"files = [open('{tmp_path}/results', 'w') for _ in range(100)]\n"
+        "print('closed')\nsys.exit(len(sys.argv) > 1 and 'failed')\n"
+    )
+    script = written(tmp_path, text)
+    assert run(ddptrain, script).output() == "closed\n"
+    assert run(ddptrain, script, "fail", code=1).message()["message"].endswith("no report; its last line: failed")
+    assert (tmp_path / "results").read_text() == ""
+
+
+def test_script_in_another_encoding_runs(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes("# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n".encode("latin-1"))
+    assert run(ddptrain, script).output() == "True\n"
+
+
+def test_classes_of_the_script_can_be_pickled_until_its_end(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import atexit, pickle, threading, time\n"
+        "class Saved: pass\n"
+        "def save(name): print(name, type(pickle.loads(pickle.dumps(Saved()))).__name__)\n"
+        "atexit.register(save, 'handler')\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(0.3), save('thread'))).start()\n"
+    )
+    assert "thread Saved\nhandler Saved\n" in run(ddptrain, written(tmp_path, text)).output()
+    spawned = run(ddptrain, "--start", "spawn", "-m", "train", first=f"import os; os.chdir({str(tmp_path)!r})")
+    assert "thread Saved\nhandler Saved\n" in spawned.output()
+
+
+def test_script_with_a_syntax_error_is_reported_at_its_line(ddptrain: ForkServer, tmp_path: Path) -> None:
+    failed = run(ddptrain, written(tmp_path, "x = 1\ndef f(:\n"), code=1)
+    assert failed.message()["where"] == "train.py:2"
+    assert "/ddprun/" not in failed.output()
+
+
+def test_hook_for_uncaught_exceptions_is_called(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: print('crashed:', error, trace.tb_lineno)\n1 / 0\n"
+    failed = run(ddptrain, written(tmp_path, text), code=1)
+    assert "crashed: division by zero 3\n" in failed.output()
+    assert failed.message()["kind"] == "ZeroDivisionError"
+
+
+def test_error_is_shown_also_if_the_hook_for_it_fails(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: error.absent\n1 / 0\n"
+    output = run(ddptrain, written(tmp_path, text), code=1).output()
+    assert "AttributeError: 'ZeroDivisionError' object has no attribute 'absent'\n" in output
+    assert "ZeroDivisionError: division by zero\nroot cause: " in output
+
+
+def at_a_terminal(text: str = "") -> str:
+    """Return what makes the launcher the foreground process of a terminal, on which a person has written ``text``."""
+    return (
+        "import fcntl, os, pty, termios\n"
+        "person, terminal = pty.openpty()\n"
+        "fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)\n"
+        "os.dup2(terminal, 0)\n"
+        f"os.write(person, {text.encode()!r})\n"
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rank_that_reads_from_a_terminal_fails_and_is_not_stopped(
+    ddptrain: ForkServer, tmp_path: Path, ranks: int
+) -> None:
+    script = written(tmp_path, "import sys\nassert not sys.stdin.isatty()\ninput('continue? ')\n")
+    failed = run(ddptrain, "--nproc-per-node", ranks, script, first=at_a_terminal("yes\n"), code=1)
+    assert (failed.message()["kind"], failed.message()["where"]) == ("EOFError", "train.py:3")
+
+
+def test_only_a_single_rank_reads_what_is_redirected(ddptrain: ForkServer, tmp_path: Path) -> None:
+    redirected = "import os\nread, write = os.pipe()\nos.write(write, b'lr: 3')\nos.close(write)\nos.dup2(read, 0)\n"
+    script = written(tmp_path, "import sys\nprint('read', sys.stdin.read())\n")
+    assert run(ddptrain, script, first=redirected).output() == "read lr: 3\n"
+    assert run(ddptrain, "--nproc-per-node", 2, script, first=redirected).output().count("read \n") == 2
+
+
+def test_interrupt_while_threads_are_awaited_ends_the_script_as_python_does(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    text = (
+        "import atexit, sys, threading, time, traceback\n"
+        "atexit.register(print, 'handler ran')\n"
+        "def functions():\n"
+        "    frame = sys._current_frames()[threading.main_thread().ident]\n"
+        "    return [each.f_code.co_name for each, _ in traceback.walk_stack(frame)]\n"
+        "def work():\n"
+        "    while '_shutdown' not in functions(): time.sleep(0.01)\n"
+        "    print('ready')\n    time.sleep(600)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    started = ddptrain.start(written(tmp_path, text), module="ddprun")
+    wait_until(lambda: "ready" in started.output(), "the end of the script")
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait() == 75, started.output()
+    assert "handler ran" in started.output()
+
+
+def test_sys_exit_in_a_thread_ends_the_thread_only(ddptrain: ForkServer, tmp_path: Path) -> None:
+    text = (
+        "import sys, threading\n"
+        "thread = threading.Thread(target=sys.exit, args=(3,))\n"
+        "thread.start()\nthread.join()\nprint('goes on')\n"
+    )
+    assert run(ddptrain, written(tmp_path, text)).output() == "goes on\n"
+
+
+def test_script_in_a_folder_with_spaces_imports_its_neighbours_after_chdir(
+    ddptrain: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("def fail():\n    raise ValueError('in the neighbour')\n")
+    (folder / "train it.py").write_text("import os\nos.chdir('/')\nimport neighbour\nneighbour.fail()\n")
+    first = f"import os; os.chdir({str(tmp_path)!r})"
+    for how in ("fork", "spawn"):
+        failed = run(ddptrain, "--start", how, "my scripts/train it.py", first=first, code=1)
+        assert (failed.message()["message"], failed.message()["where"]) == ("in the neighbour", "neighbour.py:2")
+        assert f'File "{folder}/train it.py", line 4, in <module>\n    neighbour.fail()\n' in failed.output()
+
+
+def test_archive_runs_and_its_failure_has_a_place(ddptrain: ForkServer, tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "inner.py").write_text("def fail():\n    raise ValueError(f'of {__name__}')\n")
+    (folder / "__main__.py").write_text("import sys, inner\nprint(sys.argv[1:])\ninner.fail()\n")
+    zipapp.create_archive(folder, tmp_path / "app.pyz")
+    failed = run(ddptrain, "--nproc-per-node", 2, tmp_path / "app.pyz", "--lr", 3, code=1)
+    assert "[n0r1] ['--lr', '3']\n" in failed.output()
+    assert (failed.message()["message"], failed.message()["where"]) == ("of inner", "inner.py:2")
