@@ -281,7 +281,8 @@ def test_only_launchers_of_the_same_attempt_are_taken() -> None:
     with ours, theirs:
         for line in refused:
             assert not leader.takes(ours, json.dumps(line).encode() + b"\n"), line
-        assert leader.takes(ours, json.dumps(hello).encode() + b"\n")
+        assert leader.takes(ours, json.dumps(hello).encode() + b'\n{"stalled": true}\n')
+        assert leader.stalled == {1}  # said at once, and nothing follows until that changes
         leader.ask()
         leader.give(NodeFindings(0))
         assert not leader.is_settled

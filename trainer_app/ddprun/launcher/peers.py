@@ -177,7 +177,9 @@ class Peers:
                 if node in self._nodes:
                     self._nodes[node].close()
                     self._lost(node)
-                self._nodes[node] = _Connection(sock, self._selector, rest)
+                connection = self._nodes[node] = _Connection(sock, self._selector, rest)
+                for message in connection.messages():  # which have come with its first line
+                    self._take(connection, message)
                 return True
         return False
 
