@@ -110,8 +110,9 @@ def dump_on_request(diagnostics: Diagnostics) -> None:
     """
 
     def serve() -> None:
-        while os.read(diagnostics.requests, 8):
-            dump_flight_recorder(diagnostics)
+        with contextlib.suppress(OSError):  # the script has closed all descriptors
+            while os.read(diagnostics.requests, 8):
+                dump_flight_recorder(diagnostics)
 
     threading.Thread(target=serve, name="ddprun-dumps", daemon=True).start()
 
