@@ -14,6 +14,7 @@ import pytest
 from tests.e2e import namespace as namespaces
 from tests.e2e import nodes, storage
 from tests.e2e.installation import Installation
+from tests.e2e.kubectl import Kubectl
 from tests.e2e.namespace import JobNamespace, job_namespace, shared_claim
 from tests.e2e.reference import ReferenceRun, reference
 from tests.e2e.trials import Outcome, Trial, Trials, Wait, Watcher, running, undisturbed
@@ -74,7 +75,9 @@ def cluster() -> Iterator[Cluster]:
         also_count(pid, from_now=kept)
     with nodes.leaving_node(made):
         yield made
-    if not kept:
+    if kept:
+        namespaces.until_all_are_gone(Kubectl(made.kubeconfig))
+    else:
         down(name)
 
 
@@ -86,7 +89,7 @@ def trainer_image(cluster: Cluster) -> str:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
+def operator(cluster: Cluster, trainer_image: str) -> Installation:
     """Install the operator with Helm from charts/ddpjob."""
     cluster.load_image(images.OPERATOR_TAG)
     installation = Installation.of(cluster.kubeconfig)
@@ -94,8 +97,7 @@ def operator(cluster: Cluster, trainer_image: str) -> Iterator[Installation]:
     installation.uninstall()
     installation.install(images.OPERATOR_TAG, progress_seconds=PROGRESS_SECONDS)
     installation.wait_until_ready()
-    yield installation
-    namespaces.until_all_are_gone(installation.kubectl)
+    return installation
 
 
 @pytest.fixture
