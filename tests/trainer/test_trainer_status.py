@@ -55,6 +55,11 @@ def test_report_of_a_step_is_read() -> None:
     assert found == TrainerStatus(NOW + 0.5, 40, 90, {"loss": 0.5, "current_step": 120})
 
 
+def test_time_is_read_in_the_forms_of_python_and_kubernetes() -> None:
+    for text in ("2026-11-23T14:05:06+00:00", "2026-11-23T14:05:06Z", "2026-11-23T16:05:06.000000+02:00"):
+        assert parse(json.dumps({"trainerStatus": {"lastUpdatedTime": text}}).encode()).sent == NOW
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

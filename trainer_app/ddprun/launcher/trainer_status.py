@@ -8,6 +8,7 @@ training, which may have come early. The format is that of Kubeflow Trainer (KEP
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -75,7 +76,7 @@ def _no_constant(name: str) -> None:
 def _time(value: Any) -> float:
     if not _is_short(value):
         raise ValueError("lastUpdatedTime is no text of a time")
-    time_sent = datetime.fromisoformat(value)
+    time_sent = datetime.fromisoformat(re.sub("Z$", "+00:00", value))  # Python 3.10 does not read Z
     if time_sent.tzinfo is None:
         raise ValueError("lastUpdatedTime has no time zone")
     return time_sent.timestamp()
