@@ -67,7 +67,7 @@ def cluster() -> Iterator[Cluster]:
     try:
         images.require_images()
         kept = find(name) is not None
-        made = up(name, workers=WORKERS, images=(images.OPERATOR_TAG, images.TRAINER_TAG))
+        made = up(name, workers=WORKERS, images=(images.OPERATOR_TAG, images.TRAINER_TAG, images.TORCH_TAG))
     except (DockerUnavailableError, ToolchainError) as error:
         skip_unless_ci(error)
     storage.put_mnist(made.initial)

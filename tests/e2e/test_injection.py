@@ -34,7 +34,7 @@ class Trained:
 
 
 def injected(trial: Trial) -> Trained:
-    trial.cluster.load_image(images.build_torch_image())
+    trial.cluster.load_image(images.TORCH_TAG)
     script, job = yaml.safe_load_all(EXAMPLE.read_text())
     name = job["metadata"]["name"]
     job["spec"]["image"] = images.TORCH_TAG

@@ -79,14 +79,13 @@ def require_images(*tags: str) -> None:
             )
 
 
-def build_torch_image() -> str:
-    """Build the image with Python and PyTorch alone from the trainer's image, and return its tag."""
-    engine = ensure_engine()
-    folder = Path(__file__).parent / "base"
+def build_images_for_tests() -> None:
+    """Build both images, and the one with Python and PyTorch alone, which is a layer on the trainer's."""
+    build_images()
+    engine, folder = ensure_engine(), Path(__file__).parent / "base"
     with locked("images"):
         command = ["build", *build_arguments(engine), "--build-arg", f"TRAINER={TRAINER_TAG}", "--tag", TORCH_TAG]
         docker(*command, "--file", folder / "torch.Dockerfile", folder, engine=engine, timeout=_BUILD_SECONDS)
-    return TORCH_TAG
 
 
 def _base_image() -> str | None:

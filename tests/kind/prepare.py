@@ -139,7 +139,7 @@ def _builder(name: str, install: bool | None) -> Callable[[], object]:
     if name == "node-image":
         return lambda: node_image.build_node_image(ensure_engine())
     if name == "images":
-        return images.build_images
+        return images.build_images_for_tests
     if name == "chromium":
         return partial(packages.require, "chromium", install=install)
     return partial(toolchain.build, name)
