@@ -70,15 +70,17 @@ def begin(
 
 def count_step() -> None:
     """Take note of an optimizer's step; a script that reports its steps itself knows their number better."""
-    beats, reports = _state.beats, _state.reports
+    beats, progress = _state.beats, _state.progress
     is_first = beats is not None and not beats.is_taken
-    if _state.is_reported or not _takes(beats):
+    if progress is None or _state.is_reported or not _takes(beats):
         still_steps()
         return
     if is_first:  # another process of the rank may have made steps before
         _state.steps = max(_state.steps, _state.heartbeat.last.step)
     _state.steps += 1
-    _completed(_state.steps, {}, shows=reports is None or not reports.is_elsewhere())
+    _state.heartbeat.mark("train", _state.steps)
+    if not (progress.is_of_another() and _state.reports and _state.reports.is_elsewhere()):
+        progress.update(phase="train", step=_state.steps)
 
 
 def _takes(turn: Turn | None) -> bool:
@@ -144,7 +146,11 @@ def report(
         shown["checkpoint"] = {"step": step, "path": os.path.relpath(checkpoint, base)}
         _state.saved = _state.stop_agreed
     _state.is_reported = True
-    _completed(step, shown, shows=_takes(_state.reports))
+    if _state.progress is not None:
+        if _takes(_state.beats):
+            _state.heartbeat.mark("train", step)
+        if _takes(_state.reports):
+            _state.progress.update(phase="train", step=step, **shown)
 
 
 def _number(name: str, value: Any) -> float:
@@ -164,14 +170,6 @@ def _metrics() -> ScriptMetrics | None:
         folder = _state.settings.checkpoint_dir or os.environ.get("DDPJOB_CHECKPOINT_DIR")
         _state.metrics = ScriptMetrics(Path(folder).absolute()) if folder else None
     return _state.metrics if rank_and_size()[0] == 0 else None
-
-
-def _completed(step: int, values: dict[str, Any], *, shows: bool) -> None:
-    if _state.progress is not None:
-        if _takes(_state.beats):
-            _state.heartbeat.mark("train", step)
-        if shows:
-            _state.progress.update(phase="train", step=step, **values)
 
 
 def should_stop() -> bool:

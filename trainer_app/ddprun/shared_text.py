@@ -29,17 +29,22 @@ class SharedText:
         content = text.encode()
         if len(content) > LONGEST:
             return False
-        self._number = _newest(self._memory)[0] + 1
+        if self.is_of_another():
+            self._number = _newest(self._memory)[0]
+        self._number += 1
         begin = self._number % 2 * _PLACE
         head = begin + _HEAD.size
         self._memory[head : head + len(content)] = content
         _HEAD.pack_into(self._memory, begin, self._number, len(content), _checksum(self._number, content))
         return True
 
-    def of_another(self) -> str:
-        """Return the newest text, if another writer has written it since the last ``write``; else an empty text."""
-        number, content = _newest(self._memory)
-        return content.decode() if number > self._number else ""
+    def is_of_another(self) -> bool:
+        """Return whether another writer has written, or has begun to, since the last ``write``."""
+        return max(_HEAD.unpack_from(self._memory, begin)[0] for begin in (0, _PLACE)) != self._number
+
+    def newest(self) -> str:
+        """Return the newest text, of any writer."""
+        return read(self._memory)
 
 
 def read(memory: bytes | memoryview) -> str:

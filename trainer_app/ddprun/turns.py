@@ -39,13 +39,17 @@ class Turn:
     @property
     def is_taken(self) -> bool:
         """Whether this process has it, and the rank's process has not ended."""
-        return self._taken_by == os.getpid() and self._lasts()
+        me = os.getpid()
+        return self._taken_by == me and (self._rank == me or self._lasts())
 
     def take(self) -> bool:
         """Take it, if no other process has it; return whether this process has it now."""
-        if not self.is_taken and self._lasts() and self._locks(self._byte, fcntl.LOCK_EX):
-            self._taken_by = os.getpid()
-        return self.is_taken
+        if self.is_taken:
+            return True
+        if not (self._lasts() and self._locks(self._byte, fcntl.LOCK_EX)):
+            return False
+        self._taken_by = os.getpid()
+        return True
 
     def is_elsewhere(self) -> bool:
         """Return whether another process has it."""

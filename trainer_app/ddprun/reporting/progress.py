@@ -65,7 +65,7 @@ class Progress:
 
     def _continue(self) -> None:
         """Take over what another process of this rank has reported meanwhile."""
-        if self._shared and (text := self._shared.of_another()):
+        if self.is_of_another() and self._shared and (text := self._shared.newest()):
             values = json.loads(text)
             self._seq, self._changed = values.pop("seq"), values.pop("changed")
             self._values.update(values)
@@ -74,6 +74,10 @@ class Progress:
         assert self._file is not None
         with contextlib.suppress(OSError):  # only a copy; the next save reports a volume that fails
             write_atomically(self._file, dumps_json(self.snapshot()).encode(), durable=False)
+
+    def is_of_another(self) -> bool:
+        """Return whether another process of this rank has reported since this one did last."""
+        return self._shared is not None and self._shared.is_of_another()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the report as a dict; ``ageSeconds`` is the time since the last completed work."""
