@@ -40,7 +40,8 @@ class SharedText:
 
     def is_of_another(self) -> bool:
         """Return whether another writer has written, or has begun to, since the last ``write``."""
-        return max(_HEAD.unpack_from(self._memory, begin)[0] for begin in (0, _PLACE)) != self._number
+        newest: int = max(_HEAD.unpack_from(self._memory, begin)[0] for begin in (0, _PLACE))
+        return newest != self._number
 
     def newest(self) -> str:
         """Return the newest text, of any writer."""
