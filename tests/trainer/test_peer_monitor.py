@@ -6,10 +6,9 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,15 +20,17 @@ from ddprun.distributed.rendezvous import EXIT_KEY
 from ddprun.distributed.topology import Ranks
 from ddprun.errors import PeerLost
 from ddprun.signals import StopFlag
+from tests.trainer.runs import ForkServer, Run, wait_until
 
 Lost = queue.Queue[tuple[int, PeerLost]]
 Started = tuple[list[PeerMonitor], Lost]
 
 SERVER = """
+import signal
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
-input()
+signal.pause()
 """
 
 
@@ -54,20 +55,18 @@ def start(port: int, nodes: int, *, silence: float) -> Started:
 
 
 @pytest.fixture
-def server() -> Iterator[subprocess.Popen[str]]:
+def server(ddptrain: ForkServer, tmp_path: Path) -> Run:
     """A process that hosts a store, and prints its port."""
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        yield process
-        process.kill()
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    return ddptrain.start(module=script)
 
 
-def port_of(server: subprocess.Popen[str]) -> int:
-    assert server.stdout is not None
-    return int(server.stdout.readline())
+def port_of(server: Run) -> int:
+    return int(wait_until(lambda: server.output().endswith("\n") and server.output(), "the store's port"))
 
 
-def test_a_silent_node_is_lost_for_all_others(server: subprocess.Popen[str]) -> None:
+def test_a_silent_node_is_lost_for_all_others(server: Run) -> None:
     port = port_of(server)
     monitors, lost = start(port, 3, silence=2)
     client(port)().wait(["alive/0", "alive/1", "alive/2"], timedelta(seconds=60))
@@ -79,7 +78,7 @@ def test_a_silent_node_is_lost_for_all_others(server: subprocess.Popen[str]) -> 
         monitor.stop()
 
 
-def test_an_announced_exit_reaches_every_node(server: subprocess.Popen[str]) -> None:
+def test_an_announced_exit_reaches_every_node(server: Run) -> None:
     port = port_of(server)
     monitors, lost = start(port, 2, silence=60)
     client(port)().set(EXIT_KEY, json.dumps({"rank": 3, "reason": "boom"}))
@@ -89,7 +88,7 @@ def test_an_announced_exit_reaches_every_node(server: subprocess.Popen[str]) -> 
         monitor.stop()
 
 
-def test_a_rank_does_not_count_its_own_exit_as_a_lost_peer(server: subprocess.Popen[str]) -> None:
+def test_a_rank_does_not_count_its_own_exit_as_a_lost_peer(server: Run) -> None:
     port = port_of(server)
     monitors, lost = start(port, 2, silence=60)
     store = client(port)()
@@ -101,7 +100,7 @@ def test_a_rank_does_not_count_its_own_exit_as_a_lost_peer(server: subprocess.Po
     monitors[1].stop()
 
 
-def test_a_store_that_no_longer_answers_is_noticed(server: subprocess.Popen[str]) -> None:
+def test_a_store_that_no_longer_answers_is_noticed(server: Run) -> None:
     monitors, lost = start(port_of(server), 2, silence=2)
     os.kill(server.pid, signal.SIGSTOP)
     _, error = lost.get(timeout=60)
