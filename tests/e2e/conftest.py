@@ -125,6 +125,7 @@ def trials(
         outcomes: dict[str, Future[Any]] = {}
         for name, of_module in started.items():
             namespace = stack.enter_context(job_namespace(cluster, name))
+            assert not outcomes.keys() & of_module.acts.keys(), "two trials have one name"
             outcomes |= stack.enter_context(running(cluster, namespace, of_module))
         yield outcomes
 

@@ -309,12 +309,16 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
 ) -> None:
     """Those of a drained node are in test_unreachable_nodes.py."""
     done: Outcome = outcome(act)
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 2, (1, 0))
-    failure = done.failure
-    assert (failure["attempt"], failure["reason"], failure["action"]) == (1, reason, "Restart")
-    assert failure["nodeRank"] in node_ranks
-    assert failure["counted"] is False
-    assert (failure["hint"], failure["next"]) == advice_of(reason)
+    # A pod of the second attempt may be on the node of the urgent pod before that one is bound.
+    failures = done.status["failures"]
+    assert 1 <= len(failures) <= (2 if act is pod_preempted else 1)
+    ended = len(failures)
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", ended + 1, (ended, 0))
+    for attempt, failure in enumerate(failures, start=1):
+        assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, reason, "Restart")
+        assert failure["nodeRank"] in (node_ranks if attempt == 1 else {0, 1})
+        assert failure["counted"] is False
+        assert (failure["hint"], failure["next"]) == advice_of(reason)
     assert_no_step_was_lost(done, undisturbed)
 
 

@@ -33,7 +33,7 @@ class Trained:
     log: str
 
 
-def injected(trial: Trial) -> Trained:
+def launcher_injected(trial: Trial) -> Trained:
     trial.cluster.load_image(images.TORCH_TAG)
     script, job = yaml.safe_load_all(EXAMPLE.read_text())
     name = job["metadata"]["name"]
@@ -47,12 +47,12 @@ def injected(trial: Trial) -> Trained:
     return Trained(trial.namespace.status(name), pods, log)
 
 
-TRIALS = Trials.of(1, injected)._replace(has_claim=False)
+TRIALS = Trials.of(1, launcher_injected)._replace(has_claim=False)
 
 
 @pytest.fixture
 def trained(outcome: Wait) -> Trained:
-    found: Trained = outcome(injected)
+    found: Trained = outcome(launcher_injected)
     return found
 
 

@@ -32,7 +32,7 @@ class Tree:
         if (shared := root.parent / "shared").is_dir():  # wheels and MNIST, as in the Makefile
             (folder / "shared").symlink_to(shared)
         self._make_environment()
-        self._times = itertools.count(int(time.time()))
+        self._times = itertools.count(int(time.time()) + 1)  # a file of this second may be compiled already
 
     @contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:

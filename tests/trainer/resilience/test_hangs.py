@@ -162,9 +162,14 @@ def test_a_node_that_polls_the_store_learns_which_rank_stopped_in_data(
 ) -> None:
     port = free_port()
     # Without a common directory only the store can carry the name: no connection to the stopped rank breaks.
-    command = ("train", *SMALL, "--data-dir", idx, "--hang-timeout", TIMEOUT, "--chaos", f"stop:{victim}:0:data")
+    command = ("train", *SMALL, "--data-dir", idx, "--chaos", f"stop:{victim}:0:data")
     patient = {"PET_RDZV_CONF": f"timeout={2 * ALLOWED}"}  # until then the ranks wait for each other's data
-    nodes = [ddptrain.start(*command, env=node(rank, port) | patient) for rank in (0, 1)]
+    # The other node, which may be slow to load its data, learns of the hang and finds none by itself.
+    limits = [TIMEOUT if rank == victim // 2 else 2 * ALLOWED for rank in (0, 1)]
+    nodes = [
+        ddptrain.start(*command, "--hang-timeout", limit, env=node(rank, port) | patient)
+        for rank, limit in enumerate(limits)
+    ]
     wait_until(lambda: "chaos: stop" in nodes[victim // 2].output(), f"rank {victim} to be stopped")
     since = time.monotonic()
     messages = [assert_out_in_time(run, since) for run in nodes]
