@@ -83,8 +83,10 @@ def test_rank_started_by_hand_with_an_impossible_number_is_refused(ddptrain: For
 @pytest.mark.parametrize("mutant", [name for name in LESSONS if name in NAMED])
 def test_lesson_notices_an_error(ddptrain: ForkServer, mutant: str) -> None:
     argv = ("lesson", mutant.partition(":")[0], "--nproc-per-node", 2)
-    run = ddptrain.run(*argv, code=1, mutant=mutant)
-    assert "Error" in run.output()
+    # On a busy machine, what nobody waited for may have arrived all the same.
+    runs = (ddptrain.start(*argv, mutant=mutant) for _ in range(5 if "not waited for" in mutant else 1))
+    noticed = next((run for run in runs if run.wait() == 1), None)
+    assert noticed is not None and "Error" in noticed.output()
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS.glob("*.py")], ids=lambda script: script.stem)
