@@ -54,9 +54,13 @@ def _of_tree(pid: int) -> float:
 
 
 def _children(pid: int | str) -> Iterator[int]:
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:  # the process ended
+        return
+    for thread in threads:
         try:
-            yield from map(int, listing.read_text().split())
+            yield from map(int, (thread / "children").read_text().split())
         except OSError:  # the thread ended
             continue
 
