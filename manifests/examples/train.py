@@ -10,6 +10,7 @@ train_plain.py saves by itself.
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -104,6 +105,8 @@ def main() -> None:
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
+        ddp = loss = None  # DDP holds the process group: freed after it, it can wait for the group's threads for ever
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ without the calls of ddprun: the script saves by itself, and shows no loss.
 """
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -107,6 +108,8 @@ def main() -> None:
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
+        ddp = loss = None  # DDP holds the process group: freed after it, it can wait for the group's threads for ever
+        gc.collect()
         dist.destroy_process_group()
 
 
