@@ -29,9 +29,9 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 async def through_proxy(control_plane: ControlPlane, proxy: FaultProxy) -> AsyncIterator[KubernetesCluster]:
-    """Return a client through the proxy. Its requests time out after one second."""
+    """Return a client through the proxy. Its requests time out after five seconds."""
     connection = await Connection.open(str(control_plane.kubeconfig(server=proxy.server)))
-    client = KubernetesCluster(connection, timeout=1.0)
+    client = KubernetesCluster(connection, timeout=5.0)
     yield client
     await client.close()
     await connection.close()

@@ -72,7 +72,7 @@ async def test_a_lasting_server_error_raises_unavailable_in_bounded_time(
     began = time.monotonic()
     with pytest.raises(Unavailable, match="etcdserver: leader changed") as caught:
         await through_proxy.get(names.PODS, namespace, "pod")
-    assert time.monotonic() - began < RETRY_SECONDS + 2
+    assert time.monotonic() - began < RETRY_SECONDS + 20
     assert caught.value.code == 500
     assert len(proxy.seen) > 1
 
@@ -82,9 +82,9 @@ async def test_a_server_that_does_not_respond_raises_unavailable(
 ) -> None:
     proxy.rule = lambda request: Fault(hold=60)
     began = time.monotonic()
-    with pytest.raises(Unavailable, match="no answer within 1 s"):
+    with pytest.raises(Unavailable, match="no answer within 5 s"):
         await through_proxy.get(names.PODS, namespace, "pod")
-    assert time.monotonic() - began < RETRY_SECONDS + 5
+    assert time.monotonic() - began < RETRY_SECONDS + 20
 
 
 async def test_a_response_that_is_not_json_raises_unavailable(

@@ -459,5 +459,6 @@ def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path, how: str) -
     output = done.stdout + done.stderr
     assert "libcudart.so.12: cannot open shared object file" in output
     if how == "spawn":
-        assert "libcudart.so.12" in (tmp_path / "logs" / "rank-1.log").read_text()
-        assert "root cause: rank" in output.splitlines()[-3]
+        # The launcher may have killed the other one before its import.
+        [rank] = re.findall(r"root cause: rank (\d)", output.splitlines()[-3])
+        assert "libcudart.so.12" in (tmp_path / "logs" / f"rank-{rank}.log").read_text()
