@@ -301,7 +301,7 @@ def test_pod_deleted_without_a_grace_period_costs_no_restart(outcome: Wait, undi
     ("act", "reason", "node_ranks"),
     [
         (all_pods_deleted, "PodDeleted", {0, 1}),
-        (pod_preempted, "Preempted", {1}),
+        (pod_preempted, "Preempted", {0, 1}),
     ],
 )
 def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
@@ -309,14 +309,14 @@ def test_planned_loss_of_a_pod_costs_no_step_and_no_restart(
 ) -> None:
     """Those of a drained node are in test_unreachable_nodes.py."""
     done: Outcome = outcome(act)
-    # A pod of the second attempt may be on the node of the urgent pod before that one is bound.
+    # Pods of the other trials need the CPUs of the pods with a low priority, too.
     failures = done.status["failures"]
-    assert 1 <= len(failures) <= (2 if act is pod_preempted else 1)
+    assert 1 <= len(failures) <= (4 if act is pod_preempted else 1)
     ended = len(failures)
     assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", ended + 1, (ended, 0))
     for attempt, failure in enumerate(failures, start=1):
         assert (failure["attempt"], failure["reason"], failure["action"]) == (attempt, reason, "Restart")
-        assert failure["nodeRank"] in (node_ranks if attempt == 1 else {0, 1})
+        assert failure["nodeRank"] in node_ranks
         assert failure["counted"] is False
         assert (failure["hint"], failure["next"]) == advice_of(reason)
     assert_no_step_was_lost(done, undisturbed)
