@@ -105,7 +105,7 @@ def main() -> None:
     if rank == 0:
         print(f"finished after {total} steps: accuracy {accuracy(model, test, device):.4f}", flush=True)
     if dist.is_initialized():
-        ddp = loss = None  # DDP holds the process group: freed after it, it can wait for the group's threads for ever
+        ddp = loss = None  # DDP holds the process group; a process that frees DDP last may never end
         gc.collect()
         dist.destroy_process_group()
 
