@@ -499,10 +499,10 @@ class DDPJobSpec(ApiModel):
     @model_validator(mode="after")
     def _launcher_has_its_place(self) -> Self:
         """Refuse a template with the launcher's volume or path; CEL cannot see these fields of the template."""
-        extra = (self.pod_template.model_extra if self.pod_template else None) or {}
-        mounts = [(trainer.model_extra or {}).get("volumeMounts") for trainer in self.trainers]
         if self.launcher is None:
             return self
+        extra = (self.pod_template.model_extra if self.pod_template else None) or {}
+        mounts = [(trainer.model_extra or {}).get("volumeMounts") for trainer in self.trainers]
         if names.LAUNCHER in _texts("name", extra.get("volumes")):
             raise ValueError(f"launcher: Injected adds a volume named {names.LAUNCHER}: rename that of the template")
         if _is_at_launcher(_texts("mountPath", *mounts)):
