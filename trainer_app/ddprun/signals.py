@@ -85,13 +85,13 @@ class StopFlag:
             self.raise_if_requested(phase)
 
 
-def catches(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for the signal; True if that is not known."""
+def catches(pid: int, number: int) -> bool | None:
+    """Return whether the process has a handler for the signal; None if that is not known, as when it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
     except (OSError, ValueError, IndexError, StopIteration):
-        return True
+        return None
     return bool(mask >> (number - 1) & 1)
 
 

@@ -19,6 +19,7 @@ from ddprun.heartbeat import HeartbeatRecord, StallTimer, activity
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
+from ddprun.signals import catches
 
 _DUMPING = 2.0  # seconds for dumps to arrive
 _STOPPED = ("T", "t")
@@ -217,7 +218,7 @@ def request_dumps(worker: WorkerProcess) -> bool:
     worker.diagnostics.clear_dumps()  # of an earlier alarm
     number = DUMP_SIGNAL if worker.sends_an_ending else SCRIPT_DUMP_SIGNAL
     pid = _trains(worker, worker.diagnostics.last_heartbeat())
-    if not _catches(pid, number):
+    if not catches(pid, number):
         return False
     with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
         os.eventfd_write(worker.diagnostics.requests, 1)
@@ -228,16 +229,8 @@ def request_dumps(worker: WorkerProcess) -> bool:
 
 def _trains(worker: WorkerProcess, record: HeartbeatRecord) -> int:
     """Return the process whose steps are the rank's: a process that the script has started, or the rank's own."""
-    is_left = record.process != worker.pid and _catches(record.process, SCRIPT_DUMP_SIGNAL)
+    is_left = record.process != worker.pid and catches(record.process, SCRIPT_DUMP_SIGNAL)
     return record.process if is_left else worker.pid
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for the signal."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << number - 1)
-    return False
 
 
 def main_thread_work(pid: int) -> int:

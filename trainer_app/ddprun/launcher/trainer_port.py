@@ -97,7 +97,7 @@ class TrainerPort(HttpPort):
         The Trainer sets its handler before its first report.
         """
         is_of_transformers = status.begins and "total_steps" in status.metrics
-        if is_of_transformers and not self._advised and not catches(self._rank_zero, signal.SIGTERM):
+        if is_of_transformers and not self._advised and catches(self._rank_zero, signal.SIGTERM) is False:
             self._advised = True
             self._say(_ADVICE)
 
