@@ -108,7 +108,7 @@ class Heartbeat:
         self._memory = memory if memory is not None else memoryview(bytearray(SIZE))
         self._on_mark, self._may_write = on_mark, may_write
         self.listener: PhaseListener | None = None
-        self._phase, self._collective, self._limit = "start", "", 0.0
+        self._phase, self._collective, self._limit = b"start", b"", 0.0
         self.touch()
 
     @property
@@ -122,7 +122,7 @@ class Heartbeat:
         Args:
             limit: seconds without a heartbeat that make a hang in this phase, if they are more than elsewhere.
         """
-        self._phase, self._limit = phase, limit
+        self._phase, self._limit = phase.encode()[:24], limit
         self._write(step)
         if self.listener:
             self.listener.phase(phase)
@@ -139,7 +139,7 @@ class Heartbeat:
         changes, before, collectives = _COUNTS.unpack_from(self._memory)
         _LAYOUT.pack_into(
             self._memory, 0, changes + 1, before if step is None else step, collectives + begun, os.getpid(),
-            time.monotonic(), self._limit, self._phase.encode()[:24], self._collective.encode()[:40],
+            time.monotonic(), self._limit, self._phase, self._collective,
         )  # fmt: skip
 
     def _tell(self, place: str) -> None:
@@ -153,12 +153,12 @@ class Heartbeat:
         Args:
             counted: False for waits that not every rank does, such as for the store. The count shows who is behind.
         """
-        self._collective = collective
+        self._collective = collective.encode()[:40]
         self._write(begun=counted)
         try:
             self._tell(collective)
             with self.listener.collective(collective) if self.listener else _NOTHING:
                 yield
         finally:
-            self._collective = ""
+            self._collective = b""
             self.touch()

@@ -40,7 +40,7 @@ class SharedText:
 
     def is_of_another(self) -> bool:
         """Return whether another writer has written, or has begun to, since the last ``write``."""
-        newest: int = max(_HEAD.unpack_from(self._memory, begin)[0] for begin in (0, _PLACE))
+        newest: int = max(_HEAD.unpack_from(self._memory)[0], _HEAD.unpack_from(self._memory, _PLACE)[0])
         return newest != self._number
 
     def newest(self) -> str:

@@ -20,6 +20,7 @@ from ddprun.shared_text import SharedText
 SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
 _FILE_PATIENCE = 30.0  # seconds at the end for a volume to take the file
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
+_encode = json.JSONEncoder(default=str).encode
 
 
 class Progress:
@@ -32,6 +33,7 @@ class Progress:
     def __init__(self, world_size: int, data: str, shared: SharedText | None = None) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
+        self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
         self._file: Path | None = None
         self._copy = BackgroundWrite(self._write_file)
         self._values: dict[str, Any] = {
@@ -52,16 +54,24 @@ class Progress:
         """Record completed work and increment ``seq``."""
         with self._lock:
             self._continue()
-            phase_changed = values.get("phase", self._values["phase"]) != self._values["phase"]
-            self._values.update(finite(values))
+            changed = {name: value for name, value in finite(values).items() if value != self._values.get(name)}
+            phase_changed = "phase" in changed
+            self._values.update(changed)
+            if changed.keys() - {"step"}:
+                self._others = ""
             self._seq, self._changed = self._seq + 1, time.monotonic()
             if self._shared:
-                self._shared.write(
-                    json.dumps({"seq": self._seq, "changed": self._changed, **self._values}, default=str)
-                )
+                self._shared.write(self._text())
         if self._file is not None and (phase_changed or self._changed - self._written > _FILE_INTERVAL):
             self._written = self._changed
             self._copy.request()
+
+    def _text(self) -> str:
+        """Return the report as JSON. A script can make a thousand steps per second, and most change only ``step``."""
+        if not self._others:
+            self._others = _encode({name: value for name, value in self._values.items() if name != "step"})[1:]
+        own = f'"seq": {self._seq}, "changed": {self._changed}, "step": {self._values["step"]:d}'
+        return f"{{{own}, {self._others}"
 
     def _continue(self) -> None:
         """Take over what another process of this rank has reported meanwhile."""
@@ -69,6 +79,7 @@ class Progress:
             values = json.loads(text)
             self._seq, self._changed = values.pop("seq"), values.pop("changed")
             self._values.update(values)
+            self._others = ""
 
     def _write_file(self) -> None:
         assert self._file is not None
