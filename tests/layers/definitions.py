@@ -48,27 +48,27 @@ _NOT_FOLLOWED = tuple(f"--ignore={path}" for path in ("tests/trainer/resilience"
 
 # The order in which commands start: what takes longest comes first, so that it does not run at the end by itself.
 LAYERS = (
-    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.55),)),
+    Layer("kind", (pytest_command("tests/e2e", "-m", "kind", needs=(*prepare.CLUSTER, "helm", "images"), cores=0.6),)),
     Layer(
         "apiserver",
         (
-            pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.5),
             pytest_command(
                 *("tests/api", "tests/cluster", "tests/controller", "tests/install", "-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
                 cores=0.3,
             ),
+            pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.5),
         ),
     ),
     Layer(
         "trainer",
         (
-            pytest_command(*FOLLOWED, cores=0.4),
-            pytest_command("tests/trainer", *_NOT_FOLLOWED, needs=("chromium",), cores=0.4),
+            pytest_command(*FOLLOWED, cores=0.3),
+            pytest_command("tests/trainer", *_NOT_FOLLOWED, needs=("chromium",), cores=0.3),
         ),
     ),
-    Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.5),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.5),)),
+    Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.3),)),
+    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.4),)),
     Layer(
         "unit",
         (
