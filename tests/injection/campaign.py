@@ -34,11 +34,10 @@ class Case(NamedTuple):
 
 
 class Undisturbed(NamedTuple):
-    """A run without a fault: how it ended, its writes, and those of them until the first attempt ran."""
+    """A run without a fault: how it ended, and its writes."""
 
     outcome: Outcome
     writes: list[str]
-    start: list[str]
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Campaign:
                 await STORIES[story](run)
                 await run.quiet()
                 writes = [write.replace(run.namespace, "NAMESPACE") for write in run.writes]
-                self._expected[story] = Undisturbed(run.outcome(), writes, writes[: run.writes_until_running])
+                self._expected[story] = Undisturbed(run.outcome(), writes)
         return self._expected[story]
 
     async def compare(self, cases: Sequence[Case]) -> None:

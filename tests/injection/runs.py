@@ -28,8 +28,7 @@ NEVER = 86_400
 class Run:
     """What the story of a job needs. Use as an async context manager, which starts and stops the operators.
 
-    writes: method and path of the operators' writes in order. writes_until_running: number of them until the first
-    attempt ran. injected: how many times the fault was injected.
+    writes: method and path of the operators' writes in order. injected: how many times the fault was injected.
     struck: the write that got the fault.
     """
 
@@ -38,7 +37,6 @@ class Run:
         self.namespace = namespace
         self.fault = fault
         self.writes: list[str] = []
-        self.writes_until_running = 0
         self.injected = 0
         self.operators = [
             OperatorProcess(
@@ -102,7 +100,6 @@ class Run:
                 lambda number=number: self._all_ready() or self.attempt() != number,  # type: ignore[misc]
             )
             if self.attempt() == number:
-                self.writes_until_running = self.writes_until_running or len(self.writes)
                 return pods
 
     async def finished(self) -> None:
