@@ -1,0 +1,1 @@
+"""Random schedules of the agreement on restarts in place, on virtual time."""

@@ -1,0 +1,211 @@
+"""The agreement on restarts in place: random schedules, the table of escalations, and what messages are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+
+from ddprun.launcher.life_messages import (
+    Blamed,
+    End,
+    Failed,
+    Failure,
+    Hello,
+    Life,
+    Message,
+    Ready,
+    Start,
+    Stop,
+    from_json,
+    to_json,
+)
+from ddprun.launcher.lives import (
+    SILENCE,
+    Action,
+    Connected,
+    Event,
+    Follower,
+    Leader,
+    Limits,
+    Progressed,
+    RanksFailed,
+    Received,
+    Send,
+    Tick,
+    follow,
+    lead,
+)
+from tests.trainer.lives.simulation import Group, Schedule, ViolationError
+
+LIFE = Life("uid", "1")
+FAILURE = Failure(1, "own", "ValueError", "ValueError", 2, 30, "wrong")
+
+
+def test_random_schedules_keep_lives_apart_and_end() -> None:
+    restarts, broken = 0, []
+    for seed in range(2000):
+        group = Group(Schedule.of(seed))
+        try:
+            restarts += group.run().leader.spent
+        except ViolationError as error:
+            broken.append(f"seed {seed}: {error}")
+    assert broken == []
+    assert restarts > 800  # the schedules do what they are for
+
+
+def after(s: Leader, now: float, *events: Event) -> tuple[Leader, list[Action]]:
+    actions: list[Action] = []
+    for event in events:
+        s, more = lead(s, event, now)
+        actions += more
+    return s, actions
+
+
+def group_of_two(life: Life = LIFE, **fields: object) -> Leader:
+    """A leader whose two nodes are in this life, the second or a later one unless it is the first."""
+    s = Leader(2, Limits(granted=5), LIFE, ticked=100.0)
+    s, _ = after(s, 100.0, *(Received(Hello(LIFE, f"boot-{node}"), node) for node in range(2)))
+    return dataclasses.replace(s, life=life, began=100.0, **fields)
+
+
+def ended(s: Leader, failure: Failure, *, healthy: bool = True, node: int = 1) -> str:
+    """Return why the attempt ends after this failure of node 1; empty if another life follows."""
+    s, _ = after(s, 101.0, Received(Failed(s.life, failure), node))
+    s, _ = after(
+        s, 101.0, Received(Ready(s.life, True, None), 1 - node), Received(Ready(s.life, healthy, failure), node)
+    )
+    assert s.phase in ("Choosing", "Ended")
+    return s.ended.reason if s.ended else ""
+
+
+@pytest.mark.parametrize("code", [2, 71, 75, 78, 79, 80])
+def test_failure_that_a_restart_cannot_change_ends_the_attempt(code: int) -> None:
+    assert "cannot change" in ended(group_of_two(), dataclasses.replace(FAILURE, code=code))
+
+
+@pytest.mark.parametrize(
+    ("reason", "s", "failure"),
+    [
+        ("", group_of_two(), FAILURE),
+        ("memory limit", group_of_two(), dataclasses.replace(FAILURE, kind="OOMKilled")),
+        ("no restart in place is left", group_of_two(life=dataclasses.replace(LIFE, number=6), mark=1), FAILURE),
+        ("no progress", group_of_two(fruitless=2), FAILURE),
+        ("", group_of_two(fruitless=2, mark=1), FAILURE),
+        ("same exception", group_of_two(last=Blamed(0, FAILURE)), FAILURE),
+        ("", group_of_two(last=Blamed(0, dataclasses.replace(FAILURE, step=29))), FAILURE),
+        ("same node", group_of_two(last=Blamed(1, dataclasses.replace(FAILURE, step=29))), FAILURE),
+        ("", group_of_two(last=Blamed(1, dataclasses.replace(FAILURE, step=29)), mark=1), FAILURE),
+        ("", group_of_two(last=Blamed(1, FAILURE)), Failure(77, "peer", "PeerLost")),
+    ],
+)
+def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
+    found = ended(s, failure)
+    assert reason in found if reason else not found
+
+
+def test_node_that_is_not_healthy_ends_the_attempt() -> None:
+    assert "not healthy" in ended(group_of_two(), FAILURE, healthy=False)
+
+
+def test_own_failure_is_blamed_before_a_lost_peer_that_arrived_first() -> None:
+    s, _ = after(group_of_two(), 101.0, Received(Failed(LIFE, Failure(77, "peer")), 0))
+    s, _ = after(s, 101.0, Received(Ready(LIFE, True, Failure(77, "peer")), 0))
+    s, _ = after(s, 101.0, Received(Ready(LIFE, True, dataclasses.replace(FAILURE, code=79)), 1))
+    assert s.ended is not None
+    assert s.ended.blamed is not None and s.ended.blamed.node == 1
+
+
+@pytest.mark.parametrize(("took", "limit"), [(1.0, 30.0), (40.0, 80.0)])
+def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first(took: float, limit: float) -> None:
+    s, _ = after(group_of_two(), 100.0 + took, Progressed(1, 0))
+    s = dataclasses.replace(s, life=LIFE.next, began=200.0, has_stepped=False)
+
+    def phase_after(seconds: float) -> str:
+        seats = {node: dataclasses.replace(seat, heard=200.0 + seconds) for node, seat in s.seats.items()}
+        quiet = dataclasses.replace(s, seats=seats, ticked=200.0 + seconds)
+        return after(quiet, 200.0 + seconds, Tick())[0].phase
+
+    assert (phase_after(limit - 1), phase_after(limit + 1)) == ("Running", "Ended")
+
+
+def test_launcher_that_was_paused_does_not_take_the_others_for_lost() -> None:
+    s, _ = after(group_of_two(), 100.0 + 3 * SILENCE, Tick())
+    assert s.phase == "Running"
+    s, _ = after(s, 100.5 + 3 * SILENCE, Tick())
+    assert s.phase == "Running"
+
+
+def test_restarted_launcher_is_not_taken_for_the_one_before() -> None:
+    s, _ = after(group_of_two(), 101.0, Received(Hello(LIFE, "another boot"), 1))
+    assert s.ended is not None and "restarted" in s.ended.reason
+
+
+def test_message_of_another_attempt_changes_nothing() -> None:
+    other = dataclasses.replace(LIFE, attempt="2")
+    s, node = group_of_two(), Follower("boot", LIFE, phase="Ready")
+    assert after(s, 101.0, Received(Failed(other, FAILURE), 1))[0] == s
+    assert follow(node, Received(Start(other.next, 1)), 1.0) == (node, ())
+
+
+def test_what_a_node_said_before_its_connection_is_lost_is_said_again() -> None:
+    node = Follower("boot", LIFE, phase="Failed", joined=True, lost=1.0, failure=FAILURE)
+    _, actions = follow(node, Connected(), 2.0)
+    assert actions == (Send(Hello(LIFE, "boot")), Send(Failed(LIFE, FAILURE)))
+
+
+@pytest.mark.parametrize(("runs", "phase"), [(True, "Released"), (False, "Ended")])
+def test_stop_signal_is_the_end_of_restarts_in_place(*, runs: bool, phase: str) -> None:
+    """Ranks that run save a checkpoint together; without ranks there is nothing to wait for."""
+    assert after(group_of_two(), 101.0, Received(Stop(LIFE, runs=runs), 1))[0].phase == phase
+
+
+def test_processes_that_do_not_end_end_the_attempt() -> None:
+    s, _ = after(group_of_two(), 101.0, Received(Failed(LIFE, FAILURE), 1))
+    s, _ = after(s, 112.0, Tick())
+    assert s.ended is not None and "did not end" in s.ended.reason
+
+
+def test_node_that_has_not_joined_ends_by_itself() -> None:
+    s, actions = follow(Follower("boot", LIFE), RanksFailed(1, FAILURE), 1.0)
+    assert s.phase == "Released"
+    assert [type(action).__name__ for action in actions] == ["LeaveAlone"]
+
+
+MESSAGES: list[Message] = [
+    Hello(LIFE, "boot"), Failed(LIFE, FAILURE), Ready(LIFE, healthy=True, failure=None),
+    Ready(LIFE, healthy=False, failure=FAILURE), Stop(LIFE, runs=True), Start(LIFE, 29_511), End(LIFE, "why", None),
+    End(LIFE, "why", Blamed(1, FAILURE)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
+def test_message_survives_json(message: Message) -> None:
+    assert from_json(json.loads(json.dumps(to_json(message)))) == message
+
+
+def _without(key: str) -> Callable[[dict[str, object]], object]:
+    return lambda document: {name: value for name, value in document.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda _: None,
+        lambda _: [1],
+        lambda document: document | {"message": "other"},
+        lambda document: document | {"extra": 1},
+        lambda document: document | {"port": "29511"},
+        lambda document: document | {"port": 2**80},
+        lambda document: document | {"life": 1},
+        lambda document: document | {"life": {"uid": "u" * 10_000, "attempt": "1", "number": 1}},
+        lambda document: document | {"life": {"uid": "u", "attempt": "1", "number": True}},
+        _without("life"),
+        _without("port"),
+        _without("message"),
+    ],
+)
+def test_message_of_another_form_is_none(spoil: Callable[[dict[str, object]], object]) -> None:
+    assert from_json(spoil(to_json(Start(LIFE, 29_511)))) is None

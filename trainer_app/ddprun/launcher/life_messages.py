@@ -1,0 +1,219 @@
+"""What the launchers of a group say to each other about restarts in place, and its form as JSON.
+
+Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ddprun.files import Json
+
+_LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
+_MOST = 2**53
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of all ranks of an attempt."""
+
+    uid: str
+    attempt: str
+    number: int = 1
+
+    @property
+    def next(self) -> "Life":
+        return dataclasses.replace(self, number=self.number + 1)
+
+    def is_of_group(self, other: "Life") -> bool:
+        """Return whether both are lives of the same attempt."""
+        return (self.uid, self.attempt) == (other.uid, other.attempt)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How the ranks of a node failed: the fields of its report on which the decision depends, and its message.
+
+    Attributes:
+        cause: "own", or "peer" if the node only lost another one.
+    """
+
+    code: int
+    cause: str = "own"
+    kind: str | None = None
+    exception: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    message: str = ""
+
+    @classmethod
+    def of_report(cls, report: Json) -> "Failure":
+        """Return what the leader needs of a termination report."""
+        given = {field.name: report.get(field.name) for field in dataclasses.fields(cls)}
+        cut = {name: text[:_LONGEST_TEXT] for name, text in given.items() if isinstance(text, str)}
+        known: dict[str, Any] = {name: value for name, value in (given | cut).items() if value is not None}
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """The failure that ended a life, and its node."""
+
+    node: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Message:
+    """Base of the messages."""
+
+    name: ClassVar[str]
+    life: Life
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """From a node, as the first message of each connection.
+
+    Attributes:
+        boot: drawn when the launcher started, so another launcher of the same node is not taken for it.
+    """
+
+    name = "hello"
+    boot: str
+
+
+@dataclass(frozen=True)
+class Alive(Message):
+    """From both sides, when there is nothing else to say."""
+
+    name = "alive"
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """From a node whose ranks have failed; some may still run."""
+
+    name = "failed"
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """From a node on which no process of the life exists any more.
+
+    Attributes:
+        healthy: whether ranks can be started on it again.
+    """
+
+    name = "ready"
+    healthy: bool
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """From a node whose ranks have all succeeded."""
+
+    name = "done"
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """From a node that got a stop signal.
+
+    Attributes:
+        runs: its ranks run, and save a checkpoint together with all others.
+    """
+
+    name = "stop"
+    runs: bool
+
+
+@dataclass(frozen=True)
+class Start(Message):
+    """To all nodes: start the ranks of this life.
+
+    Attributes:
+        port: its MASTER_PORT on node 0.
+    """
+
+    name = "start"
+    port: int
+
+
+@dataclass(frozen=True)
+class Abort(Message):
+    """To all nodes: end the ranks of this life."""
+
+    name = "abort"
+
+
+@dataclass(frozen=True)
+class Release(Message):
+    """To all nodes: there will be no other life, and each node ends by itself."""
+
+    name = "release"
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """To all nodes: end the ranks, and exit.
+
+    Attributes:
+        reason: why there is no other life.
+    """
+
+    name = "end"
+    reason: str
+    blamed: Blamed | None
+
+
+_BY_NAME: dict[str, type[Message]] = {
+    kind.name: kind for kind in (Hello, Alive, Failed, Ready, Done, Stop, Start, Abort, Release, End)
+}
+
+
+def to_json(message: Message) -> Json:
+    """Return the message as JSON."""
+    return {"message": message.name, **dataclasses.asdict(message)}
+
+
+def from_json(document: Any) -> Message | None:
+    """Return the message; None if a field is missing, unknown, too large or of another type."""
+    try:
+        fields = dict(document)
+        kind = _BY_NAME[fields.pop("message")]
+        life = _checked(Life, fields.pop("life"))
+        if "failure" in fields and (kind is not Ready or fields["failure"] is not None):
+            fields["failure"] = _checked(Failure, fields["failure"])
+        if fields.get("blamed") is not None:
+            blamed = dict(fields["blamed"])
+            fields["blamed"] = _checked(Blamed, {**blamed, "failure": _checked(Failure, blamed["failure"])})
+        return _checked(kind, {"life": life, **fields})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _checked(kind: type[_T], fields: dict[str, Any]) -> _T:
+    """Return an instance whose fields have the types of the class.
+
+    Raises:
+        TypeError, ValueError: they do not.
+    """
+    value = kind(**fields)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type] # of the dataclasses above
+        given = getattr(value, field.name)
+        if type(given) not in _types(field.type):
+            raise TypeError(field.name)
+        if isinstance(given, str) and len(given) > _LONGEST_TEXT:
+            raise ValueError(field.name)
+        if isinstance(given, int) and not -_MOST <= given <= _MOST:
+            raise ValueError(field.name)
+    return value
+
+
+def _types(annotation: Any) -> tuple[type, ...]:
+    """Return the types that an annotation such as ``str | None`` allows."""
+    return getattr(annotation, "__args__", None) or (annotation,)
