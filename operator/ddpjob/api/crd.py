@@ -51,7 +51,7 @@ COLUMNS = (
     _column("Nodes", ".status.nodesReady", description="Running or succeeded pods / desired pods"),
     _column("Progress", ".status.progress.display", description="Finished optimizer steps"),
     _column("Loss", ".status.progress.loss", description="Mean loss of the last reported step"),
-    _column("Restarts", ".status.restarts", "integer", description="Restarts of the group"),
+    _column("Restarts", ".status.restarts", "integer", description="Restarts of the group, with new pods and in place"),
     _column("Age", ".metadata.creationTimestamp", "date", description="Time since the job was created"),
     _column("World", ".status.world.worldSize", "integer", wide=True, description="Total number of processes"),
     _column(

@@ -18,6 +18,7 @@ from ddpjob.api.text import clean, shorten
 
 _MAX_INT = 2**53  # every JSON reader represents it exactly
 _MAX_PHASE = 64
+_MAX_LIVES = 5
 _MAX_TEXT = 4096  # bytes of a termination message
 _CONFIG = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
@@ -87,6 +88,33 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+class LifeReport:
+    """How a life of an attempt ended: one start of all its processes, in pods that run on.
+
+    node, rank: which failed first. progressed: whether the life made progress beyond those before it.
+    """
+
+    life: Annotated[int | None, _integer(1, _MAX_INT)] = None
+    node: Annotated[int | None, _integer(0, limits.MAX_NODES - 1)] = None
+    rank: Annotated[int | None, _integer(0, limits.MAX_NODES * limits.MAX_NPROC_PER_NODE - 1)] = None
+    kind: _Name = None
+    message: _Advice = None
+    progressed: Annotated[bool | None, PlainValidator(lambda value: value if type(value) is bool else None)] = None
+
+
+_LIFE_REPORT = TypeAdapter(LifeReport)
+
+
+def _lives(value: object) -> list[LifeReport] | None:
+    if not isinstance(value, list):
+        return None
+    return [_LIFE_REPORT.validate_python(one, by_alias=True) for one in value[-_MAX_LIVES:] if isinstance(one, dict)]
+
+
+_Lives = Annotated[list[LifeReport] | None, PlainValidator(_lives)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class TrainingReport:
     """How far the training is: the response to ``GET /progress``.
 
@@ -94,6 +122,7 @@ class TrainingReport:
     percent: of the training, if the trainer does not compute it from step and total_steps.
     checkpoint: the last one saved. resumed_from: the one that the attempt continues.
     stall: the ranks make no steps at the moment.
+    life: how often the processes of the attempt were started. lives: the last that have ended.
     """
 
     phase: _Phase = None
@@ -110,6 +139,8 @@ class TrainingReport:
     checkpoint: Annotated[Place | None, _OrNone] = None
     resumed_from: Annotated[Place | None, _OrNone] = None
     stall: Annotated[Stall | None, _OrNone] = None
+    life: Annotated[int | None, _integer(1, _MAX_INT)] = None
+    lives: _Lives = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
@@ -120,6 +151,7 @@ class EndReport:
     rank, step, where: the process that failed first, and the place.
     progress: the last report of the training.
     root: what the launcher of ``node`` reported, if that node failed first.
+    life, lives: see ``TrainingReport``.
     """
 
     cause: _Name = None
@@ -137,6 +169,8 @@ class EndReport:
     node: _Count = None
     progress: Annotated[TrainingReport | None, _OrNone] = None
     root: Annotated["EndReport | None", _OrNone] = None
+    life: Annotated[int | None, _integer(1, _MAX_INT)] = None
+    lives: _Lives = None
 
 
 _END_REPORT = TypeAdapter(EndReport)

@@ -261,6 +261,34 @@ class RefusedStart(StatusPart):
     """When the operator first saw it. The attempt fails some time later (docs/failures.md)."""
 
 
+class LifeFailure(StatusPart):
+    """Why a life of an attempt ended: one start of all its processes."""
+
+    life: Count
+    """Number of the life, from 1."""
+    node_rank: Count | None = None
+    """node_rank of the pod in which a process failed first."""
+    rank: int | None = None
+    """Global rank of that process."""
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
+    """Why, in one CamelCase word, from the trainer's report."""
+    message: Annotated[str, Field(max_length=MAX_ADVICE)]
+    """Why, for a person."""
+    progressed: bool
+    """Whether the life made progress beyond those before it."""
+
+
+class InPlace(StatusPart):
+    """Restarts of the processes of an attempt in its pods, without new ones."""
+
+    granted: Count
+    """How many the launchers may make by themselves. Recorded with the start of the attempt."""
+    life: Count | None = None
+    """Number of the current life, from 1, as node 0 reports it. Each later life was one restart in place."""
+    failures: Annotated[list[LifeFailure], Field(max_length=5)] | None = None
+    """Why the last lives ended, newest last."""
+
+
 class CurrentAttempt(StatusPart):
     """The current attempt: one start of all pods together."""
 
@@ -284,6 +312,8 @@ class CurrentAttempt(StatusPart):
     """When the first of these attempts started. `startupDeadlineSeconds` counts from then."""
     refused_start: RefusedStart | None = None
     """A container that keeps a trainer from starting; absent otherwise."""
+    in_place: InPlace | None = None
+    """Restarts of its processes in the same pods."""
     ending: Ending | None = None
     """How it ends; absent before."""
 
@@ -326,7 +356,9 @@ class DDPJobStatus(StatusPart):
     current_attempt: CurrentAttempt | None = None
     """The current attempt, with its phase."""
     restarts: Count | None = None
-    """Number of restarts."""
+    """Number of restarts: with new pods, and in place."""
+    restarts_in_place: Count | None = None
+    """Number of those restarts that were in place."""
     restarts_counted_towards_limit: Count | None = None
     """Number of restarts that count towards restartPolicy.maxRestarts."""
     start_time: Time | None = None

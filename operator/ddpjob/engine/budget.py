@@ -13,6 +13,7 @@ from ddpjob.api.pod_view import PodView
 from ddpjob.api.spec import Backoff
 from ddpjob.api.status import DDPJobStatus, Failure
 from ddpjob.api.times import seconds_since
+from ddpjob.engine import inplace
 from ddpjob.engine.attempt import PROVISIONAL_SECONDS, seconds_running
 from ddpjob.engine.evidence import evidence_of, is_on_lost_node
 from ddpjob.engine.failures import judge
@@ -24,7 +25,7 @@ class Spending:
     """What one more restart costs.
 
     exceeded: the limit that does not allow it, restartPolicy.maxRestarts or .maxTotalRestarts, or None.
-    restarts, counted: numbers with this restart: of all restarts, and of those that count.
+    restarts, counted: numbers with this restart: of all restarts, also those in place, and of those that count.
     in_row: failures in a row with this one.
     delay: seconds before the next attempt.
     """
@@ -39,7 +40,7 @@ class Spending:
 def spend(s: JobState, *, counted: bool) -> Spending:
     """Return what a restart after the current attempt costs."""
     policy = s.job.spec.restart_policy
-    restarts = s.before.restarts or 0
+    restarts = inplace.restarts(s)
     used = 0 if _resets(s) else refund(s).restarts_counted_towards_limit or 0
     ran = seconds_running(s.attempt, s.now)
     exceeded: Literal["counted", "total"] | None = None

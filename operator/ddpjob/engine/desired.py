@@ -294,13 +294,15 @@ def desired_pods(
     *,
     beside: Sequence[Create] = (),
     avoid: Sequence[str] = (),
+    granted: int | None = None,
 ) -> DesiredPods:
     """Return one pod for each of ``node_ranks``, by default for all nodes of the attempt, in this order.
 
-    avoid: names of the Kubernetes nodes on which they must not run.
+    avoid: names of the Kubernetes nodes on which they must not run. granted: restarts in place; None of an attempt that
+        an earlier release began.
     """
     ranks = job.node_ranks if node_ranks is None else node_ranks
-    first = _pod_of_node_0(job, attempt, settings)
+    first = _pod_of_node_0(job, attempt, settings, granted)
     if avoid:
         first["spec"]["affinity"] = _affinity_without(first["spec"].get("affinity") or {}, avoid)
     return DesiredPods(job, attempt, first, ranks, beside)
@@ -369,7 +371,7 @@ def process_environment(job: Job) -> dict[str, str]:
     }
 
 
-def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
+def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: int | None) -> Json:
     spec = job.spec
     wire = job.wire
     security = spec.pod_security
@@ -379,7 +381,9 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings) -> Json:
         profile=security.profile,
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
-        process_env=process_environment(job) | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}"},
+        process_env=process_environment(job)
+        | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}"}
+        | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)}),
     )
     template = wire.get("template", {})
     _ask_for_no_sidecar(defaults["metadata"], template.get("metadata", {}))

@@ -65,10 +65,23 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
             yield Note("Normal", "Suspended", message)
         if condition.type == "Stalled" and turned_true and status.state != "Failed":
             yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
+    yield from _lives(s, status)
     yield from _changes(s, status)
     step = status.checkpoint.resumed_from_step if status.checkpoint else None
     if step is not None and step != (s.before.checkpoint.resumed_from_step if s.before.checkpoint else None):
         yield Note("Normal", "ResumedFromCheckpoint", f"attempt {status.attempt} continues after step {step}")
+
+
+def _lives(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
+    """Yield a note for each restart in place that is new in the status."""
+    attempt = status.current_attempt
+    if attempt is None or attempt.in_place is None or attempt.number != s.attempt.number:
+        return
+    before = (s.attempt.in_place.life if s.attempt.in_place else None) or 1
+    for failure in attempt.in_place.failures or ():
+        if before <= failure.life < (attempt.in_place.life or 1):
+            text = f"attempt {attempt.number} restarted in place (life {failure.life + 1}): {failure.message}"
+            yield Note("Warning", "RestartedInPlace", shorten(text, MAX_NOTE))
 
 
 def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:

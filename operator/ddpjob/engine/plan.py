@@ -188,7 +188,11 @@ def _creates(s: JobState, decision: Decision, status: DDPJobStatus) -> tuple[Seq
     first = tuple(create for create in (policy, claim) if create is not None)
     avoid = [node.node_name for node in status.avoid_nodes or ()]
     together = service if beside else ()
-    pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid) if node_ranks else ()
+    in_place = status.current_attempt.in_place if status.current_attempt else None
+    granted = in_place.granted if in_place else None
+    pods: Sequence[Create] = ()
+    if node_ranks:
+        pods = desired_pods(s.job, number, s.settings, node_ranks, beside=together, avoid=avoid, granted=granted)
     phases = (first, () if beside else service, pods)
     return tuple(phase for phase in phases if phase)
 

@@ -17,6 +17,7 @@ from ddpjob.api.status import (
     CurrentAttempt,
     DDPJobStatus,
     Ending,
+    InPlace,
     Nodes,
     Progress,
     Timings,
@@ -24,6 +25,7 @@ from ddpjob.api.status import (
 )
 from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
+from ddpjob.engine import inplace
 from ddpjob.engine.attempt import SUSPENDED
 from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
@@ -55,7 +57,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         state=_state(built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
-        restarts=(spending.restarts if spending else before.restarts) or 0,
+        restarts=spending.restarts if spending else inplace.restarts(s),
+        restarts_in_place=((before.restarts_in_place or 0) + inplace.new_lives(s)) or before.restarts_in_place,
         restarts_counted_towards_limit=counted or 0,
         start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
         completion_time=timestamp(s.now) if finishes else None,
@@ -104,7 +107,7 @@ def _restarted_at(s: JobState, decision: Decision) -> str | None:
 
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt after the decision: the only place where its phase changes."""
-    now, attempt = timestamp(s.now), s.attempt
+    now, attempt = timestamp(s.now), inplace.with_lives(s, s.attempt)
     row = decision.spending.in_row if decision.spending else attempt.failures_in_row
     if decision.begins_attempt:
         return CurrentAttempt(
@@ -114,6 +117,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
             refusals=decision.refusals or None,
             creating_since=attempt.creating_since if decision.refusals else None,
             failures_in_row=None if attempt.verdict in (SUSPENDED, RESTART_REQUESTED) else row or None,
+            in_place=InPlace(granted=_grant(s, decision, attempt)),
         )
     since = attempt.ending.since if attempt.ending else now
     match decision.kind:
@@ -144,6 +148,11 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
         return attempt
     ended = attempt.ending or Ending(since=now, verdict=SUSPENDED)
     return attempt.changed(number=number, phase=ENDING, ending=ended)
+
+
+def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
+    restarts = decision.spending.restarts if decision.spending else inplace.restarts(s)
+    return inplace.grant(ended.in_place, restarts, s.job.spec.restart_policy.max_total_restarts)
 
 
 def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:

@@ -1,0 +1,88 @@
+"""Restarts in place: how many an attempt may have, and what its launchers have reported of them.
+
+A *life* is one start of all processes of an attempt, in the pods that run already. The launchers agree on the next life
+themselves, within the number that the operator has granted with the attempt, so they need neither rights nor a running
+operator. When they end the attempt instead, the table of failures applies as to any other attempt.
+"""
+
+from typing import Literal
+
+from ddpjob.api.report import EndReport, TrainingReport
+from ddpjob.api.status import CurrentAttempt, InPlace, LifeFailure
+from ddpjob.engine.state import JobState
+
+KEPT_LIVES = 5
+Course = Literal["Unused", "Progress", "NoProgress"]
+
+
+def grant(before: InPlace | None, restarts: int, max_total_restarts: int) -> int:
+    """Return how many restarts in place the next attempt may have: what is left of all restarts.
+
+    Without progress in the attempt before, a restart in place does not help: then new pods are tried without.
+
+    Args:
+        before: of the attempt before. restarts: all until now.
+    """
+    return 0 if classify(before) == "NoProgress" else max(max_total_restarts - restarts, 0)
+
+
+def classify(in_place: InPlace | None) -> Course:
+    """Return what the restarts in place of an attempt were good for."""
+    if in_place is None or not spent(in_place):
+        return "Unused"
+    return "Progress" if any(failure.progressed for failure in in_place.failures or ()) else "NoProgress"
+
+
+def spent(in_place: InPlace | None) -> int:
+    """Return how many restarts in place an attempt has had."""
+    return max((in_place.life or 1) - 1, 0) if in_place else 0
+
+
+def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
+    """Return what is known with a report. An older one, or the same again, changes nothing: reports may be reordered.
+
+    Any program may report any number, so a life beyond the grant is not counted.
+    """
+    life = min(max(report.life or 1, in_place.life or 1), in_place.granted + 1)
+    known = {failure.life: failure for failure in in_place.failures or ()}
+    for one in report.lives or ():
+        if one.life is not None and one.life <= life and one.life not in known:
+            known[one.life] = LifeFailure(
+                life=one.life,
+                node_rank=one.node,
+                rank=one.rank,
+                reason=one.kind or "Failed",
+                message=one.message or "",
+                progressed=one.progressed is not False,
+            )
+    failures = [known[number] for number in sorted(known)][-KEPT_LIVES:]
+    if life == (in_place.life or 1) and failures == list(in_place.failures or ()):
+        return in_place
+    return in_place.changed(life=life, failures=failures or None)
+
+
+def folded(s: JobState) -> InPlace | None:
+    """Return the restarts in place of the recorded attempt with what node 0 reports now; None if none were granted."""
+    recorded, pod = s.attempt.in_place, s.current.get(0)
+    if recorded is None:
+        return None
+    for report in (s.report, pod.report if pod else None):
+        if report is not None:
+            recorded = fold(recorded, report)
+    return recorded
+
+
+def with_lives(s: JobState, attempt: CurrentAttempt) -> CurrentAttempt:
+    """Return the recorded attempt, whose other fields may have changed, with what node 0 reports now."""
+    now = folded(s)
+    return attempt if now is attempt.in_place else attempt.changed(in_place=now)
+
+
+def new_lives(s: JobState) -> int:
+    """Return how many restarts in place node 0 reports that the status does not have."""
+    return spent(folded(s)) - spent(s.attempt.in_place)
+
+
+def restarts(s: JobState) -> int:
+    """Return the number of all restarts until now, also those in place."""
+    return (s.before.restarts or 0) + new_lives(s)

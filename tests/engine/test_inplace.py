@@ -1,0 +1,167 @@
+"""Restarts in place: the grant of an attempt, what the launchers report of them, and what both change in the status."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ddpjob.api import names
+from ddpjob.api.report import end_report, training_report
+from ddpjob.api.status import InPlace, LifeFailure
+from ddpjob.engine.inplace import KEPT_LIVES, classify, fold, grant
+from tests.builders import World, a_job, a_running_world, failed
+
+ENDED = {"node": 1, "rank": 2, "kind": "Killed", "message": "rank 2 was killed by SIGKILL"}
+
+
+def report(life: int, *, progressed: bool = True, **more: Any) -> dict[str, Any]:
+    lives = [ENDED | {"life": number, "progressed": progressed} for number in range(max(1, life - 5), life)]
+    return {"schema": 3, "step": 7, "phase": "train", "life": life, "lives": lives} | more
+
+
+def of_lives(life: int, progressed: bool) -> InPlace:
+    failure = LifeFailure(life=1, reason="Killed", message="", progressed=progressed)
+    return InPlace(granted=9, life=life, failures=[failure] if life > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("before", "restarts", "granted"),
+    [
+        (None, 0, 100),
+        (None, 30, 70),
+        (None, 200, 0),
+        (of_lives(1, progressed=False), 1, 99),
+        (of_lives(3, progressed=True), 1, 99),
+        (of_lives(3, progressed=False), 1, 0),
+    ],
+)
+def test_grant_is_what_is_left_unless_restarts_in_place_made_no_progress(
+    before: InPlace | None, restarts: int, granted: int
+) -> None:
+    assert grant(before, restarts, 100) == granted
+
+
+@pytest.mark.parametrize(
+    ("in_place", "course"),
+    [
+        (None, "Unused"),
+        (of_lives(1, progressed=False), "Unused"),
+        (of_lives(2, progressed=True), "Progress"),
+        (of_lives(2, progressed=False), "NoProgress"),
+    ],
+)
+def test_course_of_an_attempt(in_place: InPlace | None, course: str) -> None:
+    assert classify(in_place) == course
+
+
+def test_reports_in_any_order_give_the_same_status() -> None:
+    reports = [training_report(report(life)) for life in range(1, 5)]
+    last = None
+    for seed in range(20):
+        seen = [*reports, *reports]
+        random.Random(seed).shuffle(seen)
+        in_place = InPlace(granted=9)
+        for one in seen:
+            after = fold(in_place, one)
+            assert (after.life or 1) >= (in_place.life or 1)
+            in_place = after
+        assert last in (None, in_place)
+        last = in_place
+    assert last is not None and last.life == 4
+    assert [failure.life for failure in last.failures or ()] == [1, 2, 3]
+
+
+def test_life_that_was_not_granted_is_not_counted() -> None:
+    in_place = fold(InPlace(granted=2), training_report(report(10**9)))
+    assert in_place.life == 3
+
+
+def test_last_lives_are_kept() -> None:
+    in_place = fold(fold(InPlace(granted=20), training_report(report(4))), training_report(report(12)))
+    assert [failure.life for failure in in_place.failures or ()] == list(range(12 - KEPT_LIVES, 12))
+
+
+@pytest.mark.parametrize("lives", [None, "x", [1], [{"life": 0}], [{"life": True}], {"life": 1}])
+def test_report_of_another_form_changes_nothing(lives: Any) -> None:
+    in_place = InPlace(granted=2, life=1)
+    assert fold(in_place, training_report({"lives": lives})) is in_place
+
+
+def test_termination_message_repeats_the_lives() -> None:
+    found = end_report('{"code": 77, "life": 2, "lives": [{"life": 1, "node": 1, "message": "m"}]}')
+    assert found is not None and found.life == 2 and found.lives and found.lives[0].node == 1
+
+
+def granted_in_pods(world: World) -> set[str]:
+    attempt = str(world.status["attempt"])
+    pods = [p for p in world.pods.values() if p["metadata"]["labels"][names.LABEL_ATTEMPT] == attempt]
+    env = [{v["name"]: v["value"] for v in pod["spec"]["containers"][0]["env"]} for pod in pods]
+    return {values[names.ENV_INPLACE_RESTARTS] for values in env}
+
+
+def a_world(**spec: Any) -> World:
+    return a_running_world(a_job(restartPolicy={"maxTotalRestarts": 10}, **spec))
+
+
+def test_pods_get_the_recorded_grant() -> None:
+    world = a_world()
+    assert world.status["currentAttempt"]["inPlace"] == {"granted": 10}
+    assert granted_in_pods(world) == {"10"}
+
+
+def test_value_of_the_user_wins_so_that_restarts_in_place_can_be_switched_off() -> None:
+    assert granted_in_pods(a_world(env=[{"name": names.ENV_INPLACE_RESTARTS, "value": "0"}])) == {"0"}
+
+
+def test_pods_created_after_a_crash_get_the_recorded_grant() -> None:
+    world = World(a_job(restartPolicy={"maxTotalRestarts": 10}))
+    world.reconcile(crash_after=1)  # the status is written
+    world.settle()
+    assert granted_in_pods(world) == {"10"}
+
+
+def test_restarts_in_place_are_counted_shown_and_leave_the_attempt_alone() -> None:
+    world = a_world()
+    pods = dict(world.pods)
+    world.progress = report(3), world.pod(0)["metadata"]["name"]
+    made = world.reconcile()
+    assert world.status["restarts"] == world.status["restartsInPlace"] == 2
+    assert world.status["restartsCountedTowardsLimit"] == 0
+    assert world.status["currentAttempt"]["inPlace"]["life"] == 3
+    assert [note.reason for note in made.events].count("RestartedInPlace") == 2
+    assert "life 3" in made.events[-1].message and "SIGKILL" in made.events[-1].message
+    assert world.pods == pods
+    world.settle()
+    assert world.status["restarts"] == 2
+
+
+@pytest.mark.parametrize(("progressed", "granted"), [(True, "7"), (False, "0")])
+def test_attempt_that_follows_has_what_is_left(*, progressed: bool, granted: str) -> None:
+    world = a_world()
+    lives = report(3, progressed=progressed)
+    world.set_pod(1, failed(1, exception="ValueError", message="m"))
+    world.set_pod(0, failed(77, cause="peer", life=lives["life"], lives=lives["lives"]))
+    world.settle_after_backoff()
+    assert world.status["attempt"] == 2
+    assert (world.status["restarts"], world.status["restartsInPlace"]) == (3, 2)
+    assert world.status["restartsCountedTowardsLimit"] == 1
+    assert granted_in_pods(world) == {granted}
+
+
+def test_restarts_in_place_use_up_the_total_of_restarts() -> None:
+    world = a_running_world(a_job(restartPolicy={"maxTotalRestarts": 2}))
+    world.progress = report(3), world.pod(0)["metadata"]["name"]
+    world.reconcile()
+    world.set_pod(1, failed(1, exception="ValueError", message="m"))
+    world.settle_after_backoff()
+    assert world.status["state"] == "Failed"
+
+
+def test_attempt_of_an_earlier_release_is_granted_nothing() -> None:
+    world = a_world()
+    del world.job["status"]["currentAttempt"]["inPlace"]
+    world.progress = report(3), world.pod(0)["metadata"]["name"]
+    world.reconcile()
+    assert "inPlace" not in world.status["currentAttempt"] and world.status["restarts"] == 0
