@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from ddprun.launcher.life_messages import (
+    Abort,
     Blamed,
+    Done,
     End,
     Failed,
     Failure,
@@ -148,6 +150,15 @@ def test_message_of_another_attempt_changes_nothing() -> None:
     s, node = group_of_two(), Follower("boot", LIFE, phase="Ready")
     assert after(s, 101.0, Received(Failed(other, FAILURE), 1))[0] == s
     assert follow(node, Received(Start(other.next, 1)), 1.0) == (node, ())
+
+
+def test_message_of_an_older_life_changes_nothing() -> None:
+    s = group_of_two(life=LIFE.next)
+    for message in (Failed(LIFE, FAILURE), Ready(LIFE, healthy=True, failure=None), Done(LIFE)):
+        after_message, actions = after(s, 100.0, Received(message, 1))
+        assert (after_message, actions) == (s, [])
+    node = Follower("boot", LIFE.next, joined=True)
+    assert follow(node, Received(Abort(LIFE)), 0.0) == (node, ())
 
 
 def test_what_a_node_said_before_its_connection_is_lost_is_said_again() -> None:

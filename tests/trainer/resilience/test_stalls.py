@@ -16,7 +16,7 @@ from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.hang_detector import HangDetector
 from ddprun.launcher.node_progress import NodeProgress
-from ddprun.launcher.peers import NodeFindings, Peers, leader_port
+from ddprun.launcher.peers import NodeFindings, Peers, _proof, leader_port
 from ddprun.launcher.processes import WorkerProcess
 from ddprun.launcher.stalls import StallWatch, _is_stall
 from ddprun.reporting.progress_port import ProgressPort
@@ -273,15 +273,20 @@ def test_only_launchers_of_the_same_attempt_are_taken() -> None:
     ranks = Ranks(nnodes=3, nproc_per_node=2, world_size=6)
     leader = Peers(ranks, 29501)
     ours, theirs = socket.socketpair()
-    hello = {"ddprun-launcher": 1, "group": leader._group}
+    hello = {"ddprun-launcher": 1, "asks": "7"}
     refused: list[Any] = [
-        {**hello, "group": {**leader._group, "DDPJOB_ATTEMPT": "7"}}, {**hello, "ddprun-launcher": 3},
-        {**hello, "ddprun-launcher": 0}, {**hello, "ddprun-launcher": True}, {"group": leader._group}, [], "{",
+        {**hello, "ddprun-launcher": 3}, {**hello, "ddprun-launcher": 0}, {**hello, "ddprun-launcher": True},
+        {"asks": "7"}, {**hello, "asks": 7}, [], "{",
     ]  # fmt: skip
     with ours, theirs:
         for line in refused:
             assert not leader.takes(ours, json.dumps(line).encode() + b"\n"), line
-        assert leader.takes(ours, json.dumps(hello).encode() + b'\n{"stalled": true}\n')
+        assert leader.takes(ours, json.dumps(hello).encode() + b"\n")
+        assert leader.is_alone, "the node has proved nothing"
+        asked = json.loads(theirs.recv(4096))["asks"]
+        proof = json.dumps({"proof": _proof(leader._group, "node", 1, "7", asked)})
+        theirs.sendall(proof.encode() + b'\n{"stalled": true}\n')
+        leader.handle()
         assert leader.stalled == {1}  # said at once, and nothing follows until that changes
         leader.ask()
         leader.give(NodeFindings(0))

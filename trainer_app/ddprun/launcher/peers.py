@@ -1,14 +1,22 @@
 """The connections between the launchers of all nodes: each has one to node 0's, on the port of ``GET /progress``.
 
 A message is a line of JSON. When a node asks, all nodes inspect their ranks, and node 0 collects what they find. A node
-that is lost or cannot be reached only delays that by ANSWER seconds. Nothing else depends on these connections.
+that is lost or cannot be reached only delays that by ANSWER seconds. The messages of ``lives`` use these connections.
+
+Both sides first prove that they know the uid of the job and the attempt, which are random and in the environment of the
+job's own pods. Neither sends them: each answers a number that the other has just drawn, so what a stranger has recorded
+proves nothing later. Who has proved nothing may keep little memory, and few connections for a short time.
 """
 
+import collections
 import contextlib
 import errno
+import hashlib
+import hmac
 import ipaddress
 import json
 import os
+import secrets
 import selectors
 import socket
 import time
@@ -17,11 +25,17 @@ from dataclasses import dataclass, field
 
 from ddprun.distributed.topology import Ranks
 from ddprun.files import Json, dumps_json
+from ddprun.launcher.life_messages import Message, from_json, to_json
+from ddprun.launcher.lives import Connected, Lost, Received
 from ddprun.launcher.processes import run_with_timeout
 
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
+_LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
+_STRANGERS = 64  # connections at once that have proved nothing; a new one ends the oldest
+_PROVING = 5.0  # seconds
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0  # seconds between attempts to reach node 0
+_BACK = 0.05  # seconds until the first attempt after a connection has ended
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
 
@@ -37,10 +51,34 @@ def leader_port(ranks: Ranks, env: Mapping[str, str] = os.environ) -> int | None
     return ranks.master_port + 1 if ranks.nnodes > 1 and ranks.master_port < 65535 else None
 
 
-def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> Json:
+def _group(ranks: Ranks, env: Mapping[str, str] = os.environ) -> bytes:
     """Return what only launchers of the same attempt have in common: others may share a port or an address."""
     names = ("DDPJOB_UID", "DDPJOB_ATTEMPT", "PET_RDZV_ID")
-    return {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
+    common = {"nnodes": ranks.nnodes, "nproc": ranks.nproc_per_node} | {name: env.get(name, "") for name in names}
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
+
+
+def _proof(group: bytes, side: str, node: int, asked: str, drawn: str) -> str:
+    """Return what only a launcher of the group can answer.
+
+    Args:
+        side: "leader" or "node", so that an answer cannot be sent back as the other's.
+        asked, drawn: the numbers that the node and the leader have drawn.
+    """
+    return hmac.new(group, dumps_json([side, node, asked, drawn]).encode(), "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class _Proving:
+    """What a connection is to prove.
+
+    Attributes:
+        expected: the answer; of a node, the number that it has drawn.
+    """
+
+    node: int
+    expected: str
+    until: float
 
 
 class _Connection:
@@ -48,7 +86,7 @@ class _Connection:
 
     def __init__(self, sock: socket.socket, selector: selectors.EpollSelector, received: bytes = b"") -> None:
         self._sock, self._selector, self._received, self._unsent = sock, selector, received, b""
-        self.closed = False
+        self.closed, self.longest = False, _LONGEST_PROOF
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ, self)
 
@@ -70,7 +108,7 @@ class _Connection:
             except OSError:
                 data = b""
             self._received += data
-            if not data or len(self._received) > _LONGEST_LINE:
+            if not data or len(self._received) > self.longest:
                 self.close()
         *lines, self._received = self._received.split(b"\n")
         found = []
@@ -126,12 +164,16 @@ class Peers:
         stalled: the nodes that say that they are stalled; of another node than 0, at most itself.
         said: what node 0 has reported of a stall, until the reader empties it.
         is_over: node 0 has withdrawn that.
+        life_events: connections and messages for ``lives``, until the reader takes them.
     """
 
     def __init__(self, ranks: Ranks, port: int | None) -> None:
         self._ranks, self._group, self._port = ranks, _group(ranks), port
         self._selector = selectors.EpollSelector()
         self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
+        self._proving: collections.OrderedDict[_Connection, _Proving] = collections.OrderedDict()
+        self._found: str | None = None  # the address at which node 0 was reached
+        self.life_events: collections.deque[Connected | Lost | Received] = collections.deque()
         self._connecting: socket.socket | None = None
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
         self._waits, self._deadline = False, 0.0  # for node 0, until
@@ -141,6 +183,11 @@ class Peers:
         self.stalled: set[int] = set()
         self.said, self.is_over = "", False
         os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    @property
+    def group_id(self) -> str:
+        """What the launchers of this attempt have in common; unlike the secret, it may be sent."""
+        return hashlib.sha256(b"id" + self._group).hexdigest()[:16]
 
     @property
     def is_leader(self) -> bool:
@@ -159,29 +206,73 @@ class Peers:
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._connected()
-            else:
+            elif not key.data.closed:  # for a newer one
                 for message in key.data.messages():
                     self._take(key.data, message)
+        now = time.monotonic()
+        for connection in [one for one, proving in self._proving.items() if one.closed or now >= proving.until]:
+            connection.close()
+            del self._proving[connection]
         for node in [node for node, connection in self._nodes.items() if connection.closed]:
             self._lost(node)
-        if not self.is_leader and self._port and not self._nodes and not self._connecting:
+        if self.seeks_leader and not self._connecting and not self._proving:
             self._connect()
 
+    @property
+    def seeks_leader(self) -> bool:
+        """Whether this node is to connect to node 0."""
+        return not self.is_leader and bool(self._port) and not self._nodes
+
+    def say(self, message: Message, node: int = 0) -> None:
+        """Send a message of ``lives``."""
+        if node in self._nodes:
+            self._nodes[node].send({"life": to_json(message)})
+
+    def drop(self, node: int) -> None:
+        """Of node 0: end the connection to a node."""
+        if node in self._nodes:
+            self._nodes[node].close()
+
     def takes(self, sock: socket.socket, received: bytes) -> bool:
-        """Take over a connection to node 0's port; False if its first line is not of a launcher of this group."""
+        """Take over a connection to node 0's port; False if its first line is not a launcher's.
+
+        It is a node of the group when it has proved that.
+        """
         line, _, rest = received.partition(b"\n")
         with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
             hello = json.loads(line)
-            node = hello[_HELLO]
-            if hello["group"] == self._group and type(node) is int and 0 < node < self._ranks.nnodes:
-                if node in self._nodes:
-                    self._nodes[node].close()
-                    self._lost(node)
-                connection = self._nodes[node] = _Connection(sock, self._selector, rest)
-                for message in connection.messages():  # which have come with its first line
-                    self._take(connection, message)
+            node, asked = hello[_HELLO], hello["asks"]
+            if type(node) is int and 0 < node < self._ranks.nnodes and isinstance(asked, str) and not rest:
+                while len(self._proving) >= _STRANGERS:
+                    self._proving.popitem(last=False)[0].close()
+                drawn = secrets.token_hex()
+                connection = _Connection(sock, self._selector)
+                expected = _proof(self._group, "node", node, asked, drawn)
+                self._proving[connection] = _Proving(node, expected, time.monotonic() + _PROVING)
+                connection.send({"asks": drawn, "proof": _proof(self._group, "leader", node, asked, drawn)})
                 return True
         return False
+
+    def _prove(self, connection: _Connection, message: Json) -> None:
+        """Take the other side's proof, and with it the connection, or end that."""
+        proving = self._proving.pop(connection)
+        node, drawn = proving.node, message.get("asks", "")
+        expected = proving.expected
+        if not self.is_leader:
+            expected = _proof(self._group, "leader", self.node, proving.expected, str(drawn))
+        if not hmac.compare_digest(str(message.get("proof")).encode(), expected.encode()):
+            connection.close()
+            return
+        if node in self._nodes:
+            self._nodes[node].close()
+            self._lost(node)
+        connection.longest = _LONGEST_LINE
+        self._nodes[node] = connection
+        if not self.is_leader:
+            connection.send({"proof": _proof(self._group, "node", self.node, proving.expected, str(drawn))})
+            self._delay = _FIRST_DELAY
+            self._send({"stalled": self.node in self.stalled})
+            self.life_events.append(Connected())
 
     def ask(self) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -236,6 +327,16 @@ class Peers:
         self._send({"inspect": True})
 
     def _take(self, connection: _Connection, message: Json) -> None:
+        if connection in self._proving:
+            self._prove(connection, message)
+            return
+        if connection.closed and connection not in self._nodes.values():
+            return
+        if "life" in message:
+            node = next(node for node, known in self._nodes.items() if known is connection)
+            if (of_life := from_json(message["life"])) is not None:
+                self.life_events.append(Received(of_life, node))
+            return
         if not self.is_leader:
             self.is_asked |= "inspect" in message
             self.is_over |= "over" in message
@@ -262,6 +363,8 @@ class Peers:
         del self._nodes[node]
         self._missing.discard(node)
         self.stalled.discard(node)
+        self.life_events.append(Lost(node))
+        self._delay, self._next_try = _BACK, time.monotonic() + _BACK
 
     def _send(self, message: Json) -> None:
         for connection in self._nodes.values():
@@ -270,7 +373,7 @@ class Peers:
     def _connect(self) -> None:
         if time.monotonic() < self._next_try:
             return
-        address = self._address()
+        address = self._found or self._address()
         self._next_try = time.monotonic() + self._delay
         self._delay = min(2 * self._delay, _LONGEST_DELAY)
         if address is None:
@@ -300,15 +403,16 @@ class Peers:
         self._selector.unregister(sock)
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             sock.close()
+            self._found = None
             return
-        self._nodes[0] = _Connection(sock, self._selector)
-        self._delay = _FIRST_DELAY
-        self._send({_HELLO: self.node, "group": self._group})
-        self._send({"stalled": self.node in self.stalled})
+        self._found = str(sock.getpeername()[0])
+        connection, asked = _Connection(sock, self._selector), secrets.token_hex()
+        self._proving[connection] = _Proving(0, asked, time.monotonic() + _PROVING)
+        connection.send({_HELLO: self.node, "asks": asked})
 
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, which would keep the connections open."""
-        for connection in self._nodes.values():
+        for connection in (*self._nodes.values(), *self._proving):
             connection.leave_to_parent()
         if self._connecting:
             self._connecting.close()

@@ -1,0 +1,175 @@
+"""The connections between launchers: who is admitted, what a stranger can do, and messages of restarts in place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ddprun.distributed.topology import Ranks
+from ddprun.launcher.life_messages import Alive, Hello, Life
+from ddprun.launcher.lives import Connected, Lost, Received
+from ddprun.launcher.peers import Peers
+from ddprun.reporting.progress_port import ProgressPort
+from tests.processes import free_port
+from tests.trainer.runs import wait_until
+
+LIFE = Life("uid", "1")
+HELLO = Received(Hello(LIFE, "boot"), 1)
+
+
+class TwoNodes:
+    """The launchers of nodes 0 and 1 as objects of this process, connected over a real port."""
+
+    def __init__(self, *, uid: str = "a random uid", other_uid: str = "a random uid", attempt: str = "1") -> None:
+        self.number = free_port()
+        with pytest.MonkeyPatch.context() as env:
+            env.setenv("DDPJOB_UID", uid)
+            env.setenv("DDPJOB_ATTEMPT", "1")
+            self.leader = Peers(Ranks(nnodes=2, world_size=2), self.number)
+            env.setenv("DDPJOB_UID", other_uid)
+            env.setenv("DDPJOB_ATTEMPT", attempt)
+            self.node = Peers(Ranks(nnodes=2, node_rank=1, world_size=2), self.number)
+        self.port = ProgressPort(self.number, dict, self.leader.takes)
+
+    def turn(self) -> None:
+        select.select([self.port, self.leader, self.node], [], [], 0.01)
+        self.port.handle()
+        self.leader.handle()
+        self.node.handle()
+
+    def until_connected(self) -> None:
+        def connected() -> bool:
+            self.turn()
+            return not (self.leader.is_alone or self.node.is_alone)
+
+        wait_until(connected, "the two launchers to be connected")
+
+    def turns(self, number: int = 20) -> None:
+        for _ in range(number):
+            self.turn()
+
+    def received(self) -> list[object]:
+        """Return what the leader has received since."""
+        found = list(self.leader.life_events)
+        self.leader.life_events.clear()
+        return found
+
+
+@pytest.fixture
+def two() -> Iterator[TwoNodes]:
+    nodes = TwoNodes()
+    yield nodes
+    nodes.port.close()
+
+
+def test_messages_reach_the_other_side_and_a_lost_connection_is_made_again(two: TwoNodes) -> None:
+    two.until_connected()
+    two.node.say(HELLO.message)
+    two.leader.say(Alive(LIFE), 1)
+    wait_until(lambda: two.turn() or (two.leader.life_events and len(two.node.life_events) > 1), "both messages")
+    assert two.received() == [HELLO]
+    assert list(two.node.life_events) == [Connected(), Received(Alive(LIFE), 0)]
+    two.node.life_events.clear()
+    two.leader.drop(1)
+    wait_until(lambda: two.turn() or Connected() in two.node.life_events, "a new connection")
+    two.until_connected()
+    assert list(two.node.life_events) == [Lost(0), Connected()]
+    assert two.received() == [Lost(1)]
+
+
+@pytest.mark.parametrize("other", [{"other_uid": "another uid"}, {"attempt": "2"}])
+def test_launcher_of_another_job_or_attempt_is_refused(other: dict[str, str]) -> None:
+    two = TwoNodes(**other)
+
+    def tried() -> bool:
+        two.turn()
+        return not two.node._proving and two.node._found is not None and two.node._delay > 1
+
+    wait_until(tried, "an attempt to connect, and its end")
+    assert two.leader.is_alone and two.node.is_alone
+    assert not two.leader.life_events and not two.node.life_events
+    two.port.close()
+
+
+def a_stranger(two: TwoNodes) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", two.number), 5)
+
+
+def test_what_a_stranger_has_recorded_proves_nothing_later(two: TwoNodes) -> None:
+    sent: list[bytes] = []
+    send = socket.socket.send
+
+    class Recorded(socket.socket):
+        def send(self, data: bytes, *flags: int) -> int:  # type: ignore[override]
+            sent.append(bytes(data))
+            return send(self, data, *flags)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddprun.launcher.peers.socket.socket", Recorded)
+        two.until_connected()
+        two.node.say(HELLO.message)
+        two.turns()
+    assert two.received() == [HELLO]
+    lines = b"".join(sent).splitlines(keepends=True)
+    of_leader = next(line for line in lines if b"asks" in line and b"proof" in line)
+    hello, *others = [line for line in lines if line != of_leader and b"stalled" not in line]
+    assert b"ddprun-launcher" in hello and len(others) == 2
+    assert b"a random uid" not in b"".join(sent)
+    with a_stranger(two) as stranger:
+        stranger.sendall(hello)
+        two.turns()
+        with contextlib.suppress(OSError):
+            stranger.sendall(b"".join(others))
+        two.turns()
+    assert two.received() == [] and not two.leader.is_alone
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00" * 100, b"GET /progress", b"{" * 20_000, b"[]\n", b'{"ddprun-launcher": 1}\n',
+        b'{"ddprun-launcher": 1, "asks": "1"}\n{"proof": ""}\n',
+        b'{"ddprun-launcher": 1, "asks": "1"}\n' + b"x" * 99_999,
+        b'{"ddprun-launcher": 1, "asks": "1"}\n{"life": {"message": "failed"}}\n',
+    ],
+    ids=lambda said: f"{len(said)}-bytes",
+)  # fmt: skip
+def test_stranger_changes_nothing(two: TwoNodes, said: bytes) -> None:
+    two.until_connected()
+    with a_stranger(two) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(said)
+            two.turns(5)
+            stranger.sendall(said)
+        two.turns(5)
+    two.node.say(HELLO.message)
+    wait_until(lambda: two.turn() or two.leader.life_events, "the message")
+    assert two.received() == [HELLO]
+
+
+def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> None:
+    two.until_connected()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    strangers: list[socket.socket] = []
+    for number in range(10_000):
+        stranger = a_stranger(two)
+        stranger.sendall(json.dumps({"ddprun-launcher": 1, "asks": str(number)}).encode() + b"\n")
+        strangers.append(stranger)
+        if number % 50 == 0:
+            two.turn()
+        if len(strangers) > 300:
+            strangers.pop(0).close()
+    two.turns(50)
+    assert len(two.leader._proving) <= 64
+    two.node.say(HELLO.message)
+    two.turns()
+    assert two.received() == [HELLO]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # KiB
+    for stranger in strangers:
+        stranger.close()
