@@ -19,6 +19,7 @@ from ddprun.launcher.life_messages import (
     Life,
     Message,
     Ready,
+    Release,
     Start,
     Stop,
     from_json,
@@ -28,11 +29,15 @@ from ddprun.launcher.lives import (
     SILENCE,
     Action,
     Connected,
+    EndRanks,
     Event,
     Follower,
     Leader,
+    LeaveAlone,
     Limits,
+    Lost,
     Progressed,
+    RanksDone,
     RanksFailed,
     Received,
     Send,
@@ -165,6 +170,19 @@ def test_what_a_node_said_before_its_connection_is_lost_is_said_again() -> None:
     node = Follower("boot", LIFE, phase="Failed", joined=True, lost=1.0, failure=FAILURE)
     _, actions = follow(node, Connected(), 2.0)
     assert actions == (Send(Hello(LIFE, "boot")), Send(Failed(LIFE, FAILURE)))
+
+
+def test_node_that_was_without_a_connection_hears_the_order_again() -> None:
+    s = dataclasses.replace(group_of_two(life=LIFE.next), port=29_511)
+    _, actions = after(s, 101.0, Lost(1), Received(Hello(LIFE, "boot-1"), 1))
+    assert actions == [Send(Start(LIFE.next, 29_511), 1)]
+
+
+def test_node_that_has_succeeded_waits_for_the_leader_and_may_start_again() -> None:
+    node, actions = follow(Follower("boot", LIFE, joined=True), RanksDone(1), 1.0)
+    assert actions == (Send(Done(LIFE)),)
+    assert follow(node, Received(Release(LIFE)), 1.0)[1] == (LeaveAlone(),)
+    assert follow(node, Received(Abort(LIFE)), 1.0)[1] == (EndRanks(1),)
 
 
 @pytest.mark.parametrize(("runs", "phase"), [(True, "Released"), (False, "Ended")])

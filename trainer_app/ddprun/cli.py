@@ -15,6 +15,7 @@ from ddprun.distributed import topology
 from ddprun.errors import TrainerError, UsageError, nearest, volume_errors
 from ddprun.flags import Parser, declare_settings, whole_number
 from ddprun.launcher import launcher
+from ddprun.launcher.agreement import granted
 from ddprun.launcher.node_reports import explain
 from ddprun.reporting import termination
 from ddprun.reporting.console import escape_unencodable, finish_output, log_as_json, never_fail_or_wait
@@ -213,7 +214,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     restarts = whole_number(0)(str(arguments.max_restarts or 0))
     how = "spawn" if start == "spawn" else "prefork"
     options = launcher.LaunchOptions(program, how, arguments.log_dir or "", restarts, fixed_port=True)
-    os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts)
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts or granted())
     ending = launcher.launch(settings, ranks, stop, options)
     finish_output(stopped=ending.report.get("outcome") == "stopped")
     return ending.code
@@ -222,7 +223,8 @@ def _launch(arguments: argparse.Namespace) -> int:
 def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, ...]]:
     """Return how this node's ranks start, and what to import before a fork.
 
-    A single rank is forked before the import of torch, which it does as early itself, and with its own threads.
+    A single rank that is not restarted is forked before the import of torch, which it does as early itself, and with
+    its own threads.
 
     Raises:
         UsageError: an unknown way, or modules to import before a fork, but no fork.
@@ -238,9 +240,10 @@ def starts(arguments: argparse.Namespace, ranks: int) -> tuple[str, tuple[str, .
             hint="the modules are imported once, before the ranks are forked",
             next_step="leave one of the two out",
         )
-    if ranks == 1 and start == "auto" and not modules:
+    if ranks == 1 and start == "auto" and not (modules or granted()):
         return start, ()
-    return start, ("torch", *modules)
+    # The first optimizer of a process imports torch._dynamo, which takes a second of CPU: in each life of each rank.
+    return start, ("torch", *(("torch._dynamo",) if granted() else ()), *modules)
 
 
 def resolve(arguments: argparse.Namespace, env: Mapping[str, str]) -> Settings:

@@ -59,7 +59,7 @@ def _import(name: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        if name == "torch":
+        if name.partition(".")[0] == "torch":
             return
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise UsageError(

@@ -128,7 +128,7 @@ class Group:
         self.sent: list[tuple[int, Message, bool]] = []
         self.stopping = False
         self.events = 0
-        self.faulted_at = 0.0
+        self.faulted_at = self.allowed = 0.0
         self.lives: dict[int, set[int]] = {}
 
     def _agent(self, node: int) -> Agent:
@@ -178,7 +178,10 @@ class Group:
 
     def _fault(self) -> None:
         self.faulted_at = self.now
-        self.draw.choice((self._kill_agent, self._cut_for_ever, self._stop))()
+        fault, self.allowed = self.draw.choice(
+            ((self._kill_agent, RECONNECT / 0.95), (self._cut_for_ever, SILENCE / 0.95), (self._stop, 1.0))
+        )
+        fault()
 
     def _cut_for_ever(self) -> None:
         if len(self.agents) > 1:
@@ -491,5 +494,5 @@ class Group:
     def _check_fault(self) -> None:
         """After a launcher is lost, cut off or stopped the group ends soon, without another life."""
         latest = max(agent.ended_at for agent in self.agents)
-        if self.faulted_at and latest - self.faulted_at > SILENCE / 0.95 + RECONNECT + 4.0:
+        if self.faulted_at and latest - self.faulted_at > self.allowed + 4.0:
             raise ViolationError(f"the group ended {latest - self.faulted_at:.1f} s after the fault")

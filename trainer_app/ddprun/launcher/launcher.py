@@ -9,17 +9,20 @@ import selectors
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddprun import exit_codes
 from ddprun.checkpoint_files import newest_place
 from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks, bind_free_port
-from ddprun.errors import RanksError, Stopped, UsageError
-from ddprun.files import make_directory
+from ddprun.errors import PeerLost, RanksError, Stopped, UsageError
+from ddprun.files import Json, make_directory
 from ddprun.launcher import processes
+from ddprun.launcher.agreement import Agreement, granted
 from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
+from ddprun.launcher.life_messages import Failure
+from ddprun.launcher.lives import EndRanks, Exit, RanksDone, RanksEnded, RanksFailed, StartRanks, ToldToStop
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
@@ -32,7 +35,7 @@ from ddprun.reporting import termination
 from ddprun.reporting.console import continue_output
 from ddprun.reporting.progress_port import ProgressPort
 from ddprun.reporting.termination import Ending, Report
-from ddprun.resources import oom_kills
+from ddprun.resources import oom_kills, visible_gpus
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS, StopFlag, stop_signals, wakeup_pipe
 
@@ -96,23 +99,26 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if stop.requested or STOP_SIGNALS & set(signals.pending):
         raise Stopped("stopped by a signal in phase start", saved=False)
     reports = NodeReports.of_attempt(settings.checkpoint_dir, ranks, options.log_dir)
-    services = Services.started(ranks, options.program, LogPrinter(settings.log_format))
-    for restart in range(options.max_restarts + 1):
-        if reports:
+    grant = 0 if options.max_restarts else granted()
+    services = Services.started(ranks, options.program, LogPrinter(settings.log_format), grant)
+    placed, restarts, has_reported = _holding_port(ranks, options), 0, True
+    while True:
+        if reports and has_reported:
             reports.set_aside()
-        if restart:
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
-        if services.trainer_port:
-            services.trainer_port.begin(restart + 1)
-        supervisor = Supervisor(
-            settings, _holding_port(ranks, options), options, signals, reports, services, life=restart + 1
-        )
+        services.begin(restarts + 1)
+        supervisor = Supervisor(settings, placed, options, signals, reports, services, life=restarts + 1)
         ending = supervisor.run()
-        if ending.code in _NOT_RESTARTED or supervisor.stop_signal or restart == options.max_restarts:
+        message, has_reported = ending.report["message"], supervisor.has_reported
+        if (order := supervisor.next_life) is not None:
+            placed, restarts = replace(ranks, master_port=order.port), order.life.number - 1
+            why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
+            supervisor.printer.launcher_line(f"restart in place {restarts} of {grant}: {why}")
+        elif ending.code in _NOT_RESTARTED or supervisor.stop_signal or restarts >= options.max_restarts:
             break
-        message = ending.report["message"]
-        supervisor.printer.launcher_line(f"restart {restart + 1} of {options.max_restarts}: {message}")
-    termination.write(ending.report, termination.destination())
+        else:
+            placed, restarts = _holding_port(ranks, options), restarts + 1
+            supervisor.printer.launcher_line(f"restart {restarts} of {options.max_restarts}: {message}")
+    termination.write(ending.report | services.lives(), termination.destination())
     if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
         for line in termination.root_cause_lines(ending.report):
             supervisor.printer.launcher_line(line)
@@ -135,22 +141,31 @@ class Services:
     Attributes:
         port: of node 0; None on other nodes, or if it cannot be opened.
         trainer_port: beside it, for a script of a user; None if the user has another server for its reports.
+        agreement: on restarts in place; None if none are granted.
     """
 
     progress: NodeProgress
     peers: Peers
     port: ProgressPort | None
     trainer_port: TrainerPort | None = None
+    agreement: Agreement | None = None
 
     @classmethod
-    def started(cls, ranks: Ranks, program: Program, printer: LogPrinter) -> "Services":
-        """Open the ports of node 0."""
+    def started(cls, ranks: Ranks, program: Program, printer: LogPrinter, grant: int = 0) -> "Services":
+        """Open the ports of node 0.
+
+        Args:
+            grant: how many restarts in place there may be.
+        """
         number = leader_port(ranks) if program.shares_progress else None
         progress, peers = NodeProgress(ranks.world_size), Peers(ranks, number)
+        agreement = Agreement(ranks, peers, grant, gpus=visible_gpus() > 0) if grant else None
         port = trainer_port = None
         if ranks.node_rank == 0 and number is not None:
             try:
-                port = ProgressPort(number, progress.snapshot, peers.takes)
+                port = ProgressPort(
+                    number, lambda: progress.snapshot() | (agreement.reports() if agreement else {}), peers.takes
+                )
             except (OSError, OverflowError) as error:
                 printer.launcher_line(f"warning: no progress on port {number}: {error}")
             if is_wanted() and not program.sends_an_ending:
@@ -158,7 +173,18 @@ class Services:
                     trainer_port = TrainerPort(progress.take, printer.launcher_line)
                 except OSError as error:
                     printer.launcher_line(f"warning: no port for the reports of the script: {error}")
-        return cls(progress, peers, port, trainer_port)
+        return cls(progress, peers, port, trainer_port, agreement)
+
+    def begin(self, life: int) -> None:
+        """Set the variables for the ranks of this life."""
+        if life > 1:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(life - 1)
+        if self.trainer_port:
+            self.trainer_port.begin(life)
+
+    def lives(self) -> Json:
+        """Return what node 0 reports of restarts in place."""
+        return self.agreement.reports() if self.agreement else {}
 
 
 class SignalQueue:
@@ -178,6 +204,8 @@ class Supervisor:
 
     Attributes:
         life: the number of starts of the ranks in this run.
+        next_life: what the launchers have agreed on after the end of the ranks; None for no restart in place.
+        has_reported: files of this life are in the directory of reports.
     """
 
     settings: Settings
@@ -202,6 +230,10 @@ class Supervisor:
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
+        self.next_life: StartRanks | None = None
+        self.has_reported = False
+        self._is_told_to_end = False  # by node 0
+        self._exit: Exit | None = None
         self._oom_kills = oom_kills()  # in this container, before the ranks start
         self._deadline: float | None = None  # when the ranks that still run are killed, by time.monotonic
 
@@ -217,12 +249,13 @@ class Supervisor:
         if self.ranks.listener is not None:  # rank 0 has it: if that rank ends, its port must close
             os.close(self.ranks.listener)
         self._supervise()
+        self._await_next_life()
         result = next(filter(None, map(processes.result_of, self._workers)), None)
-        report = self._final_report()
+        report = self._own_report() if self.next_life else self._final_report()
         if report.get("progress"):
             report["progress"] = self.services.progress.completed(report["progress"])
         ending = Ending(report, result)
-        if ending.code == 0:
+        if ending.code == 0 or self.next_life:
             self._watch.withdraw()
         self.services.progress.keep()
         for worker in self._workers:
@@ -268,6 +301,7 @@ class Supervisor:
                 self._pass_on_signals()
                 self._reap()
                 self._check_for_hang()
+                self._agree()
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._kill()
         for worker in self._workers:
@@ -276,9 +310,70 @@ class Supervisor:
                     pass
         self._orphans.remove_shared_memory()
 
+    def _agree(self) -> None:
+        """Hear what the launchers of the group agree on, and end the ranks if it is their end."""
+        agreement = self.services.agreement
+        if agreement is None:
+            return
+        was_complete = agreement.is_complete
+        agreement.turn()
+        if agreement.is_complete and not was_complete:
+            self.printer.launcher_line(f"all {self.ranks.nnodes} launchers take part in restarts in place")
+        if (mark := self.services.progress.mark()) is not None:
+            agreement.progressed(mark)
+        while agreement.orders:
+            match order := agreement.orders.popleft():
+                case EndRanks():
+                    self._is_told_to_end = True
+                    self._kill()
+                case Exit():
+                    self._exit = order
+                    self._kill()
+                case StartRanks():
+                    self.next_life = order
+
+    def _await_next_life(self) -> None:
+        """After the end of this node's ranks, wait until the launchers have agreed on what follows."""
+        agreement = self.services.agreement
+        if agreement is None or agreement.is_over:
+            return
+        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        self._tell_failure(report) if report["code"] else agreement.tell(RanksDone(agreement.number))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
+            selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
+            if self.services.port:
+                selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
+            while not (agreement.is_over or self.next_life):
+                self._pass_on_signals()
+                self.services.peers.handle()
+                self._agree()
+                if self._is_told_to_end:
+                    self._is_told_to_end = False
+                    ended = RanksEnded(agreement.number, self._orphans.is_empty, self._failure())
+                    agreement.tell(ended)
+                elif not (agreement.is_over or self.next_life):
+                    self._handle(selector, agreement.longest_wait)
+
+    def _tell_failure(self, report: Report) -> None:
+        if self.services.agreement:
+            failure = Failure.of_report(self._with_oom_kill(report))
+            self.services.agreement.tell(RanksFailed(self.services.agreement.number, failure))
+
+    def _failure(self) -> Failure | None:
+        """Return why ranks of this node failed; None if the launcher has only killed them."""
+        is_forced = all(w.killed_by_us and not w.failed for w in self._workers if processes.report_of(w)["code"] != 0)
+        return None if is_forced and not self._hang else Failure.of_report(self._own_report())
+
+    def _own_report(self) -> Report:
+        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        return self._with_oom_kill(report)
+
     def _longest_wait(self) -> float:
         """Return how many seconds may pass until the ranks are looked at again."""
         limit = _INSPECTION_INTERVAL if self._watch.is_busy else self._detector.interval
+        if self.services.agreement:
+            limit = min(limit, self.services.agreement.longest_wait)
         if not self._are_ranks_left():
             limit = _ORPHANS_INTERVAL
         elif self._deadline is not None:
@@ -332,6 +427,7 @@ class Supervisor:
         report = processes.sent_report(worker)
         if report and report["code"] != 0:
             worker.failed = time.monotonic()
+            self._tell_failure(report)
             self._report_early(worker)
             self._end_within(self.settings.stop_grace)
 
@@ -343,6 +439,8 @@ class Supervisor:
             if self.stop_signal is None:
                 self.stop_signal = number
                 self._end_within(self.settings.stop_grace)
+                if self.services.agreement:
+                    self.services.agreement.tell(ToldToStop())
             for worker in self._workers:
                 if worker.status is None:
                     os.kill(worker.pid, number)
@@ -367,7 +465,10 @@ class Supervisor:
                     worker.process.returncode = os.waitstatus_to_exitcode(status)
                 while self._read(worker, worker.reports, last=True):
                     pass
-                if processes.report_of(worker)["code"] != 0:  # exit code 0 without a report is a failure too
+                report = processes.report_of(worker)
+                if report["code"] != 0:  # exit code 0 without a report is a failure too
+                    if not worker.killed_by_us:
+                        self._tell_failure(report)
                     self._report_early(worker)
                     if self.stop_signal is None or self.options.program.sends_an_ending:
                         self._end_within(_PEER_GRACE)  # else each rank ends by itself, within the grace
@@ -376,10 +477,12 @@ class Supervisor:
         """Write down a rank's own failure at once, so that other nodes find it when they miss the rank."""
         if self.reports is None or self._hang or worker.killed_by_us or self.ranks.nnodes == 1:
             return
+        if self.services.agreement and self.services.agreement.has_joined:
+            return  # the others hear of it at once, and a report of a life before would be taken for the next one's
         report = self._with_oom_kill(processes.report_of(worker))
         failed = report.get("cause") == "own" and report.get("outcome") == "failed"
         if failed and report["code"] != exit_codes.SUPERSEDED:
-            self.reports.write(report, self._states, [])
+            self._write(report, [])
 
     def _check_for_hang(self) -> None:
         """Report stalls; end the ranks of a node that hangs, after all nodes have taken the stacks of theirs."""
@@ -398,9 +501,9 @@ class Supervisor:
         longest = max(self._detector.timeout, *(int(state.quiet) for state in self._states))
         self._hang = hang_report(self._states, timeout=longest, all_ranks=self.ranks.nnodes == 1)
         self.printer.launcher_line(f"error: {self._hang['message']}")
-        if self.reports:
-            self.reports.write(self._hang, self._states, self._workers)
+        self._write(self._hang, self._workers)
         if self._hang["cause"] == "own":
+            self._tell_failure(self._hang)
             self._kill()
         else:
             self._end_within(_OTHER_NODE)
@@ -415,8 +518,31 @@ class Supervisor:
                 os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
         self._deadline = None
 
+    def _write(self, report: Report, workers: list[WorkerProcess]) -> None:
+        if self.reports:
+            self.has_reported = True
+            self.reports.write(report, self._states, workers)
+
+    def _report_of_exit(self, told: Exit) -> Report:
+        """Return the report of a node that was told to exit: its own failure, or that of the node which is blamed."""
+        self.printer.launcher_line(f"no restart in place: {told.reason}")
+        failure, blamed = self._failure(), told.blamed
+        if self.stop_signal is not None or (failure is not None and failure.cause == "own"):
+            report = self._own_report()
+        else:
+            last = self._workers[0].diagnostics.last_heartbeat()
+            error = PeerLost(f"the attempt ends on all nodes: {told.reason}")
+            report = termination.failure(error, rank=self._workers[0].rank, progress={"step": last.step})
+        if blamed and blamed.node != self.ranks.node_rank and report.get("cause") == "peer":
+            report = with_root_cause(report, {"node": blamed.node, "report": asdict(blamed.failure)})
+        if report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
+            self._write(report, [])
+        return report
+
     def _final_report(self) -> Report:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
+        if self._exit:
+            return self._report_of_exit(self._exit)
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
         waited = report.get("cause") == "peer" or (report.get("kind") == "Hang" and not self._hang)
         if waited and (stalled := self._watch.cause()):
@@ -440,12 +566,12 @@ class Supervisor:
             # A stop signal ends the wait: the operator then has its verdict, and the next attempt waits for this node.
             told_to_stop = lambda: bool(self.stop_signal or STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
             if lost_peer:
-                self.reports.write(report, self._states, [])  # before the wait: other nodes see which one is silent
+                self._write(report, [])  # before the wait: other nodes see which one is silent
                 if other := self.reports.cause_on_another_node(told_to_stop):
                     report = with_root_cause(report, other)
                 elif silent := self.reports.silent_nodes():
                     report = report | {"message": f"{report['message']}; {without_report(silent)}"}
-            self.reports.write(report, self._states, [])
+            self._write(report, [])
         return report
 
     def _with_oom_kill(self, report: Report) -> Report:

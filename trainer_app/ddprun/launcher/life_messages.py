@@ -137,10 +137,12 @@ class Start(Message):
 
     Attributes:
         port: its MASTER_PORT on node 0.
+        blamed: what ended the life before.
     """
 
     name = "start"
     port: int
+    blamed: Blamed | None = None
 
 
 @dataclass(frozen=True)

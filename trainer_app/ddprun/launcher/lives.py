@@ -149,10 +149,11 @@ class ChoosePort:
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Of a node."""
+    """Of a node: start the ranks of this life, see ``Start``."""
 
     life: Life
     port: int
+    blamed: Blamed | None = None
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ def _hello(s: Leader, node: int, hello: Hello, now: float) -> tuple[Leader, tupl
     order: Message = Alive(s.life)
     match s.phase:
         case "Running" if s.spent:
-            order = Start(s.life, s.port)
+            order = Start(s.life, s.port, s.last)
         case "Aborting":
             order = Abort(s.life)
         case "Released":
@@ -379,9 +380,9 @@ def _progressed(s: Leader, mark: int, now: float) -> Leader:
 
 
 def _abort(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
-    """End the life on all nodes."""
-    if absent := set(range(s.nnodes)) - s.seats.keys():
-        return _end(s, f"the launcher of node {min(absent)} takes no part")
+    """End the life on all nodes; if the launcher of a node takes no part, each node ends by itself."""
+    if len(s.seats) < s.nnodes:
+        return _release(s)
     s = dataclasses.replace(
         s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.limits.ready
     )
@@ -445,7 +446,7 @@ def _next_life(s: Leader, port: int | None, now: float) -> tuple[Leader, tuple[A
         s, life=s.life.next, phase="Running", port=port, began=now, has_stepped=False, failures={},
         fruitless=_fruitless(s), last=blame(s.failures), best=max(s.best, s.mark), mark=0,
     )  # fmt: skip
-    return s, _to_all(s, Start(s.life, port))
+    return s, _to_all(s, Start(s.life, port, s.last))
 
 
 def _release(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
@@ -558,7 +559,7 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
             return dataclasses.replace(s, phase="Ending"), (EndRanks(s.life.number),)
         case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
             s = dataclasses.replace(s, phase="Running", life=order.life, failure=None)
-            return s, (StartRanks(order.life, order.port),)
+            return s, (StartRanks(order.life, order.port, order.blamed),)
     return s, ()
 
 

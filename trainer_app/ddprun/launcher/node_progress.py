@@ -54,6 +54,17 @@ class NodeProgress:
         """Return the last report of rank 0 with what its script has sent."""
         return self._reported.added_to(own, time.monotonic() - self._reported_at)
 
+    def mark(self) -> int | None:
+        """Return how far the ranks are, for comparison with earlier starts of theirs; None before the first step.
+
+        A step of a later checkpoint is more than any number of steps that are not saved.
+        """
+        now = self._current()
+        if now is None or not now["step"]:
+            return None
+        saved = (now.get("checkpoint") or {}).get("step")
+        return int(now["step"]) if saved is None else (int(saved) + 1) << 32
+
     def snapshot(self) -> Json:
         """Return the report."""
         now = self._current()

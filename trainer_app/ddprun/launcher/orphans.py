@@ -39,13 +39,21 @@ class Orphans:
         """Take note of a rank or another process whose exit status was collected."""
         self._collected.add(pid)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process is left."""
+        return not self._left()
+
+    def _left(self) -> list[int]:
+        return [pid for pid in _children() if _group(pid) not in (None, *self._foreign)]
+
     def remain(self, until: float | None = None) -> bool:
         """Return whether any are left, after all ranks have ended. Tell them to end, and kill them when time is over.
 
         Args:
             until: when they are killed, by time.monotonic; by default after a second.
         """
-        left = [pid for pid in _children() if _group(pid) not in (None, *self._foreign)]
+        left = self._left()
         if not left:
             return False
         now = time.monotonic()

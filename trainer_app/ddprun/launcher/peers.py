@@ -34,8 +34,7 @@ _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
 _STRANGERS = 64  # connections at once that have proved nothing; a new one ends the oldest
 _PROVING = 5.0  # seconds
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0  # seconds between attempts to reach node 0
-_BACK = 0.05  # seconds until the first attempt after a connection has ended
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 30.0  # seconds between attempts to reach node 0
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
 
@@ -364,7 +363,7 @@ class Peers:
         self._missing.discard(node)
         self.stalled.discard(node)
         self.life_events.append(Lost(node))
-        self._delay, self._next_try = _BACK, time.monotonic() + _BACK
+        self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
 
     def _send(self, message: Json) -> None:
         for connection in self._nodes.values():

@@ -139,11 +139,12 @@ def printable(text: str) -> str:
 def encode(report: Mapping[str, Any]) -> bytes:
     """Return the report as JSON of at most MAX_BYTES.
 
-    A longer report loses the oldest frames of its traceback first, then its progress and the root cause on another
-    node, then the end of hint and next, then the end of its message. Code and kind always stay.
+    A longer report loses the oldest frames of its traceback first, then its progress, the lives before and the root
+    cause on another node, then the end of hint and next, then the end of its message. Code and kind always stay.
     """
     kept = dict(report)
-    for key, least in (("traceback", 0), ("progress", 0), ("root", 0), ("hint", 250), ("next", 250), ("message", 0)):
+    dropped = [(key, 0) for key in ("traceback", "progress", "lives", "root")]
+    for key, least in (*dropped, ("hint", 250), ("next", 250), ("message", 0)):
         if len(dumps_json(kept)) <= MAX_BYTES:
             break
         text = kept.get(key)

@@ -1,0 +1,185 @@
+"""Launchers restart the ranks of a script in place on all nodes, and end the attempt where that does not help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import free_port
+from tests.trainer.builders import RESUMED, SAVING, node
+from tests.trainer.runs import ForkServer, Run, Whole, assert_same_end, wait_until
+
+pytestmark = pytest.mark.together
+
+# Continues after the step that rank 0 has written, until the file ``go`` exists.
+TRAINING = """
+import datetime, os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+saved, goes_on, done = folder / "step", torch.ones(1), 0
+step = int(saved.read_text()) if saved.exists() else 0
+print("continues after step", step, flush=True)
+while goes_on:
+    model(torch.ones(8, 4)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    step, done = step + 1, done + 1
+    if rank == 0:
+        (folder / "new").write_text(str(step))
+        (folder / "new").rename(saved)
+        goes_on[0] = 0 if (folder / "go").exists() else 1
+    if done <= 4 and (folder / f"raise-{rank}").exists():
+        raise ValueError("wrong")
+    dist.broadcast(goes_on, 0)
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+class TwoNodes:
+    """The launchers of two nodes, which share a directory."""
+
+    def __init__(self, server: ForkServer, folder: Path, *, ranks: int = 1, grant: int = 5) -> None:
+        self.folder = folder
+        script = folder / "train.py"
+        script.write_text(TRAINING)
+        common: dict[str, object] = {
+            "PET_NNODES": 2, "PET_NPROC_PER_NODE": ranks, "PET_MASTER_ADDR": "localhost",
+            "PET_MASTER_PORT": free_port(),
+            "DDPJOB_PROGRESS_PORT": free_port(), "DDPJOB_UID": "uid", "DDPJOB_ATTEMPT": 1,
+            "DDPJOB_INPLACE_RESTARTS": grant,
+        }  # fmt: skip
+        self.runs: list[Run] = []
+        for number in (0, 1):
+            self.runs.append(server.start(script, folder, env=common | {"PET_NODE_RANK": number}, module="ddprun"))
+            self.runs[-1].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
+
+    def trains(self, life: int, more_than: int = 3) -> dict[str, Any]:
+        """Wait until this life has made more than so many steps, and return the progress report."""
+
+        def reached() -> dict[str, Any] | None:
+            assert not any(run.ended for run in self.runs), self.output()
+            now = self.runs[0].progress()
+            return now if now and now["life"] == life and now["step"] > more_than else None
+
+        wait_until(lambda: "all 2 launchers take part" in self.output(), "the launchers to be connected")
+        return dict(wait_until(reached, f"life {life} to make {more_than + 1} steps"))
+
+    def kill(self, number: int, local_rank: int = 0) -> float:
+        """Kill a rank of a node, and return when."""
+        os.kill(self.runs[number].ranks()[local_rank], signal.SIGKILL)
+        return time.monotonic()
+
+    def finish(self) -> None:
+        (self.folder / "go").touch()
+        assert [run.wait() for run in self.runs] == [0, 0], self.output()
+
+    def output(self) -> str:
+        return "\n".join(run.output() for run in self.runs)
+
+
+def descriptors(run: Run) -> int:
+    return len(list(Path(f"/proc/{run.pid}/fd").iterdir()))
+
+
+def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, tmp_path: Path) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path, ranks=2)
+    step = nodes.trains(1)["step"]
+    nodes.kill(1, 1)
+    step = nodes.trains(2, step)["step"]
+    assert all(len(run.ranks()) == 2 for run in nodes.runs), "no process of the life before is left"
+    before = [descriptors(run) for run in nodes.runs]
+    nodes.kill(0)
+    step = nodes.trains(3, step)["step"]
+    nodes.kill(1)
+    report = nodes.trains(4, step)
+    assert [descriptors(run) for run in nodes.runs] == before
+    assert [(life["node"], life["rank"], life["progressed"]) for life in report["lives"]] == [
+        (1, 3, True), (0, 0, True), (1, 2, True),
+    ]  # fmt: skip
+    nodes.finish()
+    assert nodes.runs[0].message()["life"] == 4
+    for run in nodes.runs:
+        assert "restart in place 1 of 5: node 1: rank 3 was killed by SIGKILL" in run.output()
+        assert run.output().count("continues after step 0") == 2
+        assert run.output().count("continues after step") == 8
+
+
+def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain: ForkServer, tmp_path: Path) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path)
+    nodes.trains(1, 6)
+    (tmp_path / "raise-1").touch()
+    nodes.kill(0)
+    assert [run.wait() for run in nodes.runs] == [77, 1], nodes.output()
+    peer, own = (run.message() for run in nodes.runs)
+    assert (own["exception"], own["cause"], own["rank"]) == ("ValueError", "own", 1)
+    assert peer["cause"] == "peer" and peer["life"] == 3
+    assert (peer["root"]["node"], peer["root"]["code"], peer["root"]["exception"]) == (1, 1, "ValueError")
+    assert "no restart in place: the same exception at the same step" in nodes.runs[0].output()
+
+
+def test_no_more_restarts_in_place_than_granted(ddptrain: ForkServer, tmp_path: Path) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path, grant=1)
+    step = nodes.trains(1)["step"]
+    nodes.kill(0)
+    nodes.trains(2, step)
+    nodes.kill(1)
+    assert [run.wait() for run in nodes.runs] == [77, 137], nodes.output()
+    assert nodes.runs[0].message()["lives"][-1]["node"] == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_group_ends_when_a_launcher_is_killed(ddptrain: ForkServer, tmp_path: Path, lost: int) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path)
+    nodes.trains(1)
+    began = time.monotonic()
+    os.kill(nodes.runs[lost].pid, signal.SIGKILL)
+    other = nodes.runs[1 - lost]
+    assert other.wait() == 77, other.output()
+    assert time.monotonic() - began < 10
+    assert f"node {lost} is lost: its connection has ended" in other.message()["message"]
+
+
+def test_group_that_is_told_to_stop_is_not_restarted(ddptrain: ForkServer, tmp_path: Path) -> None:
+    nodes = TwoNodes(ddptrain, tmp_path)
+    nodes.trains(1)
+    nodes.runs[1].stop()
+    assert nodes.runs[1].wait() == 75, nodes.output()
+    nodes.runs[0].wait()
+    assert "restart in place" not in nodes.output()
+
+
+def test_weights_are_those_of_an_uninterrupted_run(
+    ddptrain: ForkServer, idx: Path, tmp_path: Path, whole: Whole
+) -> None:
+    port, leader = free_port(), free_port()
+    argv = ("launch", *RESUMED, "--data-dir", idx, "--checkpoint-dir", tmp_path / "cut", "--chaos", "kill:3:11")
+    own = {"DDPJOB_PROGRESS_PORT": leader, "DDPJOB_INPLACE_RESTARTS": 3}
+    runs = [ddptrain.start(*argv, env=node(rank, port) | own) for rank in (0, 1)]
+    assert [run.wait() for run in runs] == [0, 0], "\n".join(run.output() for run in runs)
+    assert runs[0].message()["life"] == 2
+    assert_same_end(whole(4, *SAVING).folder, tmp_path / "cut")
+
+
+def test_node_that_trains_alone_is_restarted_in_place(ddptrain: ForkServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    env = {"DDPJOB_INPLACE_RESTARTS": 3}
+    run = ddptrain.start("--nproc-per-node", 2, script, tmp_path, env=env, module="ddprun")
+    step = run.at_step(4)["step"]
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    wait_until(lambda: (now := run.progress()) and now["life"] == 2 and now["step"] > step, "the next life")
+    (tmp_path / "go").touch()
+    assert run.wait() == 0, run.output()

@@ -1,0 +1,184 @@
+"""One launcher's part in the agreement on restarts in place: carries out what the pure functions of ``lives`` decide.
+
+Node 0 has the leader's part, too, and is a follower of itself without a connection.
+"""
+
+import collections
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddprun.distributed.topology import Ranks, free_port
+from ddprun.files import Json
+from ddprun.launcher import lives
+from ddprun.launcher.life_messages import Blamed, Life
+from ddprun.launcher.lives import (
+    ChoosePort,
+    Close,
+    EndRanks,
+    Event,
+    Exit,
+    Follower,
+    Leader,
+    LeaveAlone,
+    Limits,
+    PortChosen,
+    Progressed,
+    Received,
+    Send,
+    StartRanks,
+    Tick,
+)
+from ddprun.launcher.peers import Peers
+
+GRANT = "DDPJOB_INPLACE_RESTARTS"
+_TICK = 0.5  # seconds
+_GPU_LIMITS = {"ready": 60.0, "first_step": 120.0}  # the driver releases memory and makes contexts in seconds
+_KEPT = 5
+Order = StartRanks | EndRanks | LeaveAlone | Exit
+
+
+def granted(env: Mapping[str, str] = os.environ) -> int:
+    """Return how many restarts in place the operator has granted this attempt."""
+    text = env.get(GRANT, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+@dataclass(frozen=True)
+class EndedLife:
+    """A life that has ended, as ``lives`` of the reports shows it."""
+
+    number: int
+    blamed: Blamed | None
+    progressed: bool
+
+    @property
+    def report(self) -> Json:
+        failure = self.blamed.failure if self.blamed else None
+        return {
+            "life": self.number, "node": self.blamed.node if self.blamed else None,
+            "rank": failure.rank if failure else None, "kind": failure.kind if failure else None,
+            "message": failure.message if failure else None, "progressed": self.progressed,
+        }  # fmt: skip
+
+
+class Agreement:
+    """The launchers of a group as this one sees them, through all lives of an attempt.
+
+    Attributes:
+        orders: what this launcher is to do, until it takes them.
+        is_complete: of node 0: all launchers take part, so ranks can be restarted in place.
+    """
+
+    def __init__(self, ranks: Ranks, peers: Peers, grant: int, *, gpus: bool = False) -> None:
+        now, life = time.monotonic(), Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
+        limits = Limits(grant, **_GPU_LIMITS) if gpus else Limits(grant)
+        self._peers, self._next_tick = peers, now
+        self._follower = Follower(secrets.token_hex(8), life, joined=peers.is_leader, heard=now, ticked=now)
+        self._leader = Leader(ranks.nnodes, limits, life, began=now, ticked=now) if peers.is_leader else None
+        self._for_leader: collections.deque[Event] = collections.deque()
+        self._for_follower: collections.deque[Event] = collections.deque()
+        self._ended: list[EndedLife] = []
+        self.orders: collections.deque[Order] = collections.deque()
+        if self._leader:
+            self.tell(lives.Connected())
+
+    @property
+    def number(self) -> int:
+        """The number of the current life."""
+        return self._follower.life.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no other life follows."""
+        return self._follower.is_over
+
+    @property
+    def is_complete(self) -> bool:
+        return self._leader is not None and len(self._leader.seats) == self._leader.nnodes
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the leader decides what follows a failure."""
+        return self._follower.joined and not self.is_over
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds until ``turn`` is to be called again."""
+        return 0.05 if self._peers.seeks_leader else _TICK
+
+    def reports(self) -> Json:
+        """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
+        if self._leader is None:
+            return {}
+        return {"life": self._leader.life.number, "lives": [life.report for life in self._ended]}
+
+    def tell(self, event: Event) -> None:
+        """Tell what happened on this node, and carry out what follows."""
+        self._for_follower.append(event)
+        self._carry_out()
+
+    def progressed(self, mark: int) -> None:
+        """Of node 0: tell how far the ranks of this life are."""
+        if self._leader and not self._leader.is_over:
+            self._for_leader.append(Progressed(self.number, mark))
+            self._carry_out()
+
+    def turn(self) -> None:
+        """Handle what the other launchers have sent, and the time that has passed."""
+        while self._peers.life_events:
+            event = self._peers.life_events.popleft()
+            (self._for_leader if self._leader else self._for_follower).append(event)
+        self._carry_out()
+        if time.monotonic() >= self._next_tick:  # after what has come meanwhile: it shows who is not silent
+            self._next_tick = time.monotonic() + _TICK
+            self._for_leader.append(Tick())
+            self._for_follower.append(Tick())
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        while self._for_leader or self._for_follower:
+            if self._for_leader:
+                self._lead(self._for_leader.popleft())
+            else:
+                self._follow(self._for_follower.popleft())
+
+    def _lead(self, event: Event) -> None:
+        if self._leader is None:
+            return
+        before = self._leader
+        self._leader, actions = lives.lead(before, event, time.monotonic())
+        if self._leader.phase in ("Choosing", "Ended") and self._leader.phase != before.phase:
+            self._note_end(self._leader)
+        for action in actions:
+            match action:
+                case Send(node=0):
+                    self._for_follower.append(Received(action.message))
+                case Send():
+                    self._peers.say(action.message, action.node)
+                case Close():
+                    self._peers.drop(action.node)
+                case ChoosePort():
+                    port = None
+                    with contextlib.suppress(OSError):
+                        port = free_port()
+                    self._for_leader.append(PortChosen(action.number, port))
+
+    def _note_end(self, leader: Leader) -> None:
+        blamed = lives.blame(leader.failures)
+        if blamed or leader.phase == "Choosing":
+            self._ended = [*self._ended, EndedLife(leader.life.number, blamed, leader.has_progressed)][-_KEPT:]
+
+    def _follow(self, event: Event) -> None:
+        self._follower, actions = lives.follow(self._follower, event, time.monotonic())
+        for action in actions:
+            match action:
+                case Send() if self._leader:
+                    self._for_leader.append(Received(action.message, 0))
+                case Send():
+                    self._peers.say(action.message)
+                case StartRanks() | EndRanks() | LeaveAlone() | Exit():
+                    self.orders.append(action)
