@@ -429,8 +429,12 @@ class Group:
         return happen
 
     def _disconnect(self, agent: Agent) -> None:
-        """The connection of a node ends, and with it what is on its way."""
+        """End the connection of a node, and what is on its way; nobody hears of it while the node is cut off."""
         if not agent.connection or (agent.node == 0 and not agent.ended):
+            return
+        if agent.cut_until > self.now:
+            if agent.cut_until < LONGEST:
+                self._later(agent.cut_until - self.now, lambda: self._disconnect(agent))
             return
         agent.connection = 0
         self._lead(Lost(agent.node))
