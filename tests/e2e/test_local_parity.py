@@ -47,7 +47,10 @@ def job(name: str, *args: str, **spec: object) -> Json:
         "spec": {
             "image": "ddpjob/trainer:dev",
             "args": list(args),
-            "env": [{"name": "DDPTRAIN_THREADS", "value": "1"}],
+            "env": [
+                {"name": "DDPTRAIN_THREADS", "value": "1"},
+                {"name": "DDPJOB_INPLACE_RESTARTS", "value": "0"},  # a failure ends the attempt
+            ],
             "numNodes": 2,
             "nprocPerNode": 1,
             "checkpoint": {"claimName": CLAIM},

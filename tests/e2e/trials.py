@@ -236,7 +236,10 @@ def small_job(name: str, *arguments: str, **spec: Any) -> Json:
         "spec": {
             "image": "ddpjob/trainer:dev",
             "args": [*TRAINING, *PACE, *arguments],
-            "env": [{"name": "DDPTRAIN_THREADS", "value": "1"}],
+            "env": [
+                {"name": "DDPTRAIN_THREADS", "value": "1"},
+                {"name": "DDPJOB_INPLACE_RESTARTS", "value": "0"},  # a failure ends the attempt
+            ],
             "numNodes": 2,
             "nprocPerNode": 1,
             "checkpoint": {"mountPath": MOUNT, "claimName": CLAIM, "subPath": name},

@@ -9,6 +9,7 @@ import pytest
 
 from ddpjob.api import names
 from ddpjob.api.report import end_report, training_report
+from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 from ddpjob.engine.inplace import KEPT_LIVES, classify, fold, grant
 from tests.builders import World, a_job, a_running_world, failed
@@ -40,7 +41,14 @@ def of_lives(life: int, progressed: bool) -> InPlace:
 def test_grant_is_what_is_left_unless_restarts_in_place_made_no_progress(
     before: InPlace | None, restarts: int, granted: int
 ) -> None:
-    assert grant(before, restarts, 100) == granted
+    assert grant(before, restarts, RestartPolicy()) == granted
+
+
+def test_nothing_is_granted_where_a_failure_may_have_to_end_the_job() -> None:
+    rule = {"onExitCodes": {"operator": "In", "values": [3]}, "action": "Fail"}
+    for policy in ({"maxRestarts": 0}, {"rules": [rule]}):
+        assert grant(None, 0, RestartPolicy.model_validate(policy)) == 0
+    assert grant(None, 0, RestartPolicy.model_validate({"rules": [rule | {"action": "Restart"}]})) == 100
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ operator. When they end the attempt instead, the table of failures applies as to
 from typing import Literal
 
 from ddpjob.api.report import EndReport, TrainingReport
+from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import CurrentAttempt, InPlace, LifeFailure
 from ddpjob.engine.state import JobState
 
@@ -15,15 +16,17 @@ KEPT_LIVES = 5
 Course = Literal["Unused", "Progress", "NoProgress"]
 
 
-def grant(before: InPlace | None, restarts: int, max_total_restarts: int) -> int:
+def grant(before: InPlace | None, restarts: int, policy: RestartPolicy) -> int:
     """Return how many restarts in place the next attempt may have: what is left of all restarts.
 
+    None if a failure must end the job, by maxRestarts 0 or a rule, because the launchers do not know the user's rules.
     Without progress in the attempt before, a restart in place does not help: then new pods are tried without.
 
     Args:
         before: of the attempt before. restarts: all until now.
     """
-    return 0 if classify(before) == "NoProgress" else max(max_total_restarts - restarts, 0)
+    may_fail = policy.max_restarts == 0 or any(rule.action == "Fail" for rule in policy.restart_rules or ())
+    return 0 if may_fail or classify(before) == "NoProgress" else max(policy.max_total_restarts - restarts, 0)
 
 
 def classify(in_place: InPlace | None) -> Course:

@@ -152,7 +152,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
     restarts = decision.spending.restarts if decision.spending else inplace.restarts(s)
-    return inplace.grant(ended.in_place, restarts, s.job.spec.restart_policy.max_total_restarts)
+    return inplace.grant(ended.in_place, restarts, s.job.spec.restart_policy)
 
 
 def _creating_since(attempt: CurrentAttempt, decision: Decision) -> str | None:
