@@ -163,10 +163,10 @@ def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> Non
         strangers.append(stranger)
         if number % 50 == 0:
             two.turn()
-        if len(strangers) > 300:
+        if len(strangers) > 400:
             strangers.pop(0).close()
     two.turns(50)
-    assert len(two.leader._proving) <= 64
+    assert len(two.leader._proving) <= 256
     two.node.say(HELLO.message)
     two.turns()
     assert two.received() == [HELLO]

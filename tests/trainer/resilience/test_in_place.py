@@ -105,7 +105,8 @@ def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, 
     step = nodes.trains(3, step)["step"]
     nodes.kill(1)
     report = nodes.trains(4, step)
-    assert [descriptors(run) for run in nodes.runs] == before
+    # A life that left its pipes open would leave eight; a request for progress may have one.
+    assert all(descriptors(run) < one + 4 for run, one in zip(nodes.runs, before, strict=True))
     assert [(life["node"], life["rank"], life["progressed"]) for life in report["lives"]] == [
         (1, 3, True), (0, 0, True), (1, 2, True),
     ]  # fmt: skip

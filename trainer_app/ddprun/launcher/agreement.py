@@ -123,12 +123,16 @@ class Agreement:
 
     def progressed(self, mark: int) -> None:
         """Of node 0: tell how far the ranks of this life are."""
-        if self._leader and not self._leader.is_over:
+        if self._leader:
             self._for_leader.append(Progressed(self.number, mark))
             self._carry_out()
 
-    def turn(self) -> None:
-        """Handle what the other launchers have sent, and the time that has passed."""
+    def turn(self) -> bool:
+        """Handle what the other launchers have sent, and the time that has passed.
+
+        Returns:
+            whether it is time to tell the progress again.
+        """
         while self._peers.life_events:
             event = self._peers.life_events.popleft()
             (self._for_leader if self._leader else self._for_follower).append(event)
@@ -138,6 +142,8 @@ class Agreement:
             self._for_leader.append(Tick())
             self._for_follower.append(Tick())
             self._carry_out()
+            return True
+        return False
 
     def _carry_out(self) -> None:
         while self._for_leader or self._for_follower:

@@ -316,11 +316,17 @@ class Supervisor:
         if agreement is None:
             return
         was_complete = agreement.is_complete
-        agreement.turn()
+        if agreement.turn():
+            self._tell_progress(agreement)
         if agreement.is_complete and not was_complete:
             self.printer.launcher_line(f"all {self.ranks.nnodes} launchers take part in restarts in place")
+        self._obey(agreement)
+
+    def _tell_progress(self, agreement: Agreement) -> None:
         if (mark := self.services.progress.mark()) is not None:
             agreement.progressed(mark)
+
+    def _obey(self, agreement: Agreement) -> None:
         while agreement.orders:
             match order := agreement.orders.popleft():
                 case EndRanks():
@@ -337,8 +343,10 @@ class Supervisor:
         agreement = self.services.agreement
         if agreement is None or agreement.is_over:
             return
-        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
-        self._tell_failure(report) if report["code"] else agreement.tell(RanksDone(agreement.number))
+        if (report := self._own_report())["code"]:
+            self._tell_failure(report)
+        else:
+            agreement.tell(RanksDone(agreement.number))
         with selectors.DefaultSelector() as selector:
             selector.register(self.signals.wakeup, selectors.EVENT_READ, None)
             selector.register(self.services.peers, selectors.EVENT_READ, self.services.peers)
@@ -354,10 +362,12 @@ class Supervisor:
                     agreement.tell(ended)
                 elif not (agreement.is_over or self.next_life):
                     self._handle(selector, agreement.longest_wait)
+        self._obey(agreement)
 
     def _tell_failure(self, report: Report) -> None:
         if self.services.agreement:
             failure = Failure.of_report(self._with_oom_kill(report))
+            self._tell_progress(self.services.agreement)
             self.services.agreement.tell(RanksFailed(self.services.agreement.number, failure))
 
     def _failure(self) -> Failure | None:

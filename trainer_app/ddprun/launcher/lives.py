@@ -302,7 +302,7 @@ def lead(s: Leader, event: Event, now: float) -> tuple[Leader, tuple[Action, ...
             return _with_seat(s, event.node, dataclasses.replace(s.seats[event.node], lost=now)), ()
         case PortChosen() if s.phase == "Choosing" and event.number == s.life.number + 1:
             return _next_life(s, event.port, now)
-        case Progressed() if s.phase == "Running" and event.number == s.life.number:
+        case Progressed() if s.phase in ("Running", "Aborting") and event.number == s.life.number:
             return _progressed(s, event.mark, now), ()
         case Tick():
             return _leader_tick(s, now)

@@ -32,7 +32,7 @@ from ddprun.launcher.processes import run_with_timeout
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
 _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
-_STRANGERS = 64  # connections at once that have proved nothing; a new one ends the oldest
+_STRANGERS = 256  # connections at once that have proved nothing; a new one ends the oldest
 _PROVING = 5.0  # seconds
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 30.0  # seconds between attempts to reach node 0
 _RESOLVE = 2.0  # seconds

@@ -116,6 +116,7 @@ class HttpPort:
                 self._end(next(iter(self._received)))
             self._received[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
+            self._receive(connection)  # what it has sent already, so that it keeps its place for no time
 
     def _receive(self, connection: socket.socket) -> None:
         try:
