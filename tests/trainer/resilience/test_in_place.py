@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddprun.diagnostics import Diagnostics
+from ddprun.launcher.launcher import Supervisor
+from ddprun.launcher.processes import WorkerProcess, is_exiting
 from tests.processes import free_port
 from tests.trainer.builders import RESUMED, SAVING, node
 from tests.trainer.runs import ForkServer, Run, Whole, assert_same_end, wait_until
@@ -116,6 +120,24 @@ def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, 
         assert "restart in place 1 of 5: node 1: rank 3 was killed by SIGKILL" in run.output()
         assert run.output().count("continues after step 0") == 2
         assert run.output().count("continues after step") == 8
+
+
+def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_of_its_end() -> None:
+    rank = subprocess.Popen(["sleep", "600"])
+    try:
+        assert not is_exiting(rank.pid)
+        rank.kill()
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+        assert is_exiting(rank.pid)
+        worker = WorkerProcess(1, rank.pid, -1, -1, Diagnostics.create(1))
+        supervisor = object.__new__(Supervisor)
+        supervisor._workers = [worker]
+        supervisor._kill()
+        assert not worker.killed_by_us
+        worker.diagnostics.close()
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain: ForkServer, tmp_path: Path) -> None:

@@ -524,7 +524,8 @@ class Supervisor:
     def _kill(self) -> None:
         for worker in self._workers:
             if worker.status is None and not worker.killed_by_us:
-                worker.killed_by_us = True
+                # The others may hear of the end of a rank before this launcher does, and have it end the other ranks.
+                worker.killed_by_us = not processes.is_exiting(worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)  # its children follow when it is reaped
         self._deadline = None
 

@@ -40,6 +40,7 @@ from ddprun.signals import STOP_SIGNALS, die_with_parent
 
 _CANCEL_INTERVAL = 0.1  # seconds
 LONGEST_LINE = 65536  # bytes
+_PF_EXITING = 4  # linux/sched.h
 # NCCL's watchdog thread prints this before it aborts a rank whose peer is lost: not a fault of that rank.
 _NCCL_LOST = re.compile(
     r"(ProcessGroupNCCL|\[PG .*Rank \d+\]|NCCL).*"
@@ -369,6 +370,14 @@ def report_of(worker: WorkerProcess) -> Report:
     if code == 0:
         return termination.failure(exited_early(message), rank=worker.rank, progress=place)
     return termination.failed(code, "Error", message, rank=worker.rank, progress=place)
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether the process has begun to end. Its connections are closed after that, and its parent hears last."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]
+        return bool(int(flags) & _PF_EXITING)
+    return True
 
 
 def end_group(pid: int) -> None:
