@@ -39,7 +39,8 @@ EXAMPLE = ROOT / "manifests" / "examples" / "ddprun-script.yaml"
 STEP = "            done += 1\n"
 # What takes the longest to import; DistributedDataParallel imports torch._dynamo.
 PRELOAD = "sklearn.datasets,torch._dynamo"
-# In the first attempt rank 1 fails, and in the second all ranks are slow enough for a signal to come before the end.
+# In the first attempt rank 1 fails, also after a restart in place, at the same step: then new pods follow. In the
+# second all ranks are slow enough for a signal to come before the end.
 FAULT = """\
             if os.environ["DDPJOB_ATTEMPT"] == "1" and done == 30 and rank == 1:
                 raise ValueError("sample 17 has 3 channels, expected 1")
@@ -58,10 +59,12 @@ def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(ddpjob: Pro
     with ddpjob.started(*run) as process:
         ddpjob.until_log("ddprun-script", "rank 1 resumes after step 20")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        said = "".join(process.communicate(timeout=60))
     assert process.returncode == 130
+    assert "attempt 1 restarted in place (life 2)" in said
     status = ddpjob.job("ddprun-script")["status"]
-    assert (status["state"], status["attempt"], status["restarts"]) == ("Suspended", 2, 1)
+    assert (status["state"], status["attempt"], status["restarts"]) == ("Suspended", 2, 2)
+    assert status["restartsInPlace"] == 1
     (failure,) = status["failures"]
     raised = EXAMPLE.with_name("train.py").read_text().splitlines().index(STEP[:-1]) + 3
     named = (failure["nodeRank"], failure["rank"], failure["reason"], failure["exception"])

@@ -141,8 +141,12 @@ def _locations(result: RunResult) -> list[str]:
         found.append(("metrics", result.metrics))
     found.append(("logs", f"ddpjob logs {result.name} --all   ({result.logs})"))
     if restarts := result.status.get("restarts"):
-        why = "; ".join(one_line(f.get("message", ""))[:160] for f in result.status.get("failures") or ())
-        found.append(("restarts", f"{restarts}: {why}"))
+        in_place_now = (result.status.get("currentAttempt") or {}).get("inPlace") or {}
+        lives = [f for f in in_place_now.get("failures") or () if f["life"] < in_place_now.get("life", 1)]
+        failures = [*(result.status.get("failures") or ()), *lives]
+        why = "; ".join(one_line(f.get("message", ""))[:160] for f in failures)
+        in_place = result.status.get("restartsInPlace")
+        found.append(("restarts", f"{restarts}{f' ({in_place} in place)' if in_place else ''}: {why}"))
     return [f"  {label:<11} {one_line(value)}" for label, value in found]
 
 

@@ -12,6 +12,7 @@ from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINI
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
+RESTARTED_IN_PLACE = "RestartedInPlace"
 # A name conflict has the condition Stalled, and a large image takes minutes to pull.
 _NO_NOTE = frozenset({"NameConflict", CONTAINER_CREATING})
 
@@ -81,7 +82,7 @@ def _lives(s: JobState, status: DDPJobStatus) -> Iterator[Note]:
     for failure in attempt.in_place.failures or ():
         if before <= failure.life < (attempt.in_place.life or 1):
             text = f"attempt {attempt.number} restarted in place (life {failure.life + 1}): {failure.message}"
-            yield Note("Warning", "RestartedInPlace", shorten(text, MAX_NOTE))
+            yield Note("Warning", RESTARTED_IN_PLACE, shorten(text, MAX_NOTE))
 
 
 def _changes(s: JobState, status: DDPJobStatus) -> Iterator[Note]:

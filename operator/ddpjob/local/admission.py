@@ -20,6 +20,7 @@ from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, mess
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
+from ddpjob.engine.inplace import grant
 from ddpjob.engine.merge import template_faults
 from ddpjob.local import LocalError
 
@@ -63,7 +64,8 @@ class AdmittedJob:
     @cached_property
     def pods(self) -> tuple[Json, ...]:
         """The pods of attempt 1 as local mode runs them, rendered once."""
-        return tuple(create.body for create in desired_pods(self.job, 1, SETTINGS))
+        granted = grant(None, 0, self.job.spec.restart_policy)
+        return tuple(create.body for create in desired_pods(self.job, 1, SETTINGS, granted=granted))
 
     @property
     def command(self) -> list[str]:

@@ -21,6 +21,7 @@ from ddpjob.api.pod_view import pod_view
 from ddpjob.api.times import timestamp
 from ddpjob.cluster.clock import SteadyClock
 from ddpjob.engine.actions import Note, Plan
+from ddpjob.engine.events import RESTARTED_IN_PLACE
 from ddpjob.engine.observed import NOT_POLLED, Observed, owned_pods
 from ddpjob.engine.plan import plan
 from ddpjob.local import LocalError, resume
@@ -181,6 +182,8 @@ class Session:
         print(f"{timestamp(self._clock.now())} {note.type} {note.reason}: {message}", file=events, flush=True)
         if note.reason == "Resumed":
             self.say(f"Resumed: attempt {self.job['status']['attempt']} begins")
+        elif note.reason == RESTARTED_IN_PLACE:
+            self.say(message)
 
 
 def _require_linux() -> None:
