@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import indent
 
 from ddpjob.local.state import StateFolder
-from tests.cli.program import ROOT, Done, Program
+from tests.cli.program import ROOT, Done, Program, shell_job
 
 SCRIPT = """
 import argparse
@@ -39,8 +39,7 @@ EXAMPLE = ROOT / "manifests" / "examples" / "ddprun-script.yaml"
 STEP = "            done += 1\n"
 # What takes the longest to import; DistributedDataParallel imports torch._dynamo.
 PRELOAD = "sklearn.datasets,torch._dynamo"
-# In the first attempt rank 1 fails, also after a restart in place, at the same step: then new pods follow. In the
-# second all ranks are slow enough for a signal to come before the end.
+# In the first attempt rank 1 fails, and in the second all ranks are slow enough for a signal to come before the end.
 FAULT = """\
             if os.environ["DDPJOB_ATTEMPT"] == "1" and done == 30 and rank == 1:
                 raise ValueError("sample 17 has 3 channels, expected 1")
@@ -54,17 +53,16 @@ def test_job_of_the_script_to_copy_names_its_error_stops_and_resumes(ddpjob: Pro
     assert text.count(f"    {STEP}") == 1
     file = tmp_path / "job.yaml"
     text = text.replace(f"    {STEP}", indent(STEP + FAULT, "    ")).replace('--epochs, "20"', '--epochs, "5"')
+    text = text.replace("  numNodes: 2", '  numNodes: 2\n  env: [{name: DDPJOB_INPLACE_RESTARTS, value: "0"}]')
     file.write_text(text.replace("[ddprun,", f"[ddprun, --preload, '{PRELOAD}',"))
     run = ("run", str(file), "--nodes", "1", "--nproc", "2", "--output", "json")
     with ddpjob.started(*run) as process:
         ddpjob.until_log("ddprun-script", "rank 1 resumes after step 20")
         process.send_signal(signal.SIGINT)
-        said = "".join(process.communicate(timeout=60))
+        process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "attempt 1 restarted in place (life 2)" in said
     status = ddpjob.job("ddprun-script")["status"]
-    assert (status["state"], status["attempt"], status["restarts"]) == ("Suspended", 2, 2)
-    assert status["restartsInPlace"] == 1
+    assert (status["state"], status["attempt"], status["restarts"]) == ("Suspended", 2, 1)
     (failure,) = status["failures"]
     raised = EXAMPLE.with_name("train.py").read_text().splitlines().index(STEP[:-1]) + 3
     named = (failure["nodeRank"], failure["rank"], failure["reason"], failure["exception"])
@@ -87,6 +85,21 @@ def test_lesson_runs_as_a_job(ddpjob: Program) -> None:
     done = ddpjob("run", str(ROOT / "manifests" / "examples" / "lessons" / "env.yaml"), "--nproc", "1")
     assert done.code == 0, done
     assert "GROUP_RANK 0 1" in re.sub(" +", " ", ddpjob("logs", "lesson-env", "--all").out)
+
+
+def test_restart_in_place_is_printed_and_counted(ddpjob: Program, tmp_path: Path) -> None:
+    """Rank 1 of the first life is killed, and all ranks of the second succeed."""
+    script = tmp_path / "killed_once.py"
+    life, rank = 'os.environ["TORCHELASTIC_RESTART_COUNT"]', 'os.environ["RANK"]'
+    script.write_text(
+        f"import os, time\nif {life} == '0':\n    os.kill(os.getpid(), 9) if {rank} == '1' else time.sleep(60)\n"
+    )
+    job = shell_job("once", f"exec ddprun --start spawn {script}", numNodes=1, nprocPerNode=2)
+    done = ddpjob("run", ddpjob.write(job))
+    assert done.code == 0, done
+    assert "attempt 1 restarted in place (life 2): rank 1 was killed by SIGKILL" in done.out + done.err
+    status = ddpjob.job("once")["status"]
+    assert (status["attempt"], status["restarts"], status["restartsInPlace"]) == (1, 1, 1)
 
 
 def example(ddpjob: Program, *verb: str) -> list[str]:

@@ -5,6 +5,7 @@
 
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +19,7 @@ from ddpjob.api.objects import Json
 from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
-from ddpjob.engine.actions import EngineSettings
+from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.merge import template_faults
@@ -64,8 +65,10 @@ class AdmittedJob:
     @cached_property
     def pods(self) -> tuple[Json, ...]:
         """The pods of attempt 1 as local mode runs them, rendered once."""
-        granted = grant(None, 0, self.job.spec.restart_policy)
-        return tuple(create.body for create in desired_pods(self.job, 1, SETTINGS, granted=granted))
+        return tuple(create.body for create in self._first_pods(SETTINGS))
+
+    def _first_pods(self, settings: EngineSettings) -> Iterable[Create]:
+        return desired_pods(self.job, 1, settings, granted=grant(None, 0, self.job.spec.restart_policy))
 
     @property
     def command(self) -> list[str]:
@@ -96,7 +99,7 @@ class AdmittedJob:
         meta = {key: value for key, value in self.body["metadata"].items() if key not in SET_BY_SERVER}
         settings = EngineSettings()
         parts = (desired_service(self.job), desired_policy(self.job, settings), desired_claim(self.job))
-        creates = [*(create for create in parts if create is not None), *desired_pods(self.job, 1, settings)]
+        creates = [*(create for create in parts if create is not None), *self._first_pods(settings)]
         return [self.body | {"metadata": meta}, *(create.body for create in creates)]
 
 
