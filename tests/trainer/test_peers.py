@@ -89,10 +89,10 @@ def test_launcher_of_another_job_or_attempt_is_refused(other: dict[str, str]) ->
 
     def tried() -> bool:
         two.turn()
+        assert two.leader.is_alone and two.node.is_alone
         return not two.node._proving and two.node._found is not None and two.node._delay > 0.3
 
     wait_until(tried, "an attempt to connect, and its end")
-    assert two.leader.is_alone and two.node.is_alone
     assert not two.leader.life_events and not two.node.life_events
     two.port.close()
 
