@@ -200,9 +200,11 @@ class Group:
             self._finish(agent, "killed")
 
     def _stop(self) -> None:
-        if (agent := self._anyone()) is None:
-            return
-        self._handle(agent, ToldToStop())
+        if agent := self._anyone():
+            self._handle(agent, ToldToStop())
+
+    def _stop_ranks(self, agent: Agent) -> None:
+        """Pass a stop signal on to the ranks: those of all nodes save a checkpoint together, and end."""
         if agent.ranks is not None and not self.stopping:
             self.stopping = True
             number = agent.ranks
@@ -359,6 +361,8 @@ class Group:
         agent.follower, actions = follow(agent.follower, event, self.clock(agent))
         for action in actions:
             self._act(agent, action)
+        if isinstance(event, ToldToStop):
+            self._stop_ranks(agent)
 
     def _lead(self, event: Event) -> None:
         agent = self.agents[0]
