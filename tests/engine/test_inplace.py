@@ -12,7 +12,8 @@ from ddpjob.api.report import end_report, training_report
 from ddpjob.api.spec import RestartPolicy
 from ddpjob.api.status import InPlace, LifeFailure
 from ddpjob.engine.inplace import KEPT_LIVES, classify, fold, grant
-from tests.builders import World, a_job, a_running_world, failed
+from ddpjob.engine.obstacles import NO_PROGRESS
+from tests.builders import World, a_job, a_running_world, ended, failed
 
 ENDED = {"node": 1, "rank": 2, "kind": "Killed", "message": "rank 2 was killed by SIGKILL"}
 
@@ -84,6 +85,15 @@ def test_reports_in_any_order_give_the_same_status() -> None:
 def test_life_that_was_not_granted_is_not_counted() -> None:
     in_place = fold(InPlace(granted=2), training_report(report(10**9)))
     assert in_place.life == 3
+
+
+def test_time_of_a_restart_is_added_when_it_is_known_and_stays() -> None:
+    timed = report(3)
+    timed["lives"] = [life | {"recoveryMilliseconds": 640} for life in timed["lives"]]
+    in_place = fold(
+        fold(fold(InPlace(granted=9), training_report(report(2))), training_report(timed)), training_report(report(3))
+    )
+    assert [failure.recovery_milliseconds for failure in in_place.failures or ()] == [640, 640]
 
 
 def test_last_lives_are_kept() -> None:
@@ -173,3 +183,52 @@ def test_attempt_of_an_earlier_release_is_granted_nothing() -> None:
     world.progress = report(3), world.pod(0)["metadata"]["name"]
     world.reconcile()
     assert "inPlace" not in world.status["currentAttempt"] and world.status["restarts"] == 0
+
+
+def _restart_in_place(world: World, life: int, **training: Any) -> list[str]:
+    """Reconcile with this life, and return the reasons of the events."""
+    world.progress = report(life, **training), world.pod(0)["metadata"]["name"]
+    return [note.reason for note in world.reconcile().events]
+
+
+def _saved(step: int) -> dict[str, Any]:
+    return {"step": step + 5, "checkpoint": {"run": 1, "step": step}}
+
+
+def test_job_that_restarts_without_a_later_checkpoint_is_said_to_do_so() -> None:
+    world = a_world()
+    _restart_in_place(world, 1, **_saved(40))
+    assert world.status["furthest"] == {"checkpointStep": 40}
+    for life in (2, 3):
+        assert NO_PROGRESS not in _restart_in_place(world, life, **_saved(20 if life == 2 else 40))
+    assert NO_PROGRESS in _restart_in_place(world, 4, **_saved(40))
+    running = world.condition("Running")
+    assert (running["status"], running["reason"]) == ("True", NO_PROGRESS)
+    assert "3 restarts and no checkpoint after step 40" in running["message"]
+    assert NO_PROGRESS not in _restart_in_place(world, 5, **_saved(40))
+    _restart_in_place(world, 5, **_saved(60))
+    assert world.status["furthest"] == {"checkpointStep": 60}
+    assert world.condition("Running")["reason"] == "AllNodesRunning"
+
+
+def test_new_pods_without_progress_are_counted_like_restarts_in_place() -> None:
+    world = a_world()
+    for number in range(3):
+        world.progress = {"step": 9 - number}, world.pod(0)["metadata"]["name"]
+        world.reconcile()
+        world.set_pod(1, ended(137) if number % 2 else failed(1, exception="ValueError", message="m"))
+        world.settle_after_backoff()
+        world.run_all()
+        world.settle()
+    assert world.status["furthest"] == {"step": 9, "restartsSince": 3}
+    assert [note.reason for made in world.plans for note in made.events].count(NO_PROGRESS) == 1
+    assert "no step after 9" in world.condition("Running")["message"]
+
+
+def test_planned_restarts_are_no_failures() -> None:
+    world = a_world()
+    _restart_in_place(world, 1, **_saved(40))
+    for suspend in (True, False) * 3:
+        world.job["spec"]["suspend"] = suspend
+        world.settle_after_backoff()
+    assert "restartsSince" not in world.status["furthest"]

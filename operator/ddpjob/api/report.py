@@ -92,6 +92,7 @@ class LifeReport:
     """How a life of an attempt ended: one start of all its processes, in pods that run on.
 
     node, rank: which failed first. progressed: whether the life made progress beyond those before it.
+    recovery_milliseconds: from its failure to the first step of the next life.
     """
 
     life: Annotated[int | None, _integer(1, _MAX_INT)] = None
@@ -100,6 +101,7 @@ class LifeReport:
     kind: _Name = None
     message: _Advice = None
     progressed: Annotated[bool | None, PlainValidator(lambda value: value if type(value) is bool else None)] = None
+    recovery_milliseconds: Annotated[int | None, _integer(0, _MAX_INT)] = None
 
 
 _LIFE_REPORT = TypeAdapter(LifeReport)

@@ -157,6 +157,17 @@ class Progress(StatusPart):
     """When the trainer finished the work in this report."""
 
 
+class Furthest(StatusPart):
+    """How far the job has got in all attempts, and how often it was restarted without getting further."""
+
+    checkpoint_step: Count | None = None
+    """The highest step of a checkpoint that the trainer reported."""
+    step: Count | None = None
+    """The highest step, if no checkpoint was ever reported."""
+    restarts_since: Count | None = None
+    """Restarts after failures since then, with new pods and in place."""
+
+
 class CheckpointStatus(StatusPart):
     """The last checkpoint that the trainer reported."""
 
@@ -276,6 +287,8 @@ class LifeFailure(StatusPart):
     """Why, for a person."""
     progressed: bool
     """Whether the life made progress beyond those before it."""
+    recovery_milliseconds: Count | None = None
+    """From the failure to the first step of the next life."""
 
 
 class InPlace(StatusPart):
@@ -381,6 +394,8 @@ class DDPJobStatus(StatusPart):
     """Rank 0's last report."""
     checkpoint: CheckpointStatus | None = None
     """The last checkpoint that the trainer reported."""
+    furthest: Furthest | None = None
+    """How far the job has got, and the restarts since."""
     failures: Annotated[list[Failure], Field(max_length=5)] | None = None
     """Why the last attempts ended, newest last."""
     avoid_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] | None = None

@@ -1,6 +1,6 @@
 """The operator's metrics. Every label has few values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -12,7 +12,7 @@ from ddpjob.api.status import CREATING
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.failures import TABLE
 
-_SLOW = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_SLOW = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _REASONS = {row.reason for row in TABLE if row.reason} | {
     f"{kind}DeadlineExceeded" for kind in ("Startup", "Progress", "Completion")
 }
@@ -80,9 +80,13 @@ class Metrics:
             ["counted"],
             registry=self.registry,
         )
+        self.restarts_in_place = Counter(
+            "ddpjob_restarts_in_place", "Restarts of an attempt's processes in its pods.", registry=self.registry
+        )
         self.recovery_seconds = Histogram(
             "ddpjob_recovery_seconds",
-            "Seconds from a failure to the next reported step.",
+            "Seconds from a failure to the next reported step, by kind of restart (new_pods, in_place).",
+            ["kind"],
             buckets=_SLOW,
             registry=self.registry,
         )
@@ -112,7 +116,12 @@ class Metrics:
             seconds = seconds_between(failure["time"], parse_time(step_time))
             # Another number there is of an earlier attempt, which has recovered from this failure.
             if int(seconds) == (after.get("timings") or {}).get("lastRecoverySeconds"):
-                self.recovery_seconds.observe(seconds)
+                self.recovery_seconds.labels("new_pods").observe(seconds)
+        self.restarts_in_place.inc(max((after.get("restartsInPlace") or 0) - (before.get("restartsInPlace") or 0), 0))
+        known_lives = set(_recovered(old))
+        for life, milliseconds in _recovered(new):
+            if (life, milliseconds) not in known_lives or new.get("number") != old.get("number"):
+                self.recovery_seconds.labels("in_place").observe(milliseconds / 1000)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge; ``read`` returns its value at each scrape."""
@@ -125,6 +134,13 @@ class Metrics:
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+
+def _recovered(attempt: Json) -> Iterator[tuple[int, int]]:
+    """Yield (life, milliseconds until the next life's first step) of an attempt."""
+    for failure in (attempt.get("inPlace") or {}).get("failures") or ():
+        if (milliseconds := failure.get("recoveryMilliseconds")) is not None:
+            yield failure["life"], milliseconds
 
 
 class _LabelledReader(Collector):

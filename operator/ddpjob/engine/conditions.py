@@ -4,23 +4,25 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from ddpjob.api.limits import MAX_MESSAGE
-from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Nodes
+from ddpjob.api.status import CONDITIONS, RUNNING, Condition, Failure, Furthest, Nodes
 from ddpjob.api.text import shorten
 from ddpjob.api.times import timestamp
 from ddpjob.engine.actions import REFUSALS_TO_SHOW, Problem
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision
 from ddpjob.engine.failures import failure_text
-from ddpjob.engine.obstacles import obstacles, scheduling_obstacle, silence, stall
+from ddpjob.engine.obstacles import fruitless, obstacles, scheduling_obstacle, silence, stall
 from ddpjob.engine.state import JobState
 
 Aspect = tuple[bool, str, str]
 """Whether the condition is true, its reason and its message."""
 
 
-def conditions(s: JobState, decision: Decision, nodes: Nodes, failures: Sequence[Failure]) -> list[Condition]:
+def conditions(
+    s: JobState, decision: Decision, nodes: Nodes, failures: Sequence[Failure], reached: Furthest | None = None
+) -> list[Condition]:
     """Return all conditions after ``decision``; a transition time changes only with its condition's status.
 
-    failures: ``status.failures`` after the decision.
+    failures, reached: ``status.failures`` and ``status.furthest`` after the decision.
     """
     match decision.kind:
         case "succeed" | "fail":
@@ -33,7 +35,7 @@ def conditions(s: JobState, decision: Decision, nodes: Nodes, failures: Sequence
             stalled: Aspect = (True, decision.reason, decision.message)
             aspects = _suspended("suspended; it cannot be resumed yet") | {"Stalled": stalled}
         case _:
-            aspects = _active(s, decision, nodes, failures[-1] if failures else None)
+            aspects = _active(s, decision, nodes, failures[-1] if failures else None, reached)
     return build(s.before.conditions or (), aspects, s.now)
 
 
@@ -95,7 +97,9 @@ def all_run(nodes: Nodes) -> bool:
     return nodes.running > 0 and nodes.running + nodes.succeeded == nodes.desired
 
 
-def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | None) -> dict[str, Aspect]:
+def _active(
+    s: JobState, decision: Decision, nodes: Nodes, failure: Failure | None, reached: Furthest | None
+) -> dict[str, Aspect]:
     ready = f"{nodes.running + nodes.succeeded} of {nodes.desired} nodes run"
     runs = all_run(nodes)
     if runs and s.attempt.is_creating and decision.kind != "created":
@@ -103,7 +107,7 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
         runs, ready = False, f"{ready}, but the Service {s.job.service} is not created yet"
     reason, message = _why_not_running(s, decision, ready)
     aspects: dict[str, Aspect] = {
-        "Running": _running(s, ready) if runs else (False, reason, message),
+        "Running": _running(s, ready, reached) if runs else (False, reason, message),
         "Scheduled": _scheduled(s, decision),
         "Reconciling": (True, reason, message) if not runs else (False, "AllNodesRunning", ready),
     }
@@ -122,8 +126,8 @@ def _active(s: JobState, decision: Decision, nodes: Nodes, failure: Failure | No
     return aspects
 
 
-def _running(s: JobState, ready: str) -> Aspect:
-    if (problem := silence(s) or stall(s)) is None:
+def _running(s: JobState, ready: str, reached: Furthest | None) -> Aspect:
+    if (problem := silence(s) or stall(s) or fruitless(reached, s.logs_command())) is None:
         return True, "AllNodesRunning", ready
     reason, message = problem
     return True, reason, f"{ready}, but {message}"

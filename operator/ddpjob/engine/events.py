@@ -8,7 +8,7 @@ from ddpjob.engine.actions import Note
 from ddpjob.engine.decision import RESIZED, Decision
 from ddpjob.engine.desired import overridden_fields
 from ddpjob.engine.launcher import injection_warning, launch_warning
-from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, obstacles
+from ddpjob.engine.obstacles import CONTAINER_CREATING, PROGRESS_UNKNOWN, TRAINING_STALLED, fruitless, obstacles
 from ddpjob.engine.state import JobState
 
 MAX_NOTE = 1000
@@ -67,6 +67,9 @@ def _observations(s: JobState, decision: Decision, status: DDPJobStatus) -> Iter
         if condition.type == "Stalled" and turned_true and status.state != "Failed":
             yield Note("Warning", condition.reason, shorten(condition.message, MAX_NOTE))
     yield from _lives(s, status)
+    problem = fruitless(status.furthest, s.logs_command())
+    if problem and not fruitless(s.before.furthest, ""):
+        yield Note("Warning", problem[0], shorten(problem[1], MAX_NOTE))
     yield from _changes(s, status)
     step = status.checkpoint.resumed_from_step if status.checkpoint else None
     if step is not None and step != (s.before.checkpoint.resumed_from_step if s.before.checkpoint else None):

@@ -49,7 +49,14 @@ def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
     life = min(max(report.life or 1, in_place.life or 1), in_place.granted + 1)
     known = {failure.life: failure for failure in in_place.failures or ()}
     for one in report.lives or ():
-        if one.life is not None and one.life <= life and one.life not in known:
+        if one.life is None or one.life > life:
+            continue
+        if one.life in known:
+            took = known[one.life].recovery_milliseconds
+            known[one.life] = known[one.life].changed(
+                recovery_milliseconds=one.recovery_milliseconds if took is None else took
+            )
+        else:
             known[one.life] = LifeFailure(
                 life=one.life,
                 node_rank=one.node,
@@ -57,6 +64,7 @@ def fold(in_place: InPlace, report: TrainingReport | EndReport) -> InPlace:
                 reason=one.kind or "Failed",
                 message=one.message or "",
                 progressed=one.progressed is not False,
+                recovery_milliseconds=one.recovery_milliseconds,
             )
     failures = [known[number] for number in sorted(known)][-KEPT_LIVES:]
     if life == (in_place.life or 1) and failures == list(in_place.failures or ()):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ddpjob.api.names import LAUNCHER
 from ddpjob.api.pod_view import PodView
-from ddpjob.api.status import RUNNING
+from ddpjob.api.status import RUNNING, Furthest
 from ddpjob.api.times import seconds_between
 from ddpjob.engine.attempt import seconds_running, seconds_to_stop
 from ddpjob.engine.state import JobState
@@ -16,6 +16,9 @@ PROGRESS_UNKNOWN = "ProgressUnknown"
 """All nodes run, and rank 0 cannot be asked for its progress."""
 TRAINING_STALLED = "TrainingStalled"
 """All nodes run, and the launcher reports that their ranks make no steps; nothing follows from it."""
+NO_PROGRESS = "RestartsWithoutProgress"
+"""All nodes run, and the last restarts got the job no further; nothing follows from it."""
+RESTARTS_WITHOUT_PROGRESS = 3
 FORMER_PODS = "FormerPodsRun"
 CONTAINER_CREATING = "ContainerCreating"
 UNKNOWN_SECONDS = 60.0
@@ -83,6 +86,24 @@ def stall(s: JobState) -> Obstacle | None:
     if reported is None:
         return None
     return TRAINING_STALLED, f"{reported.message or 'stalled'}; the stacks of all ranks: {s.logs_command()}"
+
+
+def fruitless(reached: Furthest | None, logs_command: str) -> Obstacle | None:
+    """Return that the last restarts got the job no further; None if they did, or there were few.
+
+    Args:
+        reached: ``status.furthest``.
+    """
+    restarts = (reached.restarts_since if reached else None) or 0
+    if reached is None or restarts < RESTARTS_WITHOUT_PROGRESS:
+        return None
+    if reached.checkpoint_step is not None:
+        what = f"and no checkpoint after step {reached.checkpoint_step}"
+        todo = "save checkpoints more often than the job fails"
+    else:
+        what = f"and no step after {reached.step or 0}, and the trainer reports no checkpoints"
+        todo = "save and load checkpoints, and report them"
+    return NO_PROGRESS, f"{restarts} restarts {what}: {todo}, and look for the cause of the failures: {logs_command}"
 
 
 def waits(s: JobState) -> list[float]:

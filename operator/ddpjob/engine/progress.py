@@ -4,7 +4,7 @@ import math
 from datetime import datetime, timedelta
 
 from ddpjob.api.report import TrainingReport
-from ddpjob.api.status import CheckpointStatus, Progress
+from ddpjob.api.status import CheckpointStatus, Furthest, Progress
 from ddpjob.api.times import timestamp
 
 _MAX_AGE = 365 * 86_400.0
@@ -50,6 +50,22 @@ def checkpoint_status(
     path = place.path or _STEP_FILE.format(run=place.run, step=place.step)
     time = before.time if before is not None and before.path == path else timestamp(now)
     return CheckpointStatus(path=path, step=place.step, time=time, resumed_from_step=resumed_step)
+
+
+def furthest(report: TrainingReport | None, before: Furthest | None, restarts: int) -> Furthest | None:
+    """Return ``status.furthest`` for a report and a number of restarts after failures.
+
+    A checkpoint that was loaded is no progress. Restarts that are new together with progress, in one report, are taken
+    for earlier.
+    """
+    known = before or Furthest()
+    saved = report.checkpoint.step if report and report.checkpoint else None
+    step = report.step if report else None
+    if saved is not None and saved > (-1 if known.checkpoint_step is None else known.checkpoint_step):
+        return Furthest(checkpoint_step=saved)
+    if known.checkpoint_step is None and saved is None and (step or 0) > (known.step or 0):
+        return Furthest(step=step)
+    return known.changed(restarts_since=(known.restarts_since or 0) + restarts) if restarts else before
 
 
 def _percent(report: TrainingReport) -> int | None:

@@ -17,6 +17,7 @@ from ddpjob.api.status import (
     CurrentAttempt,
     DDPJobStatus,
     Ending,
+    Furthest,
     InPlace,
     Nodes,
     Progress,
@@ -31,7 +32,7 @@ from ddpjob.engine.budget import refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
-from ddpjob.engine.progress import checkpoint_status, progress_status
+from ddpjob.engine.progress import checkpoint_status, furthest, progress_status
 from ddpjob.engine.state import JobState
 from ddpjob.engine.suspects import avoided, avoided_after
 
@@ -48,7 +49,8 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     failures = before.failures
     if decision.failure is not None:
         failures = [*(failures or ()), decision.failure][-_KEPT_FAILURES:]
-    built = conditions(s, decision, nodes, failures or ())
+    reached = _furthest(s, decision)
+    built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
     counted = spending.counted if spending else before.restarts_counted_towards_limit
     return before.changed(
@@ -70,6 +72,7 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
         nodes_ready=f"{nodes.running + nodes.succeeded}/{nodes.desired}",
         progress=_progress(s, decision),
         checkpoint=_checkpoint(s, decision),
+        furthest=reached,
         failures=failures,
         avoid_nodes=_avoided_nodes(s, decision),
         timings=_timings(s, attempt, decision) if attempt else before.timings,
@@ -237,6 +240,11 @@ def _checkpoint(s: JobState, decision: Decision) -> CheckpointStatus | None:
     if checkpoint is not None and decision.begins_attempt:
         checkpoint = checkpoint.changed(resumed_from_step=None)
     return checkpoint
+
+
+def _furthest(s: JobState, decision: Decision) -> Furthest | None:
+    new_pods = decision.failure is not None and decision.failure.action == "Restart"
+    return furthest(s.report, s.before.furthest, inplace.new_lives(s) + new_pods)
 
 
 def _world(s: JobState, attempt: int) -> World:

@@ -55,10 +55,12 @@ dist.destroy_process_group()
 class TwoNodes:
     """The launchers of two nodes, which share a directory."""
 
-    def __init__(self, server: ForkServer, folder: Path, *, ranks: int = 1, grant: int = 5) -> None:
+    def __init__(
+        self, server: ForkServer, folder: Path, *, ranks: int = 1, grant: int = 5, script: str = TRAINING
+    ) -> None:
         self.folder = folder
-        script = folder / "train.py"
-        script.write_text(TRAINING)
+        file = folder / "train.py"
+        file.write_text(script)
         common: dict[str, object] = {
             "PET_NNODES": 2, "PET_NPROC_PER_NODE": ranks, "PET_MASTER_ADDR": "localhost",
             "PET_MASTER_PORT": free_port(),
@@ -66,8 +68,9 @@ class TwoNodes:
             "DDPJOB_INPLACE_RESTARTS": grant,
         }  # fmt: skip
         self.runs: list[Run] = []
+        flags = ("--log-dir", folder / "logs", file, folder)
         for number in (0, 1):
-            self.runs.append(server.start(script, folder, env=common | {"PET_NODE_RANK": number}, module="ddprun"))
+            self.runs.append(server.start(*flags, env=common | {"PET_NODE_RANK": number}, module="ddprun"))
             self.runs[-1].progress_port = int(str(common["DDPJOB_PROGRESS_PORT"]))
 
     def trains(self, life: int, more_than: int = 3) -> dict[str, Any]:
@@ -114,8 +117,11 @@ def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, 
     assert [(life["node"], life["rank"], life["progressed"]) for life in report["lives"]] == [
         (1, 3, True), (0, 0, True), (1, 2, True),
     ]  # fmt: skip
+    assert all(0 < life["recoveryMilliseconds"] < 60_000 for life in report["lives"])
     nodes.finish()
     assert nodes.runs[0].message()["life"] == 4
+    names = [f"rank-{rank}{life}.log" for rank in range(4) for life in ("", ".life-2", ".life-3", ".life-4")]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(names)
     for run in nodes.runs:
         assert "restart in place 1 of 5: node 1: rank 3 was killed by SIGKILL" in run.output()
         assert run.output().count("continues after step 0") == 2

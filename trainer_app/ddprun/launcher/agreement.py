@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddprun.distributed.topology import Ranks, free_port
 from ddprun.files import Json
@@ -36,6 +36,7 @@ from ddprun.launcher.peers import Peers
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
 _TICK = 0.5  # seconds
+_STARTING_TICK = 0.05  # seconds, until a later life has made its first step
 _GPU_LIMITS = {"ready": 60.0, "first_step": 120.0}  # the driver releases memory and makes contexts in seconds
 _KEPT = 5
 Order = StartRanks | EndRanks | LeaveAlone | Exit
@@ -49,11 +50,18 @@ def granted(env: Mapping[str, str] = os.environ) -> int:
 
 @dataclass(frozen=True)
 class EndedLife:
-    """A life that has ended, as ``lives`` of the reports shows it."""
+    """A life that has ended, as ``lives`` of the reports shows it.
+
+    Attributes:
+        failed_at: when the leader heard of the failure, by its monotonic clock.
+        recovered_after: seconds from then to the first step of the next life; None before that.
+    """
 
     number: int
     blamed: Blamed | None
     progressed: bool
+    failed_at: float
+    recovered_after: float | None = None
 
     @property
     def report(self) -> Json:
@@ -62,6 +70,7 @@ class EndedLife:
             "life": self.number, "node": self.blamed.node if self.blamed else None,
             "rank": failure.rank if failure else None, "kind": failure.kind if failure else None,
             "message": failure.message if failure else None, "progressed": self.progressed,
+            "recoveryMilliseconds": None if self.recovered_after is None else round(1000 * self.recovered_after),
         }  # fmt: skip
 
 
@@ -82,6 +91,7 @@ class Agreement:
         self._for_leader: collections.deque[Event] = collections.deque()
         self._for_follower: collections.deque[Event] = collections.deque()
         self._ended: list[EndedLife] = []
+        self._failed_at = now
         self.orders: collections.deque[Order] = collections.deque()
         if self._leader:
             self.tell(lives.Connected())
@@ -108,7 +118,13 @@ class Agreement:
     @property
     def longest_wait(self) -> float:
         """Seconds until ``turn`` is to be called again."""
-        return 0.05 if self._peers.seeks_leader else _TICK
+        return 0.05 if self._peers.seeks_leader else self._tick
+
+    @property
+    def _tick(self) -> float:
+        leader = self._leader
+        starts = leader is not None and leader.spent and leader.phase == "Running" and not leader.has_stepped
+        return _STARTING_TICK if starts else _TICK
 
     def reports(self) -> Json:
         """Of node 0: return the fields ``life`` and ``lives`` of the reports; empty on other nodes."""
@@ -138,7 +154,7 @@ class Agreement:
             (self._for_leader if self._leader else self._for_follower).append(event)
         self._carry_out()
         if time.monotonic() >= self._next_tick:  # after what has come meanwhile: it shows who is not silent
-            self._next_tick = time.monotonic() + _TICK
+            self._next_tick = time.monotonic() + self._tick
             self._for_leader.append(Tick())
             self._for_follower.append(Tick())
             self._carry_out()
@@ -155,10 +171,9 @@ class Agreement:
     def _lead(self, event: Event) -> None:
         if self._leader is None:
             return
-        before = self._leader
-        self._leader, actions = lives.lead(before, event, time.monotonic())
-        if self._leader.phase in ("Choosing", "Ended") and self._leader.phase != before.phase:
-            self._note_end(self._leader)
+        before, now = self._leader, time.monotonic()
+        self._leader, actions = lives.lead(before, event, now)
+        self._note(before, self._leader, now)
         for action in actions:
             match action:
                 case Send(node=0):
@@ -173,10 +188,18 @@ class Agreement:
                         port = free_port()
                     self._for_leader.append(PortChosen(action.number, port))
 
-    def _note_end(self, leader: Leader) -> None:
-        blamed = lives.blame(leader.failures)
-        if blamed or leader.phase == "Choosing":
-            self._ended = [*self._ended, EndedLife(leader.life.number, blamed, leader.has_progressed)][-_KEPT:]
+    def _note(self, before: Leader, after: Leader, now: float) -> None:
+        """Note when a life fails, how it ended, and when the next one has made its first step."""
+        if after.phase != before.phase and after.phase == "Aborting":
+            self._failed_at = now
+        if after.phase != before.phase and after.phase in ("Choosing", "Ended"):
+            blamed = lives.blame(after.failures)
+            if blamed or after.phase == "Choosing":
+                ended = EndedLife(after.life.number, blamed, after.has_progressed, self._failed_at)
+                self._ended = [*self._ended, ended][-_KEPT:]
+        if after.has_stepped and not before.has_stepped and after.spent:
+            *earlier, last = self._ended
+            self._ended = [*earlier, replace(last, recovered_after=now - last.failed_at)]
 
     def _follow(self, event: Event) -> None:
         self._follower, actions = lives.follow(self._follower, event, time.monotonic())
