@@ -64,6 +64,7 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "PET_MAX_RESTARTS": "0",
         "PET_RDZV_CONF": "timeout=60",
         "PET_RDZV_ID": f"{UID}-1",
+        "DDPJOB_STOP_GRACE": "25",
         "DDPJOB_NAME": "mnist",
         "DDPJOB_UID": UID,
         "DDPJOB_ATTEMPT": "1",
@@ -73,6 +74,16 @@ def test_environment_of_the_trainer_matches_the_design() -> None:
         "HOME": "/tmp",
         "USER": "ddpjob",
     }
+
+
+@pytest.mark.parametrize(("grace", "launchers"), [(None, "25"), (300, "295"), (8, "4"), (1, "1"), (0, "1")])
+def test_launcher_gives_its_processes_the_grace_of_the_pod_but_for_its_own_end(
+    grace: int | None, launchers: str
+) -> None:
+    pod = pod_of(template={"spec": {"terminationGracePeriodSeconds": grace}})
+    assert env_of(pod)["DDPJOB_STOP_GRACE"] == launchers
+    own = pod_of(env=[{"name": "DDPJOB_STOP_GRACE", "value": "7"}])
+    assert env_of(own)["DDPJOB_STOP_GRACE"] == "7"
 
 
 PROCESS_ENV = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}

@@ -59,7 +59,9 @@ class Settings:
     hang_timeout: float = _seconds(120.0, "seconds without progress after which a node's ranks are ended; 0 = never")
     stall_report: float = _seconds(300.0, "seconds without a step after which a stall is only reported; 0 = never")
     volume_timeout: float = _seconds(290.0, "hang timeout while a checkpoint is read or written, if it is longer")
-    stop_grace: float = _seconds(25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1)
+    stop_grace: float = _seconds(
+        25.0, "seconds from SIGTERM to SIGKILL; less than the pod's", low=0.1, env="DDPJOB_STOP_GRACE"
+    )
     log_format: str = setting("text", "format of the output", choices=("text", "json"))
     chaos: str = setting("", "debugging aid: crash|exit|kill|hang|stop|slow|oom|diskfull:RANK:STEP[:PHASE]")
     debug: bool = setting(False, "for a debugger: no limit on the time that a rank pauses at a breakpoint")

@@ -88,6 +88,8 @@ ENV_RDZV_ID: Final = "PET_RDZV_ID"
 """torchrun's id of the run, in its temporary files and in TORCHELASTIC_RUN_ID; a user's own value is kept, too."""
 ENV_INPLACE_RESTARTS: Final = "DDPJOB_INPLACE_RESTARTS"
 """How often the launchers may restart their processes in place; with a user's own value 0 they never do."""
+ENV_STOP_GRACE: Final = "DDPJOB_STOP_GRACE"
+"""Seconds that a launcher gives its processes after SIGTERM; a user's own value is kept."""
 
 _RENDEZVOUS_ENV: Final = (ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK, ENV_NPROC_PER_NODE)
 # Environment keys that a user must not set: the operator sets them on every trainer container.

@@ -22,6 +22,8 @@ from ddpjob.engine.template import render
 
 _SHORT_FIELDS = ("image", "command", "args", "workingDir", "resources", "imagePullPolicy", "envFrom")
 _DEFAULT_USER = 1000
+_DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
+_LAUNCHER_SECONDS = 5  # of the grace, for the launcher's own end
 # Asks service meshes for no sidecar: it would run on after the trainer, and encrypt what NCCL or gloo send.
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 _ISTIO_LABEL = "sidecar.istio.io/inject"
@@ -87,6 +89,12 @@ class Job:
     def claim(self) -> str:
         """Name of the claim that holds the checkpoints; empty without checkpoints."""
         return self.spec.checkpoint.claim(self.name) if self.spec.checkpoint else ""
+
+    @property
+    def grace_seconds(self) -> int:
+        """Seconds between SIGTERM and SIGKILL of a pod."""
+        given = self.template_spec.get("terminationGracePeriodSeconds")
+        return _DEFAULT_GRACE_SECONDS if given is None else int(given)
 
     @property
     def nproc_per_node(self) -> int:
@@ -382,7 +390,7 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
         run_as_user=_DEFAULT_USER,
         fs_group=_DEFAULT_USER,
         process_env=process_environment(job)
-        | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}"}
+        | {names.ENV_RDZV_ID: f"{job.uid}-{attempt}", names.ENV_STOP_GRACE: str(_stop_grace(job.grace_seconds))}
         | ({} if granted is None else {names.ENV_INPLACE_RESTARTS: str(granted)}),
     )
     template = wire.get("template", {})
@@ -418,6 +426,11 @@ def _pod_of_node_0(job: Job, attempt: int, settings: EngineSettings, granted: in
     if spec.launcher is not None:
         pod = with_launcher(pod, settings.launcher_image, settings.launcher_pull_policy)
     return _secured(pod, defaults)
+
+
+def _stop_grace(grace_seconds: int) -> int:
+    """Return how much of the pod's grace a launcher gives its processes; in the rest it reports how they ended."""
+    return max(1, grace_seconds // 2, grace_seconds - _LAUNCHER_SECONDS)
 
 
 def _ask_for_no_sidecar(defaults: Json, given: Json) -> None:

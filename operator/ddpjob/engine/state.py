@@ -17,7 +17,6 @@ from ddpjob.engine.desired import Job, has_same_fixed_part, is_comparable
 from ddpjob.engine.evidence import is_on_lost_node, is_refused, needs_log
 from ddpjob.engine.observed import Observed
 
-_DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 MAX_UNKNOWN_ATTEMPTS = 1000
 """How many attempts may have followed the recorded one, if the status was restored from a backup."""
 MAX_ATTEMPT = 10**MAX_DIGITS // 2
@@ -200,8 +199,7 @@ class JobState:
     @property
     def grace_seconds(self) -> int:
         """Seconds between SIGTERM and SIGKILL of a pod."""
-        given = self.job.template_spec.get("terminationGracePeriodSeconds")
-        return _DEFAULT_GRACE_SECONDS if given is None else int(given)
+        return self.job.grace_seconds
 
     @property
     def finished(self) -> bool:
