@@ -29,6 +29,7 @@ PROGRESS = {
     "loss": "0.2347",
     "accuracy": "0.971200",
     "samplesPerSecond": "12345",
+    "stepsPerSecond": "4.8",
     "etaSeconds": 75,
 }
 STATUS = {
@@ -97,6 +98,8 @@ def test_table_and_lines_show_the_same() -> None:
         ({"step": 7, "totalSteps": 70, "epoch": 2, "percent": 10}, "epoch 2, step 7/70 (10 %)"),
         ({"step": 7, "totalSteps": 70, "epoch": 0}, "step 7/70"),
         ({"step": 7, "epoch": 0}, "step 7"),
+        ({"step": 7, "stepsPerSecond": "0.31"}, "step 7, 0.31 steps/s"),
+        ({"step": 7, "totalSteps": 9, "stepsPerSecond": "12.5"}, "step 7/9, 12.5 steps/s"),
         ({"phase": "start"}, "start"),
     ],
 )
@@ -113,7 +116,7 @@ def test_json_uses_the_field_names_of_the_status() -> None:
     stream = io.StringIO()
     JsonDisplay(stream).show(a_snapshot())
     written = json.loads(stream.getvalue())
-    for key in ("epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy", "samplesPerSecond", "etaSeconds"):
+    for key in PROGRESS.keys() - {"display"}:
         assert written[key] == PROGRESS[key]
     assert written["nodes"][1] == {
         "rank": 1,

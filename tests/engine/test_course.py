@@ -225,14 +225,16 @@ def test_job_resumed_with_a_changed_template_stays_suspended() -> None:
 
 def test_new_attempt_drops_speed_and_resume_point_of_the_old_one() -> None:
     world = a_running_world(a_job())
-    report = {"step": 300, "totalSteps": 470, "samplesPerSecond": 9.0, "etaSeconds": 5, "loss": 0.5,
+    report = {"step": 300, "totalSteps": 470, "samplesPerSecond": 9.0, "stepsPerSecond": 2.5, "etaSeconds": 5,
+              "loss": 0.5,
               "checkpoint": {"run": 2, "step": 250}, "resumedFrom": {"run": 1, "step": 100}}  # fmt: skip
     world.progress = (report, "mnist-0a1b2-1-0")
     world.settle()
     assert world.status["checkpoint"]["resumedFromStep"] == 100
     world.set_pod(0, failed(1))
     world.reconcile()
-    assert "etaSeconds" not in world.status["progress"] and world.status["progress"]["step"] == 300
+    assert not {"etaSeconds", "samplesPerSecond", "stepsPerSecond"} & set(world.status["progress"])
+    assert world.status["progress"]["step"] == 300
     assert "resumedFromStep" not in world.status["checkpoint"] and world.status["checkpoint"]["step"] == 250
 
 

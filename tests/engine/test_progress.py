@@ -16,6 +16,7 @@ from tests.builders import NOW
 REPORT: dict[str, Any] = {
     "schema": 1, "seq": 412, "ageSeconds": 2.0, "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300,
     "totalSteps": 470, "loss": 0.04, "accuracy": None, "samplesPerSecond": 17000.4, "worldSize": 4,
+    "stepsPerSecond": 66.406,
     "checkpoint": {"run": 3, "step": 250},
 }  # fmt: skip
 
@@ -31,7 +32,8 @@ def checkpoint(report: dict[str, Any], before: CheckpointStatus | None = None) -
 def test_report_is_converted_to_status_progress() -> None:
     assert progress(REPORT).wire() == {
         "phase": "train", "epoch": 1, "totalEpochs": 2, "step": 300, "totalSteps": 470, "percent": 63, "loss": "0.04",
-        "samplesPerSecond": "17000", "display": "63% 300/470", "lastHeartbeatTime": "2026-03-01T11:59:58Z",
+        "samplesPerSecond": "17000", "stepsPerSecond": "66.4", "display": "63% 300/470",
+        "lastHeartbeatTime": "2026-03-01T11:59:58Z",
     }  # fmt: skip
 
 

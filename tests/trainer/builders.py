@@ -21,7 +21,7 @@ STEPS = 27  # of RESUMED
 # The fields of every progress report.
 PROGRESS = {
     "schema", "seq", "ageSeconds", "phase", "epoch", "totalEpochs", "step", "totalSteps", "loss", "accuracy",
-    "samplesPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
+    "samplesPerSecond", "stepsPerSecond", "worldSize", "data", "checkpoint", "checkpointProblem", "resumedFrom",
 }  # fmt: skip
 
 

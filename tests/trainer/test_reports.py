@@ -30,7 +30,7 @@ from ddprun.errors import (
 )
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
-from ddprun.reporting.progress import Progress
+from ddprun.reporting.progress import Progress, StepRate
 from ddprun.reporting.progress_port import ProgressPort
 from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
@@ -446,6 +446,16 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     assert get("/healthz") == {"ok": True}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get("/elsewhere")
+
+
+def test_steps_per_second_are_of_the_last_10_to_20_seconds() -> None:
+    rate = StepRate()
+    assert rate.after(100, 50.0) is None  # resumed: the steps before are not of this process
+    assert rate.after(101, 50.5) == 2.0
+    assert [rate.after(101 + 4 * second, 50.5 + second) for second in range(1, 40)][-1] == 4.0
+    assert rate.after(1, 91.0) is None  # another training of the script
+    assert rate.after(2, 91.0) is None  # a clock that has not advanced
+    assert [rate.after(2 + n, 91.0 + 60 * n) for n in (1, 2)] == pytest.approx([2 / 60, 1 / 60], rel=0.01)
 
 
 def test_slow_connections_to_the_progress_port_are_bounded() -> None:

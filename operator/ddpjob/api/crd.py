@@ -54,6 +54,7 @@ COLUMNS = (
     _column("Restarts", ".status.restarts", "integer", description="Restarts of the group, with new pods and in place"),
     _column("Age", ".metadata.creationTimestamp", "date", description="Time since the job was created"),
     _column("In-Place", ".status.restartsInPlace", "integer", wide=True, description="Those that were in place"),
+    _column("Steps/s", ".status.progress.stepsPerSecond", wide=True, description="Optimizer steps per second"),
     _column("World", ".status.world.worldSize", "integer", wide=True, description="Total number of processes"),
     _column(
         "Reason",

@@ -136,6 +136,7 @@ class TrainingReport:
     loss: _Number = None
     accuracy: _Number = None
     samples_per_second: _Number = None
+    steps_per_second: _Number = None
     eta_seconds: _Count = None
     age_seconds: _Number = None
     checkpoint: Annotated[Place | None, _OrNone] = None

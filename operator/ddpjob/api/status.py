@@ -151,6 +151,8 @@ class Progress(StatusPart):
     """Accuracy of the last evaluation, from 0 to 1."""
     samples_per_second: str | None = None
     """Samples per second of the whole job."""
+    steps_per_second: str | None = None
+    """Optimizer steps per second."""
     eta_seconds: int | None = None
     """Estimated seconds until the training ends."""
     last_heartbeat_time: Time | None = None

@@ -52,6 +52,7 @@ class Snapshot(ApiModel):
     loss: Line | None = None
     accuracy: Line | None = None
     samples_per_second: Line | None = None
+    steps_per_second: Line | None = None
     eta_seconds: int | None = None
     checkpoint_step: int | None = None
     resumed_from_step: int | None = None
@@ -69,8 +70,11 @@ class Snapshot(ApiModel):
 
     def training_facts(self) -> list[str]:
         """Return the progress of the training, one fact per entry; none if the program reports no progress."""
+        speed = [speed_text(self.samples_per_second)] if self.samples_per_second else []
+        if self.steps_per_second and not speed:
+            speed = [f"{self.steps_per_second} steps/s"]
         if self.step is None or not (self.total_steps or self.percent):
-            return [f"step {self.step}"] if self.step else [self.phase] if self.phase else []
+            return [f"step {self.step}", *speed] if self.step else [self.phase] if self.phase else []
         steps = f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}"
         epochs = f"epoch {self.epoch}/{self.total_epochs}" if self.total_epochs else f"epoch {self.epoch}"
         facts = [
@@ -78,7 +82,7 @@ class Snapshot(ApiModel):
             steps + (f" ({self.percent} %)" if self.percent else ""),
             f"loss {self.loss}" if self.loss else "",
             f"accuracy {accuracy_text(self.accuracy)}" if self.accuracy else "",
-            speed_text(self.samples_per_second) if self.samples_per_second else "",
+            *speed,
             f"{duration(self.eta_seconds)} left" if self.eta_seconds else "",
             f"checkpoint of step {self.checkpoint_step}" if self.checkpoint_step is not None else "",
             f"resumed from step {self.resumed_from_step}" if self.resumed_from_step is not None else "",

@@ -29,6 +29,7 @@ def progress_status(report: TrainingReport, before: Progress | None, now: dateti
         loss=loss,
         accuracy=_number_text(report.accuracy, ".6f"),
         samples_per_second=_number_text(report.samples_per_second, ".0f"),
+        steps_per_second=_number_text(report.steps_per_second, ".3g"),
         eta_seconds=report.eta_seconds,
     )
     given = {name: value for name, value in progress.__dict__.items() if value is not None}

@@ -230,8 +230,9 @@ def _progress(s: JobState, decision: Decision) -> Progress | None:
     """Return rank 0's last progress. After the end of its attempt it is shown until the next attempt reports."""
     progress = progress_status(s.report, s.before.progress, s.now) if s.report else s.before.progress
     if progress is not None and (decision.begins_attempt or decision.ends_attempt):
-        speed = progress.samples_per_second if decision.kind == "succeed" else None
-        progress = progress.changed(eta_seconds=None, samples_per_second=speed)
+        progress = progress.changed(eta_seconds=None)
+        if decision.kind != "succeed":
+            progress = progress.changed(samples_per_second=None, steps_per_second=None)
     return progress
 
 

@@ -72,6 +72,7 @@ def test_plain_script_runs_with_the_variables_of_torchrun(ddptrain: ForkServer, 
         assert f"[n0r{rank}] rank {rank} of 2 job-7 __main__ ['--lr', '3']\n" in done.output()
     message = done.message()
     assert (message["code"], message["outcome"], message["progress"]["step"]) == (0, "succeeded", STEPS)
+    assert message["progress"]["stepsPerSecond"] > 0
 
 
 @pytest.mark.parametrize(

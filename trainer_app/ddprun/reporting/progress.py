@@ -10,6 +10,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,30 @@ from ddprun.shared_text import SharedText
 SCHEMA = 3  # the number of the termination report's; 1 has no path of a checkpoint
 _FILE_PATIENCE = 30.0  # seconds at the end for a volume to take the file
 _FILE_INTERVAL = 1.0  # seconds between writes of progress.json; one per step would load a network volume
+_RATE_SECONDS = 10.0
+_AT_EACH_STEP = {"step", "stepsPerSecond"}  # the values that each step changes
 _encode = json.JSONEncoder(default=str).encode
+
+
+@dataclass
+class StepRate:
+    """Steps per second: over the last 10 to 20 seconds, or between the last two steps if they took longer.
+
+    older, newer: when a step was completed, and its number.
+    """
+
+    older: tuple[float, int] | None = None
+    newer: tuple[float, int] = (0.0, 0)
+
+    def after(self, step: int, now: float) -> float | None:
+        """Return the rate when this step has been completed; None after the first one."""
+        if self.older is None or step < self.newer[1]:
+            self.older = self.newer = (now, step)
+            return None
+        if now - self.newer[0] >= _RATE_SECONDS:
+            self.older, self.newer = self.newer, (now, step)
+        seconds = now - self.older[0]
+        return float(f"{(step - self.older[1]) / seconds:.4g}") if seconds > 0 else None
 
 
 class Progress:
@@ -36,9 +60,10 @@ class Progress:
         self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
         self._file: Path | None = None
         self._copy = BackgroundWrite(self._write_file)
+        self._rate = StepRate()
         self._values: dict[str, Any] = {
             "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
-            "loss": None, "accuracy": None, "samplesPerSecond": None,
+            "loss": None, "accuracy": None, "samplesPerSecond": None, "stepsPerSecond": None,
             "worldSize": world_size, "data": data, "checkpoint": None, "checkpointProblem": None, "resumedFrom": None,
         }  # fmt: skip
 
@@ -57,9 +82,11 @@ class Progress:
             changed = {name: value for name, value in finite(values).items() if value != self._values.get(name)}
             phase_changed = "phase" in changed
             self._values.update(changed)
-            if changed.keys() - {"step"}:
+            if changed.keys() - _AT_EACH_STEP:
                 self._others = ""
             self._seq, self._changed = self._seq + 1, time.monotonic()
+            if "step" in values:
+                self._values["stepsPerSecond"] = self._rate.after(values["step"], self._changed)
             if self._shared:
                 self._shared.write(self._text())
         if self._file is not None and (phase_changed or self._changed - self._written > _FILE_INTERVAL):
@@ -67,11 +94,13 @@ class Progress:
             self._copy.request()
 
     def _text(self) -> str:
-        """Return the report as JSON. A script can make a thousand steps per second, and most change only ``step``."""
+        """Return the report as JSON. A script can make a thousand steps per second, so the rest is encoded before."""
         if not self._others:
-            self._others = _encode({name: value for name, value in self._values.items() if name != "step"})[1:]
+            others = {name: value for name, value in self._values.items() if name not in _AT_EACH_STEP}
+            self._others = _encode(others)[1:]
+        rate = self._values["stepsPerSecond"]
         own = f'"seq": {self._seq}, "changed": {self._changed}, "step": {self._values["step"]:d}'
-        return f"{{{own}, {self._others}"
+        return f'{{{own}, "stepsPerSecond": {"null" if rate is None else rate}, {self._others}'
 
     def _continue(self) -> None:
         """Take over what another process of this rank has reported meanwhile."""
