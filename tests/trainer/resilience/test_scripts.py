@@ -118,6 +118,8 @@ def test_without_the_flag_no_pause_counts_as_a_hang() -> None:
     assert resolve(parse(["train.py"], {}), {}).hang_timeout == 0
     assert resolve(parse(["--hang-timeout", "60", "train.py"], {}), {}).hang_timeout == 60
     assert resolve(parse(["train.py"], {}), {"DDPRUN_HANG_TIMEOUT": "30"}).hang_timeout == 30
+    assert resolve(parse(["train.py"], {}), {"DDPJOB_STOP_GRACE": "295"}).stop_grace == 295
+    assert resolve(parse(["--stop-grace", "9", "train.py"], {}), {"DDPJOB_STOP_GRACE": "295"}).stop_grace == 9
     with pytest.raises(UsageError, match="DDPRUN_HANG"):
         resolve(parse(["train.py"], {}), {"DDPRUN_HANG": "30"})
 
