@@ -11,7 +11,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cluster.base import ClusterError, Forbidden, NotFound, TooManyRequests, Unavailable
 from ddpjob.controller.controller import Controller
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, PodLogs
+from ddpjob.controller.pod_logs import AT_ONCE, LINES, MAX_BYTES, SECONDS, SLOW_SECONDS, PodLogs
 from ddpjob.controller.progress import ProgressPoller
 from ddpjob.engine.state import MAX_LOGS
 from tests.builders import SETTINGS, ended, running
@@ -28,11 +28,12 @@ SPEC = {"image": "i", "numNodes": 2, "nprocPerNode": 2, "restartPolicy": {"maxRe
 class Bench:
     """A cluster with a controller and a job of two nodes that both end with 1 in the same second.
 
-    error: what the next requests for a log raise. asked: the times of these requests.
+    error: what the next requests for a log raise. slow: how long they take. asked: the times of these requests.
     """
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.slow = 0.0
         self.asked: list[tuple[float, str]] = []
         self.cluster = FaultyCluster(self._fault)
         loop = asyncio.get_running_loop()
@@ -49,7 +50,7 @@ class Bench:
             return None
         assert self.status()["currentAttempt"]["phase"] == "Ending", "recorded before it is read"
         self.asked.append((asyncio.get_running_loop().time(), call.name))
-        return Fault(before=self.error) if self.error is not None else None
+        return Fault(before=self.error, slow_seconds=self.slow) if self.error is not None or self.slow else None
 
     def status(self) -> Json:
         return dict(self.cluster.server.get(names.DDPJOBS, "default", "mnist").get("status") or {})
@@ -86,10 +87,10 @@ async def observed(bench: Bench, *logs: str) -> tuple[Json, float]:
     return failure, seconds
 
 
-def outcome(*logs: str, error: Exception | None = None) -> tuple[Json, float, Bench]:
+def outcome(*logs: str, error: Exception | None = None, slow: float = 0.0) -> tuple[Json, float, Bench]:
     async def story() -> tuple[Json, float, Bench]:
         bench = Bench()
-        bench.error = error
+        bench.error, bench.slow = error, slow
         return *(await observed(bench, *logs)), bench
 
     result: tuple[Json, float, Bench] = run(story())
@@ -112,6 +113,26 @@ def test_one_failed_request_is_repeated() -> None:
 
     failure, seconds = run(story())
     assert failure["exception"] == "ValueError" and 1 < seconds < 3
+
+
+def test_log_that_a_busy_kubelet_sends_late_is_waited_for() -> None:
+    failure, seconds, bench = outcome(log(1, PEER_LOST), log(2, VALUE_ERROR), slow=SLOW_SECONDS - 1)
+    assert failure["exception"] == "ValueError" and len(bench.asked) == 2
+    assert seconds < SLOW_SECONDS
+
+
+def test_kubelets_that_never_answer_delay_one_verdict_for_long_and_later_ones_less() -> None:
+    async def story() -> list[float]:
+        begun, times = asyncio.get_running_loop().time, list[float]()
+        reader = PodLogs(FaultyCluster(lambda call: Fault(slow_seconds=60)), lambda key: times.append(begun()))
+        for attempt in (1, 2):
+            start, _ = begun(), reader.follow(names.Key("default", "j"), attempt, [("p", str(attempt))])
+            await asyncio.sleep(2 * SLOW_SECONDS)
+            times[-1] -= start
+        reader.close()
+        return times
+
+    assert run(story()) == pytest.approx([SLOW_SECONDS, SECONDS], abs=0.1)
 
 
 @pytest.mark.parametrize(("error", "longest"), [(Unavailable("kubelet"), 4.0), (Forbidden("pods/log", code=403), 1.0)])

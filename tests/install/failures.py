@@ -37,7 +37,7 @@ A reason in *italics* comes from the trainer's report (its `kind`), from the exc
 
 A plain script writes no report, and torchrun ends with 1 whatever ended a rank. The operator therefore reads the end
 of the log: the part that the kubelet puts into the pod's status (2 KB), and if the exception is not in it, the last 500
-lines, as far as [its rights](security.md#logs) allow. For each log it waits at most 2.5 s. It looks for
+lines, as far as [its rights](security.md#logs) allow. For each log it waits at most 8 s. It looks for
 
 - torchrun's block *Root Cause (first observed failure)*: rank, exit code and signal of the process that ended first;
 - the last exception of a traceback, with file and line of the innermost frame outside of installed packages. A line

@@ -1,8 +1,8 @@
 """The ends of the logs of failed pods: the kubelet's part in a pod's status is often shorter than torchrun's frame.
 
-A plan names the pods, after it has recorded that their attempt ends. Each log is read once, within ``SECONDS``; what
-could not be read until then is left out, and the plan decides without it. A plan waits for each log that it names, so
-every reading ends with an entry in ``found``.
+A plan names the pods, after it has recorded that their attempt ends. Each log is read once, within ``SLOW_SECONDS``;
+what could not be read until then is left out, and the plan decides without it. A plan waits for each log that it names,
+so every reading ends with an entry in ``found``.
 """
 
 import asyncio
@@ -20,7 +20,10 @@ from ddpjob.engine.state import MAX_LOGS
 logger = logging.getLogger(__name__)
 
 SECONDS = 2.5
-"""For how long one log is tried, less than the wait for the cause (``SETTLE_SECONDS``)."""
+"""For how long requests for one log are repeated, less than the wait for the cause (``SETTLE_SECONDS``)."""
+SLOW_SECONDS = 8.0
+"""For how long a request may take: a kubelet that has just reported an end may be busy. It is ``SECONDS`` while the
+last log could not be read: perhaps the API server reaches no kubelet."""
 RETRY_SECONDS = 0.25
 AT_ONCE = 16
 """Requests at a time; those of one job take at most half (``Slots``), as the kubelets of its nodes may not answer."""
@@ -49,6 +52,7 @@ class PodLogs:
         self._followed: dict[Key, _Followed] = {}
         self._slots = Slots(AT_ONCE)
         self._is_refused = False
+        self._is_unanswered = False
 
     def found(self, key: Key) -> Mapping[str, LogFailure | None]:
         """Return what the logs of the job's attempt say, by the pod's uid; None of a log that could not be read."""
@@ -84,17 +88,25 @@ class PodLogs:
     async def _read(self, key: Key, followed: _Followed, name: str, uid: str) -> None:
         found, problems = None, ["no answer"]
         try:
-            async with asyncio.timeout(SECONDS), self._slots.take(key.namespace, key.name):
-                found = await self._until_read(key.namespace, name, problems)
+            async with asyncio.timeout(SECONDS if self._is_unanswered else SLOW_SECONDS):
+                async with self._slots.take(key.namespace, key.name):
+                    found = await self._until_read(key.namespace, name, problems)
+            self._is_unanswered = False
         except TimeoutError:
-            logger.warning("%s: the log cannot be read within %g s: %s", name, SECONDS, problems[-1])
+            self._is_unanswered = True
+            logger.warning("%s: the log cannot be read: %s", name, problems[-1])
         except Exception:
             logger.exception("%s: the log cannot be read", name)
         followed.found[uid] = found
         self._on_news(key)
 
     async def _until_read(self, namespace: str, name: str, problems: list[str]) -> LogFailure | None:
-        """Return what the log says. problems: gets why a request failed."""
+        """Return what the log says. problems: gets why a request failed.
+
+        Raises:
+            TimeoutError: no request has succeeded.
+        """
+        until = asyncio.get_running_loop().time() + SECONDS
         while True:
             try:
                 return log_failure(await self._end_of(namespace, name))
@@ -104,6 +116,8 @@ class PodLogs:
             except ClusterError as error:
                 problems.append(str(error))
                 delay = max(RETRY_SECONDS, error.retry_after)
+            if asyncio.get_running_loop().time() + delay > until:
+                raise TimeoutError
             await asyncio.sleep(delay)
 
     async def _end_of(self, namespace: str, name: str) -> str:
