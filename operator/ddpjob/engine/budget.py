@@ -5,7 +5,6 @@ The numbers are in the status and are never derived from pods.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ddpjob.api.backoff import doubling
@@ -20,38 +19,23 @@ from ddpjob.engine.failures import judge
 from ddpjob.engine.state import JobState
 
 
-@dataclass(frozen=True)
-class Spending:
-    """What one more restart costs.
-
-    exceeded: the limit that does not allow it, restartPolicy.maxRestarts or .maxTotalRestarts, or None.
-    restarts, counted: numbers with this restart: of all restarts, also those in place, and of those that count.
-    in_row: failures in a row with this one.
-    delay: seconds before the next attempt.
-    """
-
-    exceeded: Literal["counted", "total"] | None
-    restarts: int
-    counted: int
-    in_row: int
-    delay: float
-
-
-def spend(s: JobState, *, counted: bool) -> Spending:
-    """Return what a restart after the current attempt costs."""
+def exceeded_limit(s: JobState, *, counted: bool) -> Literal["counted", "total"] | None:
+    """Return the limit that allows no restart after the current attempt: maxRestarts, maxTotalRestarts, or None."""
     policy = s.job.spec.restart_policy
-    restarts = inplace.restarts(s)
-    used = 0 if _resets(s) else refund(s).restarts_counted_towards_limit or 0
-    ran = seconds_running(s.attempt, s.now)
-    exceeded: Literal["counted", "total"] | None = None
-    if counted and used >= policy.max_restarts:
-        exceeded = "counted"
-    elif restarts >= policy.max_total_restarts:
-        exceeded = "total"
-    ran_long = s.attempt.all_running_time is not None and ran > policy.backoff.max_seconds
-    in_row = 1 if ran_long else (s.attempt.failures_in_row or 0) + 1
-    delay = restart_delay(policy.backoff, in_row, f"{s.job.uid}/{s.attempt.number}")
-    return Spending(exceeded, restarts + 1, used + counted, in_row, delay)
+    if counted and counted_restarts(s) >= policy.max_restarts:
+        return "counted"
+    return "total" if inplace.restarts(s) >= policy.max_total_restarts else None
+
+
+def counted_restarts(s: JobState) -> int:
+    """Return how many restarts up to the current attempt count towards maxRestarts."""
+    return 0 if _resets(s) else refund(s).restarts_counted_towards_limit or 0
+
+
+def failures_in_row(s: JobState) -> int:
+    """Return how many attempts in a row failed, with the current one."""
+    ran_long = seconds_running(s.attempt, s.now) > s.job.spec.restart_policy.backoff.max_seconds
+    return 1 if ran_long else (s.attempt.failures_in_row or 0) + 1
 
 
 def _resets(s: JobState) -> bool:

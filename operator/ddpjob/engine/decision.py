@@ -24,7 +24,7 @@ from ddpjob.engine.attempt import (
     waits,
     whole_second_after,
 )
-from ddpjob.engine.budget import Spending, reasons_since_reset, spend
+from ddpjob.engine.budget import counted_restarts, exceeded_limit, failures_in_row, reasons_since_reset, restart_delay
 from ddpjob.engine.deadlines import deadlines
 from ddpjob.engine.evidence import (
     Evidence,
@@ -58,7 +58,6 @@ class Decision:
     refusals: of the attempt that starts or is closed, see ``Attempt``.
     until: when the next attempt starts after "close", or until when a "settle" waits; None if that depends on the user.
     drain_until: until when the next attempt waits for the pods of this one, which save a checkpoint.
-    spending: what the restart costs, if it is one.
     restarted_at: the spec.restartedAt that the decision carries out.
     forgets_nodes: the nodes in ``status.avoidNodes`` are used again.
     """
@@ -70,9 +69,13 @@ class Decision:
     refusals: int = 0
     until: str | None = None
     drain_until: str | None = None
-    spending: Spending | None = None
     restarted_at: str | None = None
     forgets_nodes: bool = False
+
+    @property
+    def restarted(self) -> Failure | None:
+        """The failure that a restart follows; None if the decision is no restart of a failed attempt."""
+        return self.failure if self.failure is not None and self.failure.action == "Restart" else None
 
     @property
     def begins_attempt(self) -> bool:
@@ -272,7 +275,7 @@ def _wait_for_node(s: JobState, judgement: Judgement) -> Decision | None:
     """
     if not judgement.provisional or judgement.action == "Fail" or s.all_stopped:
         return None
-    if spend(s, counted=judgement.counted).exceeded is None:
+    if exceeded_limit(s, counted=judgement.counted) is None:
         return None
     ending = s.attempt.ending
     since = ending.since if ending else timestamp(s.now)
@@ -304,8 +307,8 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     """Return the reaction to a failure: a restart as far as the judgement and the budget allow it."""
     policy = s.job.spec.restart_policy
     number = s.attempt.number
-    spending = spend(s, counted=judgement.counted)
-    fails = judgement.action == "Fail" or spending.exceeded is not None
+    exceeded = exceeded_limit(s, counted=judgement.counted)
+    fails = judgement.action == "Fail" or exceeded is not None
     record = failure_record(
         number,
         judgement,
@@ -316,16 +319,18 @@ def _react(s: JobState, judgement: Judgement) -> Decision:
     )
     if judgement.action == "Fail":
         return Decision("fail", record.reason, f"attempt {number} failed: {failure_text(record)}", record)
-    if spending.exceeded is not None:
-        return _exhausted(s, spending.exceeded, record)
-    follows = f"restart {spending.counted} of {policy.max_restarts} follows"
-    follows = follows if judgement.counted else "a restart follows that does not count"
+    if exceeded is not None:
+        return _exhausted(s, exceeded, record)
+    follows = "a restart follows that does not count"
+    if judgement.counted:
+        follows = f"restart {counted_restarts(s) + 1} of {policy.max_restarts} follows"
     message = f"attempt {number} failed ({follows}): {failure_text(record)}"
     drain_until = _drain_until(s) if judgement.planned else None
-    if not (s.spec_changed or spending.delay or drain_until):
-        return Decision("restart", record.reason, message, record, spending=spending)
-    until = whole_second_after(s.now, spending.delay) if spending.delay else None
-    return Decision("close", record.reason, message, record, until=until, drain_until=drain_until, spending=spending)
+    delay = restart_delay(policy.backoff, failures_in_row(s), f"{s.job.uid}/{number}")
+    if not (s.spec_changed or delay or drain_until):
+        return Decision("restart", record.reason, message, record)
+    until = whole_second_after(s.now, delay) if delay else None
+    return Decision("close", record.reason, message, record, until=until, drain_until=drain_until)
 
 
 def _exhausted(s: JobState, limit: Literal["counted", "total"], record: Failure) -> Decision:

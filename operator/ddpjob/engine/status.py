@@ -28,7 +28,7 @@ from ddpjob.api.text import shorten
 from ddpjob.api.times import parse_time, seconds_between, seconds_since, timestamp
 from ddpjob.engine import inplace
 from ddpjob.engine.attempt import SUSPENDED
-from ddpjob.engine.budget import refund
+from ddpjob.engine.budget import counted_restarts, failures_in_row, refund
 from ddpjob.engine.conditions import all_run, build, conditions, invalid
 from ddpjob.engine.decision import RESTART_REQUESTED, Decision, number_of_next
 from ddpjob.engine.desired import is_comparable
@@ -41,7 +41,7 @@ _KEPT_FAILURES = 5
 
 def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     """Return the complete status after ``decision``; it equals the recorded one if nothing changed."""
-    before, spending = refund(s), decision.spending
+    before, restarted = refund(s), decision.restarted
     number, nodes = next_number(s, decision), _count_nodes(s, decision)
     attempt = _next_attempt(s, decision, nodes) if number else None
     finishes = decision.kind in ("succeed", "fail")
@@ -52,16 +52,18 @@ def next_status(s: JobState, decision: Decision) -> DDPJobStatus:
     reached = _furthest(s, decision)
     built = conditions(s, decision, nodes, failures or (), reached)
     settles = decision.kind == "settle" or (s.attempt.is_settling and decision.kind in ("continue", "hold"))
-    counted = spending.counted if spending else before.restarts_counted_towards_limit
+    counted = before.restarts_counted_towards_limit or 0
+    if restarted is not None:
+        counted = counted_restarts(s) + restarted.counted
     return before.changed(
         observed_generation=s.job.generation,
         spec_hash=_spec_hash(s),
         state=_state(built, is_settling=settles),
         attempt=number,
         current_attempt=attempt or before.current_attempt,
-        restarts=spending.restarts if spending else inplace.restarts(s),
+        restarts=inplace.restarts(s) + (restarted is not None),
         restarts_in_place=((before.restarts_in_place or 0) + inplace.new_lives(s)) or before.restarts_in_place,
-        restarts_counted_towards_limit=counted or 0,
+        restarts_counted_towards_limit=counted,
         start_time=before.start_time or (timestamp(s.now) if decision.kind == "start" else None),
         completion_time=timestamp(s.now) if finishes else None,
         active_seconds=int(s.active_seconds) if s.attempt.number and ends else before.active_seconds,
@@ -111,7 +113,7 @@ def _restarted_at(s: JobState, decision: Decision) -> str | None:
 def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttempt:
     """Return the attempt after the decision: the only place where its phase changes."""
     now, attempt = timestamp(s.now), inplace.with_lives(s, s.attempt)
-    row = decision.spending.in_row if decision.spending else attempt.failures_in_row
+    row = failures_in_row(s) if decision.restarted else attempt.failures_in_row
     if decision.begins_attempt:
         return CurrentAttempt(
             number=number_of_next(s),
@@ -154,7 +156,7 @@ def _next_attempt(s: JobState, decision: Decision, nodes: Nodes) -> CurrentAttem
 
 
 def _grant(s: JobState, decision: Decision, ended: CurrentAttempt) -> int:
-    restarts = decision.spending.restarts if decision.spending else inplace.restarts(s)
+    restarts = inplace.restarts(s) + (decision.restarted is not None)
     return inplace.grant(ended.in_place, restarts, s.job.spec.restart_policy)
 
 
@@ -215,8 +217,8 @@ def _count_nodes(s: JobState, decision: Decision) -> Nodes:
 
 def _avoided_nodes(s: JobState, decision: Decision) -> list[AvoidedNode] | None:
     """Return the avoided nodes. The list stays as it is while an attempt runs, whose pods it describes."""
-    if decision.failure is not None and decision.spending is not None:
-        nodes = avoided_after(s.before, decision.failure, s.now)
+    if (failure := decision.restarted) is not None:
+        nodes = avoided_after(s.before, failure, s.now)
     elif decision.forgets_nodes:
         nodes = []
     elif decision.begins_attempt:
