@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddptrain.data.sampling import Schedule
 from ddptrain.reporting.metrics import MetricsLogger
 from ddptrain.training.checkpointer import Checkpointer, SaveResult
 from tests.trainer.builders import place
+from tests.trainer.resilience.volume import LoggedVolume, crashes, put
 
 LAST = 9  # step
 
@@ -55,6 +57,39 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     assert [row["step"] for row in effective_rows(tmp_path, "train")] == [1, 2, 3, 4]
     manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
     assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})
+
+
+def test_power_cut_leaves_no_checkpoint_without_its_rows(
+    tmp_path: Path, idx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, left = tmp_path / "disk", tmp_path / "left"
+    disk.mkdir()
+    with monkeypatch.context() as patch:
+        volume = LoggedVolume(disk, patch)
+        checkpointer, metrics, _ = claimed(disk, idx)
+        for step in range(1, LAST + 1):
+            metrics.step(step, loss=1.0, learning_rate=0.1, samples=37, seconds=0.1)
+            if step % 3 == 0:
+                checkpointer.save(step, state, None)
+    found = set()
+    for done, kind, node in crashes(volume.log, random.Random(0)):
+        put(node, left)
+        newest = newest_valid(left, lambda path, reason: None)
+        if newest is not None:
+            found.add(newest[0].step)
+            rows = [row["step"] for row in effective_rows(left, "train")]
+            assert rows[: newest[0].step] == list(range(1, newest[0].step + 1)), f"after {done} operations ({kind})"
+        shutil.rmtree(left)
+    assert found == {3, 6, LAST}
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, idx: Path) -> None:
+    checkpointer, _, _ = claimed(tmp_path, idx)
+    checkpointer.save(4, state, None)
+    infinite = {"model": {"weight": torch.ones(2), "bias": torch.tensor([0.0, torch.inf])}, "optimizer": {}}
+    assert checkpointer.save(5, lambda: infinite, None) == SaveResult(None, "the weights are not finite")
+    newest = newest_valid(tmp_path, lambda path, reason: None)
+    assert newest is not None and newest[0].step == 4
 
 
 @pytest.mark.parametrize(

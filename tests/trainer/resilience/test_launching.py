@@ -308,7 +308,7 @@ def test_a_loss_that_is_not_finite_exits_with_79_at_its_step(ddptrain: ForkServe
     assert "next:" not in message["message"]
 
 
-def test_weights_that_are_not_finite_are_not_saved(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
+def test_weights_whose_evaluation_is_not_finite_are_not_saved(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:
     # The third loss is large but finite; only the evaluation finds the weights that its gradient produced.
     command = ("train", "--data", "idx", "--data-dir", idx, "--batch-size", 100, "--epochs", 2, "--checkpoint-dir")
     run = ddptrain.run(*command, tmp_path, "--optimizer", "sgd", "--lr", 1000, code=79)

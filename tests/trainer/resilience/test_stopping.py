@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ddprun.heartbeat import Heartbeat
+from ddprun.self_watchdog import SelfWatchdog
+from ddprun.signals import StopFlag
 from tests.processes import free_port
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import ForkServer, Run, wait_until
@@ -74,6 +77,18 @@ def test_a_blocked_rank_without_a_launcher_exits_too(ddptrain: ForkServer, idx: 
     assert run.wait() == 75, run.output()
     assert_exited_by_itself(run)
     assert run.message()["phase"] == "train"
+
+
+def test_end_is_reported_once() -> None:
+    by_watchdog: list[Exception] = []
+    heartbeat = Heartbeat()
+    heartbeat.mark("train")
+    watchdog = SelfWatchdog(StopFlag(), heartbeat, by_watchdog.append, grace=2.0, diagnostics=None, hang_timeout=0.0)
+    watchdog._check_stop(1.0)
+    assert by_watchdog == [], "the main thread has time left to save"
+    assert watchdog.claim_report(), "the main thread reports"
+    watchdog._check_stop(2.0)
+    assert by_watchdog == []
 
 
 @pytest.mark.parametrize("verb", [("train",), ("launch", "--nproc-per-node", 2)])

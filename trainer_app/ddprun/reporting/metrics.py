@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddprun.files import Json, dumps_json, make_shared, share, sync
+from ddprun.files import Json, dumps_json, make_shared, share, sync, sync_directory
 
 FOLDER = "metrics"
 _OLDER_FILE = "metrics.jsonl"  # of all runs; written by versions up to 0.1
@@ -42,6 +42,7 @@ class RowsFile:
         how = os.O_EXCL if exclusive else os.O_TRUNC
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | how | os.O_APPEND | os.O_CLOEXEC, 0o664)
         share(self.path, 0o664)
+        sync_directory(self.path.parent)  # else a power cut may leave a checkpoint, but not this name
         self._buffer, self._rows, self._writing = bytearray(), threading.Lock(), threading.Lock()
 
     def append(self, event: str, values: Mapping[str, Any], *, at: float | None = None) -> None:
