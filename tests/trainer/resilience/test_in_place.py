@@ -26,6 +26,7 @@ import datetime, os, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
+import ddprun
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -43,6 +44,7 @@ while goes_on:
     if rank == 0:
         (folder / "new").write_text(str(step))
         (folder / "new").rename(saved)
+        ddprun.report(step=step)
         goes_on[0] = 0 if (folder / "go").exists() else 1
     if done <= 4 and (folder / f"raise-{rank}").exists():
         raise ValueError("wrong")
@@ -79,15 +81,20 @@ class TwoNodes:
         def reached() -> dict[str, Any] | None:
             assert not any(run.ended for run in self.runs), self.output()
             now = self.runs[0].progress()
-            return now if now and now["life"] == life and now["step"] > more_than else None
+            if now is None or now["life"] != life or now["step"] <= more_than:
+                return None
+            is_timed = life == 1 or now["lives"][-1]["recoveryMilliseconds"] is not None
+            return now if is_timed else None
 
         wait_until(lambda: "all 2 launchers take part" in self.output(), "the launchers to be connected")
         return dict(wait_until(reached, f"life {life} to make {more_than + 1} steps"))
 
-    def kill(self, number: int, local_rank: int = 0) -> float:
-        """Kill a rank of a node, and return when."""
+    def kill(self, number: int, local_rank: int = 0) -> int:
+        """Kill a rank of a node, and return how many steps the life has made; it may have gone on since ``trains``."""
+        writer = self.runs[0].ranks()[0]
         os.kill(self.runs[number].ranks()[local_rank], signal.SIGKILL)
-        return time.monotonic()
+        wait_until(lambda: writer not in self.runs[0].ranks().values(), "rank 0 to end")
+        return int((self.folder / "step").read_text())
 
     def finish(self) -> None:
         (self.folder / "go").touch()
@@ -103,15 +110,12 @@ def descriptors(run: Run) -> int:
 
 def test_killed_ranks_are_restarted_in_place_on_all_nodes(ddptrain: ForkServer, tmp_path: Path) -> None:
     nodes = TwoNodes(ddptrain, tmp_path, ranks=2)
-    step = nodes.trains(1)["step"]
-    nodes.kill(1, 1)
-    step = nodes.trains(2, step)["step"]
+    nodes.trains(1)
+    nodes.trains(2, nodes.kill(1, 1))
     assert all(len(run.ranks()) == 2 for run in nodes.runs), "no process of the life before is left"
     before = [descriptors(run) for run in nodes.runs]
-    nodes.kill(0)
-    step = nodes.trains(3, step)["step"]
-    nodes.kill(1)
-    report = nodes.trains(4, step)
+    nodes.trains(3, nodes.kill(0))
+    report = nodes.trains(4, nodes.kill(1))
     # A life that left its pipes open would leave eight; a request for progress may have one.
     assert all(descriptors(run) < one + 4 for run, one in zip(nodes.runs, before, strict=True))
     assert [(life["node"], life["rank"], life["progressed"]) for life in report["lives"]] == [
@@ -161,9 +165,8 @@ def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain:
 
 def test_no_more_restarts_in_place_than_granted(ddptrain: ForkServer, tmp_path: Path) -> None:
     nodes = TwoNodes(ddptrain, tmp_path, grant=1)
-    step = nodes.trains(1)["step"]
-    nodes.kill(0)
-    nodes.trains(2, step)
+    nodes.trains(1)
+    nodes.trains(2, nodes.kill(0))
     nodes.kill(1)
     assert [run.wait() for run in nodes.runs] == [77, 137], nodes.output()
     assert nodes.runs[0].message()["lives"][-1]["node"] == 1
