@@ -6,6 +6,7 @@ DUMP_SIGNAL makes a rank dump its stacks and its last collectives. The files nee
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ from ddprun.shared_text import SharedText
 DUMP_SIGNAL = signal.SIGUSR1
 SCRIPT_DUMP_SIGNAL = signal.SIGRTMAX - 7  # scripts use SIGUSR1 and SIGUSR2 themselves, for example to save
 _DUMP_LIMIT = 8 * 2**20  # bytes of one dump that are kept
+_DATA_PARALLEL = "/torch/nn/parallel/distributed.py"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
 
@@ -178,15 +180,18 @@ def collective_of(stacks: str) -> str:
     """Return what the training thread of a script waits in, by its stack; empty if it works by itself.
 
     In a backward pass a rank waits for the gradients of its peers, which only C++ knows, so that is taken for waiting.
+    So is a call of C++ by DistributedDataParallel itself, which broadcasts buffers and compares parameters.
     """
     for frames in _training_threads(stacks):
-        for file, name in ((m["file"], m["name"]) for m in frames):
+        in_torch = list(itertools.takewhile(lambda m: "/torch/" in m["file"], frames))
+        for file, name in ((m["file"], m["name"]) for m in in_torch):
             if "/torch/distributed/" in file and not name.startswith(("wrapper", "_")):
                 return name
             if "/torch/autograd/" in file:
                 return "backward"
-            if "/torch/" not in file:
-                break  # the program's own code, or what it calls
+        is_of_ddp = any(m["file"].endswith(_DATA_PARALLEL) for m in in_torch)
+        if is_of_ddp and in_torch[0]["file"].endswith((_DATA_PARALLEL, "/torch/distributed/utils.py")):
+            return "DistributedDataParallel"
     return ""
 
 

@@ -167,6 +167,13 @@ def test_stack_in_torch_shows_what_a_rank_waits_in() -> None:
     assert collective_of(dump(("/v/torch/autograd/graph.py", "_engine_run_backward"))) == "backward"
     assert collective_of(dump(("/usr/lib/python3.11/socket.py", "recv"), distributed)) == ""
     assert collective_of(dump()) == ""
+    data_parallel, module = "/v/torch/nn/parallel/distributed.py", ("/v/torch/nn/modules/module.py", "_call_impl")
+    buffers = ((data_parallel, "_distributed_broadcast_coalesced"), (data_parallel, "forward"), module)
+    assert collective_of(dump(*buffers)) == "DistributedDataParallel"
+    checks = (("/v/torch/distributed/utils.py", "_verify_param_shape_across_processes"), (data_parallel, "__init__"))
+    assert collective_of(dump(*checks)) == "DistributedDataParallel"
+    computes = (("/v/torch/nn/modules/linear.py", "forward"), (data_parallel, "_run_ddp_forward"), module)
+    assert collective_of(dump(*computes)) == ""
 
 
 def test_report_refuses_a_name_that_it_does_not_know() -> None:
