@@ -29,7 +29,6 @@ from tests.compatibility.runs import Outcome, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 SECTION = "programs"
-_HANG_TIMEOUT = 20
 _STEP = 3
 
 
@@ -40,7 +39,7 @@ def outcomes(program: Program, prepared: Prepared, limit: float) -> dict[str, Ou
         ("torchrun", "torchrun", "", ()),
         ("ddprun", "ddprun", "", ()),
         ("fault", "ddprun", f"raise:{_STEP}", ()),
-        ("hang", "ddprun", f"stop:{_STEP}", ("--hang-timeout", str(_HANG_TIMEOUT))),
+        ("hang", "ddprun", f"stop:{_STEP}", ("--hang-timeout", str(program.hang_timeout))),
     ):
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="compatibility-") as folder:

@@ -55,6 +55,7 @@ class Program:
         losses_file: the losses are in this file of the working directory, and not in the output.
         endless: it has no setting for a short run: it is stopped after ``count`` losses.
         steps: steps of the optimizer on rank 0 in a whole run.
+        hang_timeout: seconds; less than the timeout of its process group, whose exception would come first.
         in_checkout: the working directory must be a copy of the checkout.
         remark: what a reader must know of this row.
     """
@@ -67,6 +68,7 @@ class Program:
     steps: int = 0
     losses_file: str = ""
     endless: bool = False
+    hang_timeout: int = 20
     in_checkout: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
@@ -165,8 +167,12 @@ PROGRAMS = (
         losses=r"Epoch: \[0\]\[ *[0-5]/\d+\].*?Loss +(\S+)",
         count=12,
         endless=True,
+        hang_timeout=7,
         variables=_SEED,
-        remark="All of its ranks write one checkpoint file, so it is stopped before the first: two ranks can collide.",
+        remark=(
+            "All of its ranks write one checkpoint file, so it is stopped before the first: two ranks can collide. Its "
+            "process group has a timeout of 10 s, so the hang is looked for with `--hang-timeout 7`."
+        ),
     ),
     Program(
         name="Own processes by torch.multiprocessing.spawn: pytorch/examples, imagenet",
