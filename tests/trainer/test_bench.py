@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddptrain.data.mnist import load
-from ddptrain.experiments.baselines import dataloader_loop, tutorial
+from ddptrain.experiments.baselines import tutorial
 from ddptrain.experiments.bench import tables
 from ddptrain.experiments.trials import TrialFailed, speed
 from tests.trainer.runs import PATIENCE, ForkServer, wait_until
@@ -144,13 +144,6 @@ def test_speed_counts_the_steps_between_two_reads(tmp_path: Path, times: list[fl
 def test_speed_of_too_few_steps_is_refused(tmp_path: Path, times: list[float]) -> None:
     with pytest.raises(TrialFailed, match="too few steps"):
         speed(write_times(tmp_path, times), 32)
-
-
-@pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_dataloader_loop_is_timed_for_both_models(tmp_path: Path, model: str) -> None:
-    dataset = load("idx", str(write_idx(tmp_path)))
-    timed = dataloader_loop(dataset, model=model, batch=37, steps=14, threads=1, shift=1)
-    assert timed["samplesPerSecond"] > 0
 
 
 def test_tutorial_trainer_is_timed_until_it_reaches_the_target(tmp_path: Path) -> None:

@@ -39,11 +39,6 @@ def test_lesson_holds(lesson: Lesson, name: str) -> None:
     assert lesson(name, *(["--nproc-per-node", "2"] if name in OF_TWO else [])).strip()
 
 
-@pytest.mark.parametrize("name", sorted({*lesson_names()} - {"env", "restart"}))
-def test_lesson_holds_in_one_process(ddptrain: ForkServer, name: str) -> None:
-    assert ddptrain.run("lesson", name, "--nproc-per-node", 1).output().strip()
-
-
 @pytest.mark.parametrize("name", UNEVEN)
 def test_lesson_holds_with_three_ranks_that_divide_nothing(ddptrain: ForkServer, name: str) -> None:
     assert ddptrain.run("lesson", name, "--nproc-per-node", 3).output().strip()
