@@ -35,7 +35,8 @@ PROGRESS = {
 STATUS = {
     "state": "Running",
     "attempt": 2,
-    "restarts": 1,
+    "restarts": 3,
+    "restartsInPlace": 2,
     "restartsCountedTowardsLimit": 1,
     "nodesReady": "2/2",
     "world": {"worldSize": 4, "nprocPerNode": 2},
@@ -43,7 +44,19 @@ STATUS = {
     "checkpoint": {"path": "run-000001/step-000000200.pt", "step": 200, "resumedFromStep": 150},
 }
 # Every display must show these.
-SHOWN = ("Running", "1/2", "210/470", "44 %", "0.2347", "97.12 %", "12,345 samples/s", "1m15s left", "200", "150")
+SHOWN = (
+    "Running",
+    "2 restarts in place",
+    "1/2",
+    "210/470",
+    "44 %",
+    "0.2347",
+    "97.12 %",
+    "12,345 samples/s",
+    "1m15s left",
+    "200",
+    "150",
+)
 
 
 def a_pod(rank: int, status: Json, attempt: int = 2) -> Json:

@@ -39,6 +39,7 @@ class Snapshot(ApiModel):
     attempt: int
     restarts: int
     max_restarts: int
+    restarts_in_place: int
     nodes_ready: Line
     num_nodes: int
     nproc_per_node: int | None = None
@@ -65,6 +66,7 @@ class Snapshot(ApiModel):
             number_of(self.world_size, "rank") if self.world_size else "",
             f"attempt {self.attempt}" if self.attempt > 1 else "",
             f"restarts {self.restarts} of at most {self.max_restarts}" if self.restarts else "",
+            f"{number_of(self.restarts_in_place, 'restart')} in place" if self.restarts_in_place else "",
         ]
         return [fact for fact in facts if fact]
 
@@ -104,6 +106,7 @@ def take_snapshot(job: Json, pods: Sequence[Json]) -> Snapshot:
         "attempt": attempt,
         "restarts": int(status.get("restartsCountedTowardsLimit") or 0),
         "maxRestarts": spec["restartPolicy"]["maxRestarts"],
+        "restartsInPlace": int(status.get("restartsInPlace") or 0),
         "nodesReady": status.get("nodesReady") or f"0/{spec['numNodes']}",
         "numNodes": spec["numNodes"],
         "checkpointStep": checkpoint.get("step"),

@@ -93,6 +93,7 @@ class RunResult:
             "accuracy": self.accuracy,
             "loss": (self.status.get("progress") or {}).get("loss"),
             "restarts": self.status.get("restarts", 0),
+            "restartsInPlace": self.status.get("restartsInPlace"),
             "failures": self.status.get("failures"),
             "checkpoint": str(self.checkpoint) if self.checkpoint else None,
             "metrics": str(self.metrics) if self.metrics else None,
