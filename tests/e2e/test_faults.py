@@ -36,13 +36,6 @@ SHOWN_SECONDS = 40.0
 LOW = "ddpjob-e2e-low"
 ROOM = "/var/lib/ddpjob-full"
 """A small file system on every worker that stays."""
-# PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
-KILL_A_RANK = """
-import os, pathlib, signal
-ranks = [int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
-         and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid()]
-os.kill(max(ranks), signal.SIGKILL)
-"""
 
 
 # What is done to the jobs.
@@ -59,7 +52,7 @@ def launcher_killed(trial: Trial) -> Outcome:
 def rank_killed(trial: Trial) -> Outcome:
     trial.apply()
     trial.until_trained()
-    trial.kubectl("exec", trial.pods()[1]["metadata"]["name"], "--", "python3", "-c", KILL_A_RANK)
+    trial.kill_rank(1)
     return trial.until_finished()
 
 

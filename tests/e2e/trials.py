@@ -35,6 +35,14 @@ SAVES = (*range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), STEPS // 2)  # also 
 TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", str(CHECKPOINT_EVERY))
 # Slow enough that a fault at step 25 comes before the end, also when all trials share two cores.
 PACE = ("--step-delay", "0.2")
+# PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
+_KILL_A_RANK = """
+import os, pathlib, signal, time
+ranks = sorted(int(p.name) for p in pathlib.Path("/proc").iterdir() if p.name.isdigit()
+               and (p / "stat").read_text().rpartition(")")[2].split()[1] == "1" and int(p.name) != os.getpid())
+print(time.time())
+os.kill(ranks[{local_rank}], signal.SIGKILL)
+"""
 
 
 class Watcher:
@@ -116,6 +124,11 @@ class Trial:
         pods = self.kubectl.objects("pods", "--selector", f"{names.LABEL_JOB_NAME}={name or self.name}")
         pods.sort(key=lambda pod: int(pod["metadata"]["labels"][names.LABEL_ATTEMPT]))
         return {int(pod["metadata"]["labels"][names.LABEL_NODE_RANK]): pod for pod in pods}
+
+    def kill_rank(self, node_rank: int, local_rank: int = 0) -> float:
+        """Send SIGKILL to a rank, and return when."""
+        pod = self.pods()[node_rank]["metadata"]["name"]
+        return float(self.kubectl("exec", pod, "--", "python3", "-c", _KILL_A_RANK.format(local_rank=local_rank)))
 
     def until_trained(self, least: int = CHECKPOINT_EVERY + 5) -> None:
         """Wait until the status shows this step and the checkpoint before it."""
