@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ddprun.distributed.topology import Ranks
+from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.life_messages import (
     Abort,
     Blamed,
@@ -38,13 +40,16 @@ from ddprun.launcher.lives import (
     Lost,
     Progressed,
     RanksDone,
+    RanksEnded,
     RanksFailed,
     Received,
     Send,
+    StartRanks,
     Tick,
     follow,
     lead,
 )
+from ddprun.launcher.peers import Peers
 from tests.trainer.lives.simulation import Group, Schedule, ViolationError
 
 LIFE = Life("uid", "1")
@@ -164,6 +169,19 @@ def test_message_of_an_older_life_changes_nothing() -> None:
         assert (after_message, actions) == (s, [])
     node = Follower("boot", LIFE.next, joined=True)
     assert follow(node, Received(Abort(LIFE)), 0.0) == (node, ())
+
+
+def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
+    agreement = Agreement(Ranks(), Peers(Ranks(), None), grant=3)
+    agreement.progressed(1, 5)
+    agreement.tell(RanksFailed(1, FAILURE))
+    assert isinstance(agreement.orders.popleft(), EndRanks)
+    agreement.tell(RanksEnded(1))
+    assert isinstance(agreement.orders.popleft(), StartRanks)
+    agreement.progressed(1, 6)
+    assert agreement.reports()["lives"][0]["recoveryMilliseconds"] is None
+    agreement.progressed(2, 1)
+    assert agreement.reports()["lives"][0]["recoveryMilliseconds"] >= 0
 
 
 def test_what_a_node_said_before_its_connection_is_lost_is_said_again() -> None:

@@ -137,10 +137,10 @@ class Agreement:
         self._for_follower.append(event)
         self._carry_out()
 
-    def progressed(self, mark: int) -> None:
-        """Of node 0: tell how far the ranks of this life are."""
+    def progressed(self, life: int, mark: int) -> None:
+        """Of node 0: tell how far the ranks of a life are, which may be over."""
         if self._leader:
-            self._for_leader.append(Progressed(self.number, mark))
+            self._for_leader.append(Progressed(life, mark))
             self._carry_out()
 
     def turn(self) -> bool:

@@ -324,7 +324,7 @@ class Supervisor:
 
     def _tell_progress(self, agreement: Agreement) -> None:
         if (mark := self.services.progress.mark()) is not None:
-            agreement.progressed(mark)
+            agreement.progressed(self.life, mark)  # the next one may have been agreed on already
 
     def _obey(self, agreement: Agreement) -> None:
         while agreement.orders:
