@@ -153,6 +153,23 @@ def test_stranger_changes_nothing(two: TwoNodes, said: bytes) -> None:
     assert two.received() == [HELLO]
 
 
+@pytest.mark.parametrize(
+    "proof",
+    ['"wrong"', '"\\ud800"', '"\u00e9"', "null", "1e999", "[" * 900 + "]" * 900],
+    ids=lambda text: ascii(text[:8]),
+)
+def test_stranger_who_proves_nothing_is_refused(two: TwoNodes, proof: str) -> None:
+    two.until_connected()
+    with a_stranger(two) as stranger:
+        stranger.sendall(b'{"ddprun-launcher": 1, "asks": "\\ud800"}\n')
+        wait_until(lambda: two.turn() or two.leader._proving, "the leader to ask")
+        stranger.sendall(f'{{"proof": {proof}, "asks": {proof}}}\n'.encode())
+        wait_until(lambda: two.turn() or not two.leader._proving, "the refusal")
+    two.node.say(HELLO.message)
+    wait_until(lambda: two.turn() or two.leader.life_events, "the message")
+    assert two.received() == [HELLO]
+
+
 def test_ten_thousand_connections_leave_the_group_as_it_is(two: TwoNodes) -> None:
     two.until_connected()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

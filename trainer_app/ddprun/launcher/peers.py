@@ -255,11 +255,12 @@ class Peers:
     def _prove(self, connection: _Connection, message: Json) -> None:
         """Take the other side's proof, and with it the connection, or end that."""
         proving = self._proving.pop(connection)
-        node, drawn = proving.node, message.get("asks", "")
+        node, proof, drawn = proving.node, message.get("proof"), message.get("asks")  # of a stranger, anything
+        drawn = drawn if isinstance(drawn, str) else ""
         expected = proving.expected
         if not self.is_leader:
-            expected = _proof(self._group, "leader", self.node, proving.expected, str(drawn))
-        if not hmac.compare_digest(str(message.get("proof")).encode(), expected.encode()):
+            expected = _proof(self._group, "leader", self.node, proving.expected, drawn)
+        if not (isinstance(proof, str) and hmac.compare_digest(ascii(proof), ascii(expected))):
             connection.close()
             return
         if node in self._nodes:
@@ -268,7 +269,7 @@ class Peers:
         connection.longest = _LONGEST_LINE
         self._nodes[node] = connection
         if not self.is_leader:
-            connection.send({"proof": _proof(self._group, "node", self.node, proving.expected, str(drawn))})
+            connection.send({"proof": _proof(self._group, "node", self.node, proving.expected, drawn)})
             self._delay = _FIRST_DELAY
             self._send({"stalled": self.node in self.stalled})
             self.life_events.append(Connected())
