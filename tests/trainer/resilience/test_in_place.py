@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from ddprun.diagnostics import Diagnostics
+from ddprun.distributed.topology import Ranks
+from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.launcher import Supervisor
+from ddprun.launcher.life_messages import Abort, Life, Start
+from ddprun.launcher.lives import Connected, RanksEnded, Received
+from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import WorkerProcess, is_exiting
 from tests.processes import free_port
 from tests.trainer.builders import RESUMED, SAVING, node
@@ -148,6 +153,29 @@ def test_rank_that_ends_by_itself_is_blamed_although_its_launcher_has_not_heard_
     finally:
         rank.kill()
         rank.wait()
+
+
+def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor() -> None:
+    ranks = Ranks(nnodes=2, node_rank=1, world_size=2)
+    peers = Peers(ranks, None)
+    agreement = Agreement(ranks, peers, grant=5)
+    life = Life(peers.group_id, os.environ.get("DDPJOB_ATTEMPT", ""))
+    first, second = (object.__new__(Supervisor) for _ in range(2))
+    for supervisor in (first, second):
+        supervisor._workers, supervisor.next_life, supervisor._is_told_to_end = [], None, False
+    peers.life_events += [Connected(), Received(Abort(life))]
+    agreement.turn()
+    first._obey(agreement)
+    assert first._is_told_to_end
+    agreement.tell(RanksEnded(1))
+    first._is_told_to_end = False
+    # A rank of another node has failed while this launcher did not run: it hears of both at once.
+    peers.life_events += [Received(Start(life.next, 29500)), Received(Abort(life.next))]
+    agreement.turn()
+    first._obey(agreement)
+    assert first.next_life is not None and not first._is_told_to_end
+    second._obey(agreement)
+    assert second._is_told_to_end and second.next_life is None
 
 
 def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain: ForkServer, tmp_path: Path) -> None:

@@ -327,7 +327,8 @@ class Supervisor:
             agreement.progressed(self.life, mark)  # the next one may have been agreed on already
 
     def _obey(self, agreement: Agreement) -> None:
-        while agreement.orders:
+        """Carry out what is agreed on this life; what follows its end is for the supervisor of the next one."""
+        while agreement.orders and self.next_life is None:
             match order := agreement.orders.popleft():
                 case EndRanks():
                     self._is_told_to_end = True
