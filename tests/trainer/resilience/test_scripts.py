@@ -293,7 +293,8 @@ def test_handler_of_the_script_for_sigterm_saves_on_all_ranks(ddptrain: ForkServ
     text = (
         "import os, signal, sys, time\n"
         "def save(number, frame):\n    time.sleep(1 + int(os.environ['RANK']))\n    print('saved')\n    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('ready')\nwhile True: time.sleep(0.1)\n"
+        # Not by print, which the handler's print could interrupt.
+        "signal.signal(signal.SIGTERM, save)\nos.write(1, b'ready\\n')\nwhile True: time.sleep(0.1)\n"
     )
     started = ddptrain.start("--nproc-per-node", 2, written(tmp_path, text), module="ddprun")
     wait_until(lambda: started.output().count("ready") == 2, "both ranks")
