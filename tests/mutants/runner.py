@@ -78,11 +78,12 @@ class _Tests:
             code, output = self._tree.pytest(mutant.tests, self._timeout)
         if code == 0:
             return "survived", ""
-        if code not in (_SOME_FAILED, TIMED_OUT):
+        failed = _FAILED.search(output)
+        has_aborted = code < 0 and failed is not None  # after the report: a thread was left behind, for example
+        if code not in (_SOME_FAILED, TIMED_OUT) and not has_aborted:
             return "error", _end_of(output)
         if trouble := self._trouble_without(mutant.tests):
             return "error", f"without the mutant, too: {trouble}"
-        failed = _FAILED.search(output)
         return "killed", "time limit" if code == TIMED_OUT else failed[1] if failed else _end_of(output)
 
     def _trouble_without(self, tests: tuple[str, ...]) -> str:

@@ -59,13 +59,15 @@ def test_killed_survivor_and_text_that_is_not_found(repository: Path) -> None:
         mutant("1", old="a"),
         mutant("b + a +"),
         mutant("2", tests=("absent.py",)),
+        mutant("__import__('atexit').register(__import__('os').abort)"),
     ]
-    killed, survivor, known, no_longer, absent, repeated, broken, without = results_of(given, 60, repository)
+    killed, survivor, known, no_longer, absent, repeated, broken, without, aborted = results_of(given, 60, repository)
     assert verdicts(killed, survivor) == [("killed", True), ("survived", False)]
     assert killed.by == "test_sum.py::test_sum" and killed.cpu_seconds > 0
     assert verdicts(known, no_longer) == [("survived", True), ("killed", False)]
     assert verdicts(absent, repeated) == [("not applicable", False)] * 2
     assert verdicts(broken, without) == [("error", False)] * 2
+    assert verdicts(aborted) == [("killed", True)] and aborted.by == killed.by
     assert "SyntaxError" in broken.by and "absent.py" in without.by
     assert (repository / "operator/ddpjob/__init__.py").read_text() == SUM
     assert not list(repository.rglob("__pycache__"))
