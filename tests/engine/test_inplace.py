@@ -214,7 +214,7 @@ def test_job_that_restarts_without_a_later_checkpoint_is_said_to_do_so() -> None
 def test_new_pods_without_progress_are_counted_like_restarts_in_place() -> None:
     world = a_world()
     for number in range(3):
-        world.progress = {"step": 9 - number}, world.pod(0)["metadata"]["name"]
+        world.progress = {"step": 9 - number, "totalSteps": 90}, world.pod(0)["metadata"]["name"]
         world.reconcile()
         world.set_pod(1, ended(137) if number % 2 else failed(1, exception="ValueError", message="m"))
         world.settle_after_backoff()
@@ -223,6 +223,13 @@ def test_new_pods_without_progress_are_counted_like_restarts_in_place() -> None:
     assert world.status["furthest"] == {"step": 9, "restartsSince": 3}
     assert [note.reason for made in world.plans for note in made.events].count(NO_PROGRESS) == 1
     assert "no step after 9" in world.condition("Running")["message"]
+
+
+def test_steps_of_a_script_that_reports_nothing_itself_tell_nothing() -> None:
+    world = a_world()
+    for life in range(1, 6):
+        _restart_in_place(world, life, loss=None)
+    assert world.status["restartsInPlace"] == 4 and "furthest" not in world.status
 
 
 def test_planned_restarts_are_no_failures() -> None:

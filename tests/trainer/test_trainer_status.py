@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -207,6 +208,22 @@ def test_reports_of_earlier_ranks_end_with_them() -> None:
     assert (found["step"], found["loss"], found["totalSteps"], found["seq"]) == (1, None, None, before["seq"] + 1)
     for opened in (diagnostics, again):
         opened.close()
+
+
+@pytest.mark.parametrize(("long", "more"), [(600.0, False), (0.0, True)])
+def test_life_of_a_script_is_progress_when_it_makes_more_steps_or_trains_long(
+    monkeypatch: pytest.MonkeyPatch, *, long: float, more: bool
+) -> None:
+    """Its steps begin at 0 in each life, and what it has saved is not known."""
+    monkeypatch.setattr("ddprun.launcher.node_progress._LONG", long)
+    progress, marks = NodeProgress(2), []
+    for step in (100, 40):
+        with contextlib.closing(Diagnostics.create(0)) as diagnostics:
+            progress.follow(diagnostics)
+            Progress(2, "", diagnostics.progress_text()).update(phase="train", step=step)
+            marks.append(progress.mark() or 0)
+            progress.keep()
+    assert (marks[1] > marks[0]) == more
 
 
 class Server:

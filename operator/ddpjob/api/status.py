@@ -165,7 +165,7 @@ class Furthest(StatusPart):
     checkpoint_step: Count | None = None
     """The highest step of a checkpoint that the trainer reported."""
     step: Count | None = None
-    """The highest step, if no checkpoint was ever reported."""
+    """The highest step that the trainer reported itself, if it never reported a checkpoint."""
     restarts_since: Count | None = None
     """Restarts after failures since then, with new pods and in place."""
 

@@ -57,16 +57,21 @@ def furthest(report: TrainingReport | None, before: Furthest | None, restarts: i
     """Return ``status.furthest`` for a report and a number of restarts after failures.
 
     A checkpoint that was loaded is no progress. Restarts that are new together with progress, in one report, are taken
-    for earlier.
+    for earlier. The steps of a script that reports nothing itself begin at 0 in each life, so they tell nothing.
     """
     known = before or Furthest()
     saved = report.checkpoint.step if report and report.checkpoint else None
-    step = report.step if report else None
     if saved is not None and saved > (-1 if known.checkpoint_step is None else known.checkpoint_step):
         return Furthest(checkpoint_step=saved)
-    if known.checkpoint_step is None and saved is None and (step or 0) > (known.step or 0):
-        return Furthest(step=step)
-    return known.changed(restarts_since=(known.restarts_since or 0) + restarts) if restarts else before
+    if report and known.checkpoint_step is None and _reports_itself(report) and (report.step or 0) > (known.step or 0):
+        return Furthest(step=report.step)
+    if before is None or not restarts:
+        return before
+    return before.changed(restarts_since=(before.restarts_since or 0) + restarts)
+
+
+def _reports_itself(report: TrainingReport) -> bool:
+    return any(value is not None for value in (report.total_steps, report.percent, report.loss))
 
 
 def _percent(report: TrainingReport) -> int | None:

@@ -11,6 +11,8 @@ from ddprun.files import Json
 from ddprun.launcher.trainer_status import ReportedTraining, TrainerStatus
 from ddprun.reporting.progress import Progress, shared_snapshot
 
+_LONG = 600.0  # seconds of steps after which a script that reports no checkpoints has probably saved one
+
 
 class NodeProgress:
     """Rank 0's report, through all restarts of the ranks.
@@ -25,11 +27,12 @@ class NodeProgress:
         self._reported, self._reported_at = ReportedTraining(), 0.0
         self._earlier: Json | None = None  # of the ranks before a restart
         self._earlier_changed, self._earlier_seq = 0.0, 0
+        self._followed, self._most = 0.0, 0  # since when, and the most steps of the ranks before
         self.stall: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
         """Answer with the report of this rank 0 from now on, as soon as it has completed a step."""
-        self._rank_zero = rank_zero
+        self._rank_zero, self._followed = rank_zero, time.monotonic()
 
     def take(self, status: TrainerStatus, now: float) -> None:
         """Take a report that the script has sent.
@@ -46,6 +49,7 @@ class NodeProgress:
         """Keep the report: rank 0 has ended, and its memory is about to be closed."""
         if last := self._current():
             self._earlier_seq = self.snapshot()["seq"]
+            self._most = max(self._most, int(last["step"] or 0))
             if last["step"] or self._earlier is None:
                 self._earlier, self._earlier_changed = last, time.monotonic() - last["ageSeconds"]
         self._rank_zero, self._reported = None, ReportedTraining()
@@ -57,13 +61,17 @@ class NodeProgress:
     def mark(self) -> int | None:
         """Return how far the ranks are, for comparison with earlier starts of theirs; None before the first step.
 
-        A step of a later checkpoint is more than any number of steps that are not saved.
+        A step of a later checkpoint is more than any number of steps that are not saved. The steps of a script that
+        reports none begin at 0 in each life, and what it has saved is not known.
         """
         now = self._current()
         if now is None or not now["step"]:
             return None
         saved = (now.get("checkpoint") or {}).get("step")
-        return int(now["step"]) if saved is None else (int(saved) + 1) << 32
+        if saved is not None:
+            return (int(saved) + 1) << 32
+        is_long = time.monotonic() - self._followed >= _LONG
+        return int(now["step"]) + (self._most if is_long else 0)
 
     def snapshot(self) -> Json:
         """Return the report."""
