@@ -118,6 +118,18 @@ def test_table_of_escalations(reason: str, s: Leader, failure: Failure) -> None:
     assert reason in found if reason else not found
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [{"step": 2**60}, {"step": 1.5}, {"code": 2**70}, {"code": "1"}, {"kind": 5}, {"message": "m" * 999}, {"rank": []}],
+    ids=str,
+)
+def test_failure_of_any_report_reaches_the_leader(odd: dict[str, object]) -> None:
+    report = {"code": 3, "cause": "own", "exception": "ValueError"} | odd
+    message = Failed(LIFE, Failure.of_report(report))
+    assert message.failure.code == (1 if "code" in odd else 3) and message.failure.exception == "ValueError"
+    assert from_json(json.loads(json.dumps(to_json(message)))) == message
+
+
 def test_node_that_is_not_healthy_ends_the_attempt() -> None:
     assert "not healthy" in ended(group_of_two(), FAILURE, healthy=False)
 

@@ -49,10 +49,14 @@ class Failure:
 
     @classmethod
     def of_report(cls, report: Json) -> "Failure":
-        """Return what the leader needs of a termination report."""
-        given = {field.name: report.get(field.name) for field in dataclasses.fields(cls)}
-        cut = {name: text[:_LONGEST_TEXT] for name, text in given.items() if isinstance(text, str)}
-        known: dict[str, Any] = {name: value for name, value in (given | cut).items() if value is not None}
+        """Return what the leader needs of a termination report, without what it would refuse: a rank's may be wrong."""
+        known: dict[str, Any] = {"code": 1}
+        for field in dataclasses.fields(cls):
+            value = report.get(field.name)
+            if isinstance(value, str):
+                value = value[:_LONGEST_TEXT]
+            if value is not None and _fits(value, field.type):
+                known[field.name] = value
         return cls(**known)
 
 
@@ -206,14 +210,18 @@ def _checked(kind: type[_T], fields: dict[str, Any]) -> _T:
     """
     value = kind(**fields)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type] # of the dataclasses above
-        given = getattr(value, field.name)
-        if type(given) not in _types(field.type):
-            raise TypeError(field.name)
-        if isinstance(given, str) and len(given) > _LONGEST_TEXT:
-            raise ValueError(field.name)
-        if isinstance(given, int) and not -_MOST <= given <= _MOST:
+        if not _fits(getattr(value, field.name), field.type):
             raise ValueError(field.name)
     return value
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    """Return whether a field may have this value."""
+    if type(value) not in _types(annotation):
+        return False
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT
+    return not isinstance(value, int) or -_MOST <= value <= _MOST
 
 
 def _types(annotation: Any) -> tuple[type, ...]:
