@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
-from ddprun.diagnostics import Diagnostics
+from ddprun.diagnostics import DUMP_SIGNAL, Diagnostics
 from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
-from ddprun.launcher.launcher import Supervisor
+from ddprun.launcher.launcher import LaunchOptions, Services, SignalQueue, Supervisor
 from ddprun.launcher.life_messages import Abort, Life, Start
 from ddprun.launcher.lives import Connected, RanksEnded, Received
+from ddprun.launcher.node_progress import NodeProgress
+from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
 from ddprun.launcher.processes import WorkerProcess, is_exiting
+from ddprun.script import Script
+from ddprun.settings import Settings
+from ddprun.signals import STOP_SIGNALS
 from tests.processes import free_port
 from tests.trainer.builders import RESUMED, SAVING, node
 from tests.trainer.runs import ForkServer, Run, Whole, assert_same_end, wait_until
@@ -181,6 +186,31 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     assert first.next_life is not None and not first._is_told_to_end
     second._obey(agreement)
     assert second._is_told_to_end and second.next_life is None
+
+
+def test_signal_that_comes_with_the_next_life_reaches_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
+    signals = SignalQueue()
+    peers = Peers(Ranks(), None)
+    services = Services(NodeProgress(1), peers, None, agreement=Agreement(Ranks(), peers, grant=5))
+    options = LaunchOptions(Script("script", "train.py", (), Settings()))
+    supervisor = Supervisor(Settings(), Ranks(), options, signals, None, services)
+    supervisor._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL)]
+
+    def is_empty(_: Orphans) -> bool:
+        signals.pending.append(signal.SIGTERM)  # at the moment at which this node says that its ranks have ended
+        return True
+
+    monkeypatch.setattr(Orphans, "is_empty", property(is_empty))
+    try:
+        supervisor._await_next_life()
+        assert supervisor.next_life is not None
+        assert signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
+    finally:
+        supervisor._workers[0].diagnostics.close()
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain: ForkServer, tmp_path: Path) -> None:

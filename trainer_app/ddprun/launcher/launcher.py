@@ -354,9 +354,10 @@ class Supervisor:
             if self.services.port:
                 selector.register(self.services.port, selectors.EVENT_READ, self.services.port)
             while not (agreement.is_over or self.next_life):
-                self._pass_on_signals()
                 self.services.peers.handle()
                 self._agree()
+                if self.next_life is None:  # else a signal that has come since is for the ranks of the next life
+                    self._pass_on_signals()
                 if self._is_told_to_end:
                     self._is_told_to_end = False
                     ended = RanksEnded(agreement.number, self._orphans.is_empty, self._failure())
