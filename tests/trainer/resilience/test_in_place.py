@@ -20,7 +20,7 @@ from ddprun.launcher.lives import Connected, RanksEnded, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
-from ddprun.launcher.processes import WorkerProcess, is_exiting
+from ddprun.launcher.processes import LogPrinter, WorkerProcess, is_exiting
 from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
@@ -211,6 +211,11 @@ def test_signal_that_comes_with_the_next_life_reaches_its_ranks(monkeypatch: pyt
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    LogPrinter("text").launcher_line("restart in place 1 of 5: node 1: \x1b[2J\udcff wrong")
+    assert capsys.readouterr().out == "restart in place 1 of 5: node 1: \\x1b[2J\\udcff wrong\n"
 
 
 def test_exception_at_the_same_step_ends_the_attempt_after_one_restart(ddptrain: ForkServer, tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ class LogPrinter:
             count_dropped_as_json()
 
     def launcher_line(self, text: str) -> None:
-        """Print a line of the launcher's own."""
-        print(json_line(None, text) if self._json else text, flush=True)
+        """Print a line of the launcher's own, which may quote what a program or another node has said."""
+        print(json_line(None, text) if self._json else termination.printable(text), flush=True)
 
     def rank_line(self, worker: WorkerProcess, line: bytes) -> None:
         """Print one line of a rank, without its newline, and append it to the rank's log file."""
