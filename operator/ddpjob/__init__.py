@@ -1,3 +1,33 @@
-"""The DDPJob operator: runs one PyTorch training with one pod per node and restarts all pods together on a failure."""
+"""DDPJob: runs one PyTorch training with one pod per node and restarts all pods together on a failure.
 
-__version__ = "0.1.0"
+The Python API: ``from ddpjob import Client, DDPJob`` (docs/python.md). Importing this package imports nothing else.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ddpjob.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from ddpjob.client.base import Client as Client
+    from ddpjob.client.base import LogLine as LogLine
+    from ddpjob.client.job import DDPJob as DDPJob
+    from ddpjob.errors import DDPJobError as DDPJobError
+
+_PUBLIC = {
+    "Client": "ddpjob.client.base",
+    "LogLine": "ddpjob.client.base",
+    "DDPJob": "ddpjob.client.job",
+    "DDPJobError": "ddpjob.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the Python API when it is first used."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpjob.cli.options import Request
-from ddpjob.cli.prepare import Prepared, prepare, require_programs
-from ddpjob.local import LocalError
+from ddpjob.cli.prepare import Prepared, prepare
+from ddpjob.errors import DDPJobError
 from ddpjob.local.pod_process import Machine
+from ddpjob.local.programs import require_programs
 from ddpjob.local.session import Session
 from tests.cli.program import shell_job, with_volume
 
@@ -54,7 +55,7 @@ def prepared(text: str, folder: Path, **options: Any) -> Prepared | None:
         found.admitted.manifests()
         Session(admitted=found.admitted, machine=Machine(found.paths), on_change=lambda *_: None, say=lambda _: None)
         return found
-    except LocalError as error:
+    except DDPJobError as error:
         assert error.error and error.hint and error.next_step
         return None
 
@@ -79,7 +80,7 @@ def test_any_value_anywhere_is_a_job_or_an_error(tmp_path: Path, place: tuple[An
 @given(st.text())
 def test_any_text_is_a_job_or_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(LocalError):
+    with pytest.raises(DDPJobError):
         prepare(Request(str(tmp_path / "job.yaml")))
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from ddpjob.api.objects import Json
 from ddpjob.cli import prepare
-from ddpjob.cli.prepare import digits_if_offline, runs_ddptrain, use_directory
+from ddpjob.cli.prepare import digits_if_offline, use_directory
 from ddpjob.local import LocalError
 from ddpjob.local.admission import AdmittedJob, admit
+from ddpjob.local.programs import runs_ddptrain
 from ddpjob.local.state import HostPaths, StateFolder
 from tests.cli.program import shell_job, with_volume
 

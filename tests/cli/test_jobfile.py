@@ -8,8 +8,8 @@ import yaml
 
 from ddpjob.api import limits
 from ddpjob.api.spec import parse_spec
-from ddpjob.cli import jobfile
-from ddpjob.local import LocalError
+from ddpjob.client import jobfile
+from ddpjob.errors import InvalidJobError
 from tests.cli.program import ROOT, shell_job
 
 JOB = yaml.safe_dump(shell_job("mnist", "true"))
@@ -39,7 +39,7 @@ def test_file_without_a_job_is_refused_with_hint_and_next_step(tmp_path: Path, m
     text, expected = MISTAKES[mistake]
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    with pytest.raises(LocalError) as raised:
+    with pytest.raises(InvalidJobError) as raised:
         jobfile.read(str(path))
     assert expected in raised.value.error
     assert raised.value.hint and raised.value.next_step
@@ -47,14 +47,14 @@ def test_file_without_a_job_is_refused_with_hint_and_next_step(tmp_path: Path, m
 
 def test_misspelt_file_name_suggests_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "mnist.yaml").write_text(JOB)
-    with pytest.raises(LocalError) as raised:
+    with pytest.raises(InvalidJobError) as raised:
         jobfile.read(str(tmp_path / "mnsit.yaml"))
     assert raised.value.hint == 'did you mean "mnist.yaml"?'
 
 
 def test_directory_is_no_suggestion_for_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(LocalError) as raised:
+    with pytest.raises(InvalidJobError) as raised:
         jobfile.read(str(tmp_path / "train.py"))
     assert raised.value.hint == f"{tmp_path} has no such file"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.cli import logs
-from ddpjob.cli.logs import LogFile, last_lines
+from ddpjob.client import local_logs as logs
+from ddpjob.client.local_logs import LogFile, last_lines
 
 
 def test_line_is_returned_once_when_it_is_complete(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ LAYERS = (
         "apiserver",
         (
             pytest_command(
-                *("tests/api", "tests/cluster", "tests/controller", "tests/install", "-m", "apiserver"),
+                *("tests/api", "tests/client", "tests/cluster", "tests/controller", "tests/install", "-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
                 cores=0.3,
             ),
@@ -68,7 +68,7 @@ LAYERS = (
         ),
     ),
     Layer("resilience", (pytest_command("tests/trainer/resilience", cores=0.3),)),
-    Layer("local", (pytest_command("tests/local", "tests/cli", cores=0.4),)),
+    Layer("local", (pytest_command("tests/local", "tests/cli", "tests/client", *_NO_CLUSTER, cores=0.4),)),
     Layer(
         "unit",
         (

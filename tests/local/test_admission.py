@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.local import LocalError
+from ddpjob.errors import InvalidJobError
 from ddpjob.local.admission import admit
 from tests.builders import a_job
 
@@ -18,7 +18,7 @@ def test_job_of_this_operator_is_admitted() -> None:
 
 
 def test_job_of_another_controller_is_refused_because_no_pod_would_start() -> None:
-    with pytest.raises(LocalError, match=r"has managedBy: example\.com/other"):
+    with pytest.raises(InvalidJobError, match=r"has managedBy: example\.com/other"):
         admit(document(managedBy="example.com/other"))
 
 

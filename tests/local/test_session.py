@@ -16,6 +16,7 @@ from ddpjob.cli.options import Request
 from ddpjob.cli.prepare import prepare
 from ddpjob.engine import desired
 from ddpjob.engine.injection import PROGRAM
+from ddpjob.errors import InvalidJobError
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, _Document, admit
 from ddpjob.local.pod_process import Machine
@@ -162,7 +163,7 @@ def session(job: Json, root: Path) -> Session:
     ],
 )
 def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
-    with pytest.raises(LocalError) as error:
+    with pytest.raises(InvalidJobError) as error:
         admit(a_local_job("true", **change))
     assert text in error.value.error
     assert error.value.hint
@@ -171,7 +172,7 @@ def test_refused_spec_names_field_and_rule(change: Json, text: str) -> None:
 
 def test_a_job_name_that_cannot_be_used_is_refused_with_its_rule() -> None:
     job = a_local_job("true")
-    with pytest.raises(LocalError, match=r"refused: metadata\.name: must be at most 45"):
+    with pytest.raises(InvalidJobError, match=r"refused: metadata\.name: must be at most 45"):
         admit(job | {"metadata": job["metadata"] | {"name": "1job"}})
 
 

@@ -80,7 +80,7 @@ def test_record_of_a_release_with_an_api_server_is_read(tmp_path: Path) -> None:
     folder.path.mkdir(parents=True)
     (folder.path / "cluster.json").write_text(json.dumps({"version": 7, "namespaces": ["default"], "objects": objects}))
     assert (folder.job(), folder.pods()) == (job, [pod])
-    folder.save(job, [])
+    folder.save(job, [], {})
     assert (folder.job(), folder.pods()) == (job, [])
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 Json = dict[str, Any]
 """A JSON object."""
+SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
+"""Fields of metadata; `ddpjob get -o yaml` and `kubectl get -o yaml` print them."""
 
 
 def element(items: Iterable[Json] | None, key: str, value: str) -> Json:

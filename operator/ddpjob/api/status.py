@@ -409,6 +409,10 @@ class DDPJobStatus(StatusPart):
 
     _unique = model_validator(mode="after")(unique_keys)
 
+    def is_true(self, kind: str) -> bool:
+        """Return whether the condition of this type is True."""
+        return any(condition.type == kind and condition.status == "True" for condition in self.conditions or ())
+
 
 def recorded_status(status: Mapping[str, Any]) -> DDPJobStatus:
     """Return the status of a job, without top-level fields of a wrong form, which a user or a program spoiled."""

@@ -1,20 +1,24 @@
-"""``ddpjob get``: lists the jobs of the state folder, with the columns of ``kubectl get ddp``."""
+"""``ddpjob get``: lists jobs, with the columns of ``kubectl get ddp``."""
 
 import json
 import re
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.objects import Json, element
-from ddpjob.cli.options import Namespace, StateDir, find, state_folder
+from ddpjob.cli.options import Namespace, StateDir
+from ddpjob.cli.place import Context, Local, find, on_cluster, on_this_machine
 from ddpjob.cli.text import age, one_line, show_error
-from ddpjob.local import LocalError
-from ddpjob.local.state import JobFolder
+from ddpjob.errors import DDPJobError
 
-_ACTIVE = ("Pending", "Running", "Ending", "Restarting")
+if TYPE_CHECKING:
+    from ddpjob.client.base import Jobs
+    from ddpjob.client.job import DDPJob
+    from ddpjob.client.local import LocalClient
+
 _PART = re.compile(r'\.(\w+)(?:\[\?\(@\.(\w+)=="(\w+)"\)\])?')
 
 
@@ -24,70 +28,73 @@ def get(
         Literal["table", "wide", "json", "yaml"],
         Option("--output", "-o", metavar="FORM", help="table, wide, json or yaml."),
     ] = "table",
+    *,
+    all_namespaces: Annotated[bool, Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    local: Local = False,
+    context: Context = None,
     namespace: Namespace = None,
     state_dir: StateDir = None,
 ) -> int:
-    """List the jobs of this machine: their state, progress and restarts.
+    """List the jobs of this machine, or with --context of a cluster: their state, progress and restarts.
 
-    Interrupted: the job is not finished, and no `ddpjob run` runs it.
+    Interrupted: the job is not finished, and no process of this machine runs it.
 
     \b
     Example:
       ddpjob get
     """
-    folder = state_folder(state_dir)
     if name is not None:
-        record = find(folder, name, namespace)
-        _print([(record, record.job() or {})], output, single=True)
+        client = find(name, local=local, context=context, namespace=namespace, state_dir=state_dir)
+        with client:
+            _print([client.get(name)], output, single=True)
         return 0
-    records = [record for record in folder.jobs() if namespace in (None, record.namespace)]
-    jobs, damaged = [], []
-    for record in records:
-        try:
-            jobs.append((record, record.job() or {}))
-        except LocalError as error:
-            damaged.append(error)
-    if records or output in ("json", "yaml"):
+    if context is not None:
+        with on_cluster(context, namespace) as client:
+            _print(client.list(all_namespaces=all_namespaces), output, single=False)
+        return 0
+    return _list_local(on_this_machine(namespace, state_dir), output, all_namespaces)
+
+
+def _list_local(client: "LocalClient", output: str, all_namespaces: bool) -> int:
+    damaged: list[DDPJobError] = []
+    jobs = client.list(all_namespaces=all_namespaces, on_error=damaged.append)
+    if jobs or damaged or output in ("json", "yaml"):
         _print(jobs, output, single=False)
     else:
-        print(f"no jobs in {one_line(folder.root)}; ddpjob run starts a job", file=sys.stderr)
+        print(f"no jobs in {one_line(client.folder.root)}; ddpjob run starts a job", file=sys.stderr)
     for problem in damaged:
         show_error(problem)
     return USAGE if damaged else 0
 
 
-def _print(jobs: list[tuple[JobFolder, Json]], output: str, *, single: bool) -> None:
+def _print(jobs: "Jobs", output: str, *, single: bool) -> None:
     if output not in ("json", "yaml"):
         _print_table(jobs, is_wide=output == "wide")
         return
-    items = [job for _, job in jobs]
+    items = [job.manifest for job in jobs]
+    from ddpjob.client.jobfile import dump_yaml
+
     shown: Json = items[0] if single else {"apiVersion": "v1", "kind": "List", "items": items}
-    if output == "json":
-        print(json.dumps(shown, indent=2))
-    else:
-        from ddpjob.cli.jobfile import dump_yaml
-
-        print(dump_yaml(shown), end="")
+    print(json.dumps(shown, indent=2) if output == "json" else dump_yaml(shown).rstrip("\n"))
 
 
-def _print_table(jobs: list[tuple[JobFolder, Json]], *, is_wide: bool) -> None:
+def _print_table(jobs: "Jobs", *, is_wide: bool) -> None:
     from ddpjob.api.crd import COLUMNS
 
     columns = [column for column in COLUMNS if is_wide or not column.get("priority")]
     rows = [["NAMESPACE", "NAME", *(column["name"].upper() for column in columns)]]
-    rows += [[record.namespace, record.name, *(_cell(record, job, c) for c in columns)] for record, job in jobs]
-    if not is_wide and len({record.namespace for record, _ in jobs}) < 2:
+    rows += [[job.namespace or "", job.name, *(_cell(job, column) for column in columns)] for job in jobs]
+    if not is_wide and len({job.namespace for job in jobs}) < 2:
         rows = [row[1:] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _cell(record: JobFolder, job: Json, column: Json) -> str:
-    value = _at(job, column["jsonPath"])
+def _cell(job: "DDPJob", column: Json) -> str:
     if column["jsonPath"] == ".status.state":
-        value = value or "Pending"
-        return "Interrupted" if value in _ACTIVE and record.runner() is None else one_line(value)
+        return one_line(job.state)
+    value = _at(job.manifest, column["jsonPath"])
     if column["type"] == "date":
         return age(value)
     return "" if value is None else one_line(value)

@@ -14,14 +14,14 @@ import typer
 from typer import Argument, Option
 from typer.main import get_command
 
-from ddpjob import __version__
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
 from ddpjob.cli.delete import delete
 from ddpjob.cli.get import get
 from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.text import show_error
-from ddpjob.local import LocalError
+from ddpjob.errors import DDPJobError
+from ddpjob.version import __version__
 
 app = typer.Typer(
     name="ddpjob",
@@ -145,7 +145,7 @@ def ddpjob(
         bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Run DDPJobs on this machine, without a cluster.
+    """Run DDPJobs on this machine, and follow and change them here or on a cluster.
 
     \b
     Example:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(get_command(app).main(arguments, prog_name="ddpjob", standalone_mode=False) or 0)
-    except LocalError as error:
+    except DDPJobError as error:
         return _refused(error, arguments)
     except typer.TyperException as error:
         return _refused(_usage(error, arguments), arguments)
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SIGNAL_BASE + signal.SIGPIPE
 
 
-def _refused(error: LocalError, arguments: Sequence[str]) -> int:
+def _refused(error: DDPJobError, arguments: Sequence[str]) -> int:
     show_error(error)
     if "run" in arguments[:1] and re.search(r"(^| )(-o|--output)[ =]?json( |$)", " ".join(arguments)):
         from ddpjob.cli.output import write_refusal
@@ -182,14 +182,14 @@ def _refused(error: LocalError, arguments: Sequence[str]) -> int:
     return USAGE
 
 
-def _usage(error: typer.TyperException, arguments: Sequence[str]) -> LocalError:
+def _usage(error: typer.TyperException, arguments: Sequence[str]) -> DDPJobError:
     """Return a usage error as three lines."""
     context = getattr(error, "ctx", None)
     verb = next((argument for argument in arguments[:1] if argument in _VERBS), "")
     command = getattr(context, "command_path", None) or f"ddpjob {verb}".strip()
     near = ", ".join(getattr(error, "possibilities", None) or ())
     usage = " ".join(context.get_usage().split()) if context is not None else f"Usage: {command} [OPTIONS] …"
-    return LocalError(
+    return DDPJobError(
         str(error.message if near else error.format_message()).rstrip("."),
         f"did you mean {near}?" if near else usage.removeprefix("Usage: "),
         f"{command} --help lists the options and shows an example",

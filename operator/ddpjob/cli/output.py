@@ -13,7 +13,7 @@ from ddpjob.api.objects import Json
 from ddpjob.cli.snapshot import Node, Snapshot
 from ddpjob.cli.summary import RunResult, summary_lines
 from ddpjob.cli.text import duration, one_line, sanitize_line
-from ddpjob.local import LocalError
+from ddpjob.errors import DDPJobError
 
 INTERVAL = 2.0
 """Seconds between lines that report only training progress."""
@@ -122,7 +122,7 @@ class JsonDisplay(Display):
         _write_object(self._stream, "result", result.wire())
 
 
-def write_refusal(stream: TextIO, error: LocalError, code: int) -> None:
+def write_refusal(stream: TextIO, error: DDPJobError, code: int) -> None:
     """Write the ``result`` of a run that was refused."""
     _write_object(
         stream, "result", {"exitCode": code, "error": error.error, "hint": error.hint, "next": error.next_step}

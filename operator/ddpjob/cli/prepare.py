@@ -4,31 +4,29 @@ Holds ``--set``, ``--volume``, ``--data-dir`` and ``--digits-if-offline``; used 
 """
 
 import argparse
-import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ddpjob.api.objects import Json
-from ddpjob.cli import jobfile
-from ddpjob.cli.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
-from ddpjob.cli.options import Request, state_folder
-from ddpjob.cli.text import did_you_mean
+from ddpjob.cli.options import Request
+from ddpjob.client import jobfile
+from ddpjob.client.jobfile import JobFile, Loader, child, require_known_fields, schema, yaml_problem
 from ddpjob.engine.launcher import injection_warning, launch_warning
+from ddpjob.errors import DDPJobError, did_you_mean
 from ddpjob.local import LocalError
 from ddpjob.local.admission import EXAMPLE_UID, AdmittedJob, admit
 from ddpjob.local.pod_process import ENTRYPOINT
+from ddpjob.local.programs import runs_ddptrain
 from ddpjob.local.resources import visible_gpus
 from ddpjob.local.shim import die_with_parent
-from ddpjob.local.state import HostPaths
+from ddpjob.local.state import HostPaths, StateFolder
 
 Part = str | int
 """One part of a field's path: the name of a field, or the index of a list's entry."""
@@ -36,11 +34,6 @@ _PART = re.compile(r'\.?([A-Za-z0-9_/-]+)|\[(\d+)\]|\[(?:"([^"]+)"|\'([^\']+)\')
 _ROOTS = ("metadata", "spec")
 _EXAMPLES = "for example --set numNodes=3, --set 'args[2]=\"5\"', --set metadata.labels.team=a"
 
-_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
-_INSTALLED_BY = {
-    "torchrun": ("PyTorch", "pip install torch"),
-    "ddprun": ("this project", "in the repository's folder: pip install -e '.[trainer]'"),
-}
 FETCH_SECONDS = 120.0  # for 11 MB; on a slower network a copy of the files is the better way
 
 
@@ -63,7 +56,8 @@ def prepare(request: Request) -> Prepared:
     if not file.job["metadata"].get("name"):
         raise LocalError(f"{request.source}: metadata.name is missing", "every job needs a name", "add --name NAME")
     admitted = admit(file.job, uid=EXAMPLE_UID if request.dry_run else None)
-    paths = HostPaths(admitted.job, state_folder(request.state_dir), _volumes(request.volumes or (), admitted.claims))
+    root = Path(request.state_dir).expanduser() if request.state_dir else None
+    paths = HostPaths(admitted.job, StateFolder(root), _volumes(request.volumes or (), admitted.claims))
     if request.data_dir is not None:
         admitted = use_directory(admitted, paths, request.data_dir)
     notes = [f"ignored {len(file.ignored)} other documents: {', '.join(file.ignored)}"] if file.ignored else []
@@ -106,25 +100,6 @@ def differences(admitted: AdmittedJob, paths: HostPaths) -> Iterator[str]:
             yield f"claim {claim} is {paths.claim(claim)}; use another directory with --volume {claim}=DIR"
 
 
-def require_programs(admitted: AdmittedJob) -> None:
-    """Raise ``LocalError`` if a program that the job runs is not installed; the job would only fail and restart."""
-    if runs_ddptrain(admitted):
-        missing = next((m for m in ("ddptrain", "torch", "numpy") if importlib.util.find_spec(m) is None), None)
-        if missing:
-            raise LocalError(
-                f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
-                "local mode uses the programs of this machine, not images",
-                "in the repository's folder: pip install -e '.[trainer]'",
-            )
-    elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=_PATH) is None:
-        owner, install = _INSTALLED_BY[program]
-        raise LocalError(
-            f"the job runs {program}, which is not installed here",
-            f"{program} is part of {owner}; local mode uses the programs of this machine, not images",
-            install,
-        )
-
-
 def _missing_gpus(admitted: AdmittedJob) -> str | None:
     """Return a warning if this machine has fewer GPUs than each node requests."""
     wanted, found = admitted.job.spec.devices_per_node, len(visible_gpus())
@@ -145,7 +120,7 @@ def assign(job: Json, assignment: str) -> None:
         parts = _parts(path.strip())
         _put(job, parts, _value(text, _schema_of(parts)))
         require_known_fields(job)
-    except LocalError as error:
+    except DDPJobError as error:
         raise LocalError(f"--set {assignment}: {error.error}", error.hint, error.next_step or _EXAMPLES) from error
 
 
@@ -220,12 +195,6 @@ def _require_entry(entries: Any, index: int, path: str) -> None:
         )
     if index == length:
         entries.append(None)
-
-
-def runs_ddptrain(admitted: AdmittedJob) -> bool:
-    """Return whether the job runs this repository's trainer, by name or as the entrypoint of its image."""
-    command = admitted.command
-    return not command or (len(command) == 1 and PurePosixPath(command[0]).name == "ddptrain")
 
 
 def use_directory(admitted: AdmittedJob, paths: HostPaths, given: str) -> AdmittedJob:

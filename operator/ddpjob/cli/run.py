@@ -1,29 +1,30 @@
 """Carries out ``ddpjob run``: prepares the job, runs a session, and reports it. Imported only when a job runs."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from ddpjob.api.objects import Json
-from ddpjob.cli.jobfile import dump_yaml
-from ddpjob.cli.logs import LogReader
 from ddpjob.cli.options import Request
 from ddpjob.cli.output import Display, JsonDisplay, PlainDisplay, guarded
-from ddpjob.cli.prepare import Prepared, differences, digits_if_offline, prepare, require_programs, runs_ddptrain
+from ddpjob.cli.prepare import Prepared, differences, digits_if_offline, prepare
 from ddpjob.cli.snapshot import take_snapshot
 from ddpjob.cli.summary import RunResult
 from ddpjob.cli.text import one_line
+from ddpjob.client.base import LogLine
+from ddpjob.client.jobfile import dump_yaml
+from ddpjob.client.local_logs import LogReader
 from ddpjob.local.pod_process import Machine
+from ddpjob.local.programs import require_programs, runs_ddptrain
 from ddpjob.local.references import References
 from ddpjob.local.session import Session
+from ddpjob.local.stop import Stop
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OUTPUT_SECONDS = 0.2
 
 
@@ -33,7 +34,7 @@ def execute(request: Request) -> int:
     if request.dry_run:
         return _dry_run(request, prepared)
     require_programs(prepared.admitted)
-    stop = _Stop()
+    stop = Stop()
     stdout = guarded(sys.stdout, lambda: stop.request(signal.SIGPIPE))
     begin = time.monotonic()
     with _display(request.output, stdout) as display:
@@ -47,7 +48,7 @@ def execute(request: Request) -> int:
     return result.exit_code
 
 
-def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) -> Json:
+def _run(request: Request, prepared: Prepared, stop: Stop, display: Display) -> Json:
     """Run the job until it has ended; return it."""
 
     def warn(line: str) -> None:
@@ -60,17 +61,17 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
     admitted, paths = prepared.admitted, prepared.paths
     if request.digits_if_offline:
         admitted = digits_if_offline(admitted, paths, fresh=request.fresh, say=display.note, warn=warn)
-    output = LogReader(paths.record, lambda rank, line: display.output(line), node=0)
+    output = LogReader(paths.record, nodes={0})
     job_runs = asyncio.Event()  # until then the record is that of an earlier run
 
     def on_change(job: Json, pods: Sequence[Json]) -> None:
         display.show(take_snapshot(job, pods))
         job_runs.set()
 
-    async def show_output() -> None:
+    async def follow_output() -> None:
         await job_runs.wait()
         while True:
-            output.read()
+            _show(output.read(), display)
             await asyncio.sleep(_OUTPUT_SECONDS)
 
     async def run() -> Json:
@@ -83,15 +84,20 @@ def _run(request: Request, prepared: Prepared, stop: "_Stop", display: Display) 
             display.note(line)
         if runs_ddptrain(admitted):  # it reports its progress itself
             return await stop.run(session)
-        reading = asyncio.create_task(show_output(), name="output")
+        reading = asyncio.create_task(follow_output(), name="output")
         try:
             return await stop.run(session)
         finally:
             reading.cancel()
             if job_runs.is_set():
-                output.read(to_the_end=True)
+                _show(output.read(to_the_end=True), display)
 
     return asyncio.run(run())
+
+
+def _show(lines: Iterable[LogLine], display: Display) -> None:
+    for line in lines:
+        display.output(line.text)
 
 
 def _dry_run(request: Request, prepared: Prepared) -> int:
@@ -124,52 +130,3 @@ def _display(output: str | None, stdout: TextIO) -> Display:
 
         return LiveDisplay(Console(file=stdout, highlight=False, emoji=False, markup=False))
     return PlainDisplay(stdout)
-
-
-class _Stop:
-    """The first signal suspends the job, so that the trainer saves; the second kills it."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.say: Callable[[str], None] = lambda line: None
-        self._session: Session | None = None
-        self._running: asyncio.Task[Json] | None = None
-
-    async def run(self, session: Session) -> Json:
-        """Run the session. Return the job in its last state, also after a second signal killed it."""
-        self._session = session
-        if self.number is not None:
-            session.stop()
-        self._running = asyncio.create_task(session.run(), name="session")
-        with self._on_signals():
-            try:
-                return await self._running
-            except asyncio.CancelledError:
-                if self.number is None:
-                    raise
-                return session.job
-
-    def request(self, number: int) -> None:
-        """Suspend the job at the first call, kill it at the second."""
-        if self.number is None:
-            self.number = number
-            if self._session is not None:
-                self._session.stop()
-            name = signal.Signals(number).name
-            self.say(f"{name}: waiting for the trainer to save and exit; send it again to kill the job")
-        elif self._running is not None and number != signal.SIGPIPE:
-            self.say("killing all processes of the job")
-            self._running.cancel()
-
-    @contextlib.contextmanager
-    def _on_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        # A signal that is ignored stays ignored: nohup starts programs with SIGHUP ignored.
-        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in handled:
-            loop.add_signal_handler(number, self.request, number)
-        try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)

@@ -9,8 +9,8 @@ from pathlib import Path
 from ddpjob.api import exit_codes
 from ddpjob.api.objects import Json, condition
 from ddpjob.cli.curve import drawing, losses, metrics_of
-from ddpjob.cli.logs import last_lines
 from ddpjob.cli.text import accuracy_text, duration, error_lines, number_of, one_line, sanitize_line
+from ddpjob.client.local_logs import last_lines
 from ddpjob.local import LocalError
 from ddpjob.local.state import HostPaths
 

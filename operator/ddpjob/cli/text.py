@@ -1,12 +1,10 @@
 """Text for a person: sanitized strings, durations, counts, and the three lines of an error."""
 
-import difflib
 import re
 import sys
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from ddpjob.local import LocalError
+from ddpjob.errors import DDPJobError
 
 # Escape sequences in a log can set window titles, overwrite lines or paste into the shell; characters that change the
 # direction of writing make one text look like another.
@@ -81,19 +79,11 @@ def age(timestamp: object) -> str:
         return ""
 
 
-def error_lines(error: LocalError) -> list[str]:
+def error_lines(error: DDPJobError) -> list[str]:
     """Return the lines of an error: what is wrong, why that may be, what to do. Empty parts are left out."""
-    parts = (("error: ", error.error), ("hint:  ", error.hint), ("next:  ", error.next_step))
-    return [label + one_line(text) for label, text in parts if text]
+    return [label + one_line(text) for label, text in error.parts()]
 
 
-def show_error(error: LocalError) -> None:
+def show_error(error: DDPJobError) -> None:
     """Print an error on standard error."""
     print("\n".join(error_lines(error)), file=sys.stderr, flush=True)
-
-
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint at the most similar of the known names, or ``otherwise``."""
-    choices = {choice.lower(): choice for choice in known}
-    near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.6)
-    return f'did you mean "{choices[near[0]]}"?' if near else otherwise

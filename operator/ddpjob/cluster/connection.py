@@ -19,7 +19,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
 
-from ddpjob import __version__
+from ddpjob.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from functools import partial
 
 import uvloop
 
-from ddpjob import __version__
 from ddpjob.api import names
 from ddpjob.api.exit_codes import USAGE
 from ddpjob.api.names import Resource
@@ -35,6 +34,7 @@ from ddpjob.controller.sweep import OPTIONAL
 from ddpjob.controller.watch_status import Report, WatchStatus
 from ddpjob.controller.watches import JobWatch
 from ddpjob.engine.actions import EngineSettings
+from ddpjob.version import __version__
 
 logger = logging.getLogger(__name__)
 

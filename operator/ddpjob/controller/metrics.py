@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ddpjob import __version__
 from ddpjob.api.objects import Json
 from ddpjob.api.status import CREATING
 from ddpjob.api.times import parse_time, seconds_between
 from ddpjob.engine.failures import TABLE
+from ddpjob.version import __version__
 
 _SLOW = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _REASONS = {row.reason for row in TABLE if row.reason} | {

@@ -7,12 +7,12 @@ recorded, so none is carried out. /readyz and an event on the job report it.
 import re
 from collections.abc import Sequence
 
-from ddpjob import __version__
 from ddpjob.api import names
 from ddpjob.api.names import Key
 from ddpjob.cluster.base import Invalid
 from ddpjob.controller.health import Verdict
 from ddpjob.engine.actions import Note
+from ddpjob.version import __version__
 
 CRD = f"{names.DDPJOBS.plural}.{names.GROUP}"
 REASON = "StatusRefused"

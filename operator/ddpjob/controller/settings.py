@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from ddpjob import __version__
 from ddpjob.engine.actions import LAUNCHER_IMAGE
+from ddpjob.version import __version__
 
 ENV_PREFIX = "DDPJOB_OPERATOR_"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

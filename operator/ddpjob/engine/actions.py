@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ddpjob import __version__
 from ddpjob.api.names import Resource
 from ddpjob.api.objects import Json
+from ddpjob.version import __version__
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Admission of a user's DDPJob: the models of the API accept it, or ``LocalError`` says why not.
+"""Admission of a user's DDPJob: the models of the API accept it, or ``InvalidJobError`` says why not.
 
 ``admit`` runs once for each `ddpjob run`; everything after it reads the ``AdmittedJob``.
 """
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, StringConstraints, ValidationError
 
 from ddpjob.api import names
 from ddpjob.api.model import OpenModel
-from ddpjob.api.objects import Json
+from ddpjob.api.objects import SET_BY_SERVER, Json
 from ddpjob.api.pods import DNS_LABEL
 from ddpjob.api.spec import NAME_RULE, DDPJobSpec, field_path, is_job_name, message_of
 from ddpjob.api.times import timestamp
@@ -23,15 +23,13 @@ from ddpjob.engine.actions import Create, EngineSettings
 from ddpjob.engine.desired import Job, desired_claim, desired_pods, desired_policy, desired_service
 from ddpjob.engine.inplace import grant
 from ddpjob.engine.merge import template_faults
-from ddpjob.local import LocalError
+from ddpjob.errors import InvalidJobError
 
 EXAMPLE_UID = "00000000-0000-4000-8000-000000000000"
 """The uid in what ``--dry-run`` prints; a cluster would choose a random one."""
 LOGS_COMMAND = "ddpjob logs {job} --node {node_rank} --attempt {attempt}"
 SETTINGS = EngineSettings(delete_finished=False, logs_command=LOGS_COMMAND, launcher_image="")
 """Of all plans of local mode, where the jobs find ``ddprun`` on this machine."""
-SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "managedFields")
-"""Fields of metadata; `ddpjob get -o yaml` and `kubectl get -o yaml` print them."""
 
 
 def _job_name(name: str) -> str:
@@ -91,7 +89,7 @@ class AdmittedJob:
         return list(dict.fromkeys(name for name in names_given if isinstance(name, str)))
 
     def with_args(self, args: list[str]) -> "AdmittedJob":
-        """Return the job with other ``spec.args``. Raises ``LocalError`` if the spec refuses them."""
+        """Return the job with other ``spec.args``. Raises ``InvalidJobError`` if the spec refuses them."""
         return admit(self.body | {"spec": self.body["spec"] | {"args": args}}, uid=self.job.uid)
 
     def manifests(self) -> list[Json]:
@@ -107,7 +105,7 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
     """Return the document as an API server would store it, under ``uid`` or a random one.
 
     Raises:
-        LocalError: the document is refused; the error names the field and the rule.
+        InvalidJobError: the document is refused; the error names the field and the rule.
     """
     faults: list[str] = []
     try:
@@ -121,14 +119,14 @@ def admit(document: Json, *, uid: str | None = None) -> AdmittedJob:
         faults = [str(error)]
     if faults:
         name = (document.get("metadata") or {}).get("name") or "(without a name)"
-        raise LocalError(
+        raise InvalidJobError(
             f"the DDPJob {name} is refused: {'; '.join(faults)}",
             "an API server refuses it for the same reason, or no pod can be made from it",
             "correct the field; docs/fields.md lists what each field may hold",
         )
     meta, spec = given.metadata, given.spec
     if spec.managed_by not in (None, names.CONTROLLER):
-        raise LocalError(
+        raise InvalidJobError(
             f"the DDPJob {meta.name} has managedBy: {spec.managed_by}",
             "this operator leaves the job to that controller, so no pod would start",
             "add --set managedBy=null",

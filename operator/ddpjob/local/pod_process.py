@@ -52,6 +52,12 @@ class Machine:
     cpus: Sequence[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
     gpus: Sequence[str] = field(default_factory=visible_gpus)
 
+    @property
+    def place(self) -> Json:
+        """What the record keeps, so that the job can be resumed from another directory."""
+        volumes = {claim: str(path) for claim, path in self.paths.volumes.items()}
+        return {"directory": str(self.directory), "volumes": volumes}
+
 
 class PodProcess:
     """A pod that runs.

@@ -120,7 +120,7 @@ class Session:
             made = plan(self.job, self._observed(), self._clock.now(), SETTINGS)
             if made.status is not None:
                 self.job = self.job | {"status": made.status}
-            self.machine.paths.record.save(self.job, self.pods)
+            self.machine.paths.record.save(self.job, self.pods, self.machine.place)
             self._act(made)
             for note in made.events:
                 self._announce(note, events)

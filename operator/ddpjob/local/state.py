@@ -100,12 +100,28 @@ class JobFolder:
                 )
             time.sleep(_PAUSE)
 
-    def save(self, job: Json, pods: Iterable[Json]) -> None:
+    def version(self) -> tuple[int, int] | None:
+        """Return what differs after each change of the record; None if there is no record."""
+        try:
+            found = self._record.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def place(self) -> Json:
+        """Return where the last run ran the job (``Machine.place``); {} if there is no record, or it does not say."""
+        try:
+            found = json.loads(self._record.read_bytes()).get("place")
+        except (OSError, ValueError, AttributeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def save(self, job: Json, pods: Iterable[Json], place: Json) -> None:
         """Replace the record atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
         objects = [[names.DDPJOBS.plural, job], *([names.PODS.plural, pod] for pod in pods)]
         temporary = self._record.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps({"objects": objects}, separators=(",", ":")))
+        temporary.write_text(json.dumps({"objects": objects, "place": place}, separators=(",", ":")))
         temporary.replace(self._record)
 
     def forget(self) -> None:

@@ -16,10 +16,8 @@ import yaml
 
 from ddpjob.api import limits, names
 from ddpjob.api.crd import Dumper, openapi
-from ddpjob.api.objects import Json
-from ddpjob.cli.text import did_you_mean
-from ddpjob.local import LocalError
-from ddpjob.local.admission import SET_BY_SERVER
+from ddpjob.api.objects import SET_BY_SERVER, Json
+from ddpjob.errors import DDPJobError, InvalidJobError, did_you_mean
 
 _REFERENCED = ("Secret", "ConfigMap")  # kinds that the job's pods may refer to
 SCRIPT_IMAGE = "local/script"  # a DDPJob needs an image; local mode does not use it
@@ -50,27 +48,27 @@ def read(source: str, script_args: Sequence[str] = ()) -> JobFile:
     """Return the job of ``FILE``, of ``-`` (standard input) or for ``SCRIPT.py``.
 
     Raises:
-        LocalError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
+        InvalidJobError: there is no such file, it is not YAML, or it does not hold exactly one DDPJob.
     """
     label = "standard input" if source == "-" else source
     try:
         if source.endswith(".py"):
             return _for_script(_existing(source), script_args)
         if script_args:
-            raise LocalError(
+            raise InvalidJobError(
                 f"a job takes no arguments, but {script_args[0]} is given",
                 "only a SCRIPT.py takes arguments; the arguments of a job are spec.args",
                 "--set 'args=[train, --epochs, \"3\"]' sets them",
             )
         if source == "-":
-            return _from_text(sys.stdin.read(), Path.cwd())
+            return from_text(sys.stdin.read(), Path.cwd())
         path = _existing(source)
-        return _from_text(path.read_text(encoding="utf-8"), path.parent)
-    except LocalError as error:
-        raise LocalError(f"{label}: {error.error}", error.hint, error.next_step) from error
+        return from_text(path.read_text(encoding="utf-8"), path.parent)
+    except DDPJobError as error:
+        raise InvalidJobError(f"{label}: {error.error}", error.hint, error.next_step) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
-        raise LocalError(
+        raise InvalidJobError(
             f"{label} cannot be read: {reason}", "a job is a YAML file", "check its path and mode"
         ) from error
 
@@ -80,16 +78,17 @@ def _existing(source: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise LocalError("this is a directory", "a job is a file", f"ls {source}")
+        raise InvalidJobError("this is a directory", "a job is a file", f"ls {source}")
     try:
         neighbours = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
         hint = did_you_mean(path.name, neighbours, f"{path.parent} has no such file")
     except OSError:
         hint = f"there is no directory {path.parent}"
-    raise LocalError("no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
+    raise InvalidJobError("no such file", hint, "ddpjob run FILE, ddpjob run SCRIPT.py, or - for standard input")
 
 
-def _from_text(text: str, directory: Path) -> JobFile:
+def from_text(text: str, directory: Path) -> JobFile:
+    """Return the one job of a YAML text. Raises ``InvalidJobError``."""
     jobs, others, ignored = [], [], []
     for document in _documents(text):
         kind = document.get("kind")
@@ -101,7 +100,7 @@ def _from_text(text: str, directory: Path) -> JobFile:
             ignored.append(f"{kind or 'a document without kind'} {(document.get('metadata') or {}).get('name', '')}")
     if len(jobs) != 1:
         job_names = [str((job.get("metadata") or {}).get("name", "a DDPJob without a name")) for job in jobs]
-        raise LocalError(
+        raise InvalidJobError(
             f"it must hold exactly one DDPJob, and it holds {len(jobs)}",
             f"it contains {', '.join(job_names or ignored) or 'nothing'}",
             "put each job into its own file" if jobs else "manifests/examples holds example jobs",
@@ -114,14 +113,14 @@ def _documents(text: str) -> list[Json]:
         loaded = [document for document in yaml.load_all(text, Loader) if document is not None]
         json.dumps(loaded, default=str, skipkeys=True)  # fails for an anchor that contains itself
     except (RecursionError, ValueError) as error:
-        raise LocalError(
+        raise InvalidJobError(
             f"a value cannot be read: {error}",
             "an anchor (&) must not contain its own alias (*), and numbers and nesting are limited",
             "write the value in full, text in quotes",
         ) from error
     except yaml.YAMLError as error:
         hint = "indentation, quotes and tabs are frequent causes"
-        raise LocalError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line") from error
+        raise InvalidJobError(f"not valid YAML: {yaml_problem(error)}", hint, "correct that line") from error
     found: list[Json] = []
     for document in loaded:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
@@ -130,15 +129,15 @@ def _documents(text: str) -> list[Json]:
 
 
 def _object(document: Any) -> Json:
-    """Return the document if it is a Kubernetes object. Raises ``LocalError``."""
+    """Return the document if it is a Kubernetes object. Raises ``InvalidJobError``."""
     if not isinstance(document, dict):
-        raise LocalError(
+        raise InvalidJobError(
             f"it contains a {type(document).__name__} where an object is expected",
             "every document begins with apiVersion and kind",
             "manifests/examples holds example jobs",
         )
     if not isinstance(document.get("metadata") or {}, dict):
-        raise LocalError(
+        raise InvalidJobError(
             f"metadata of {document.get('kind') or 'a document without kind'} is not a mapping",
             "it must contain at least a name",
             "metadata: {name: my-name}",
@@ -147,16 +146,16 @@ def _object(document: Any) -> Json:
 
 
 def _as_written(job: Json) -> Json:
-    """Return the job without the fields that a server sets. Raises ``LocalError`` for an unknown field or version."""
+    """Return the job without what a server sets. Raises ``InvalidJobError`` for an unknown field or version."""
     version, known = job.get("apiVersion"), names.API_VERSION
     if version != known:
-        raise LocalError(
+        raise InvalidJobError(
             f"this ddpjob does not know apiVersion {version} of DDPJob", f"it knows {known}", f"apiVersion: {known}"
         )
     metadata = job.get("metadata")
     for name, value in (("metadata", metadata), ("spec", job.get("spec"))):
         if not isinstance(value, dict):
-            raise LocalError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
+            raise InvalidJobError(f"{name} is missing", "a DDPJob has metadata and spec", f"add {name}:")
     job = {key: value for key, value in job.items() if key != "status"}
     job["metadata"] = {key: value for key, value in (metadata or {}).items() if key not in SET_BY_SERVER}
     require_known_fields(job)
@@ -243,7 +242,7 @@ def child(node: Json, name: str) -> Json | None:
 
 
 def require_known_fields(job: Json) -> None:
-    """Raise ``LocalError`` for the first unknown field: an API server would drop it without an error."""
+    """Raise ``InvalidJobError`` for the first unknown field: an API server would drop it without an error."""
     _require_known(job, schema(), "")
 
 
@@ -259,9 +258,9 @@ def _require_known(value: Any, node: Json, path: str) -> None:
             _require_known(inner, node.get("items", {}), f"{path}[{index}]")
 
 
-def _no_such_field(parent: str, name: str, known: Sequence[str]) -> LocalError:
+def _no_such_field(parent: str, name: str, known: Sequence[str]) -> InvalidJobError:
     next_step = "docs/fields.md lists every field; options of the trainer belong into args"
     if not known:
-        return LocalError(f'{parent} has no fields, so no "{name}"', "it is a single value or a list", next_step)
+        return InvalidJobError(f'{parent} has no fields, so no "{name}"', "it is a single value or a list", next_step)
     hint = did_you_mean(name, known, f"it has {', '.join(known)}")
-    return LocalError(f'{parent or "a DDPJob"} has no field "{name}"', hint, next_step)
+    return InvalidJobError(f'{parent or "a DDPJob"} has no field "{name}"', hint, next_step)

@@ -1,0 +1,68 @@
+"""Where a command acts: on the jobs of this machine, or on those of a cluster."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from ddpjob.errors import InvalidJobError, JobNotFoundError
+
+if TYPE_CHECKING:
+    from ddpjob.client.base import Client
+    from ddpjob.client.local import LocalClient
+
+Local = Annotated[bool, Option("--local", help="Only jobs of this machine.")]
+Context = Annotated[
+    str | None, Option("--context", metavar="NAME", help="Jobs of the cluster of this context of the kubeconfig.")
+]
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+def find(
+    name: str, *, local: bool = False, context: str | None = None, namespace: str | None, state_dir: str | None
+) -> "Client":
+    """Return the client for a job: of this machine if it is known here, else of the cluster of the kubeconfig.
+
+    Raises:
+        JobNotFoundError: it is not known here, and there is no kubeconfig, or ``local`` excludes it.
+        InvalidJobError: the options contradict each other.
+    """
+    if context is not None:
+        if local or state_dir is not None:
+            raise InvalidJobError(
+                "--context is for the jobs of a cluster, --local and --state-dir are for those of this machine",
+                "a job is in one place",
+                "leave out one of them",
+            )
+        return on_cluster(context, namespace)
+    here = on_this_machine(namespace, state_dir)
+    try:
+        here.record(name)
+    except JobNotFoundError:
+        if local or state_dir is not None or not has_kubeconfig():
+            raise
+        return on_cluster(None, namespace)
+    return here
+
+
+def on_this_machine(namespace: str | None, state_dir: str | None) -> "LocalClient":
+    """Return the client for this machine."""
+    from ddpjob.client.local import LocalClient
+
+    return LocalClient(state_dir, namespace=namespace)
+
+
+def on_cluster(context: str | None, namespace: str | None) -> "Client":
+    """Return the client for the cluster of a context, or of the current one."""
+    from ddpjob.client.base import Client
+
+    return Client.cluster(context, namespace=namespace)
+
+
+def has_kubeconfig(exists: Callable[[Path], bool] = Path.exists) -> bool:
+    """Return whether there is something that says which cluster is meant."""
+    given = os.environ.get("KUBECONFIG")
+    paths = [Path(part) for part in given.split(os.pathsep) if part] if given else [Path.home() / ".kube" / "config"]
+    return any(exists(path.expanduser()) for path in (*paths, _SERVICE_ACCOUNT))

@@ -1,0 +1,214 @@
+"""``Client``: what a user can do with jobs, on this machine and on a cluster alike."""
+
+import importlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+from ddpjob.api.status import DDPJobStatus
+from ddpjob.client.job import DDPJob
+from ddpjob.errors import DDPJobError, WaitTimeoutError
+
+_LAUNCHER_PREFIX = re.compile(r"\[n\d+r(\d+)\] ")  # before each line of a rank of ddprun
+
+
+Jobs = list[DDPJob]  # named, because in the class ``list`` is the method
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that a node printed.
+
+    node: node rank. rank: the process that printed it; None if several run on the node and the line does not say which.
+    text: the line as it was printed, without the line feed; it may contain escape sequences.
+    """
+
+    node: int
+    rank: int | None
+    attempt: int
+    text: str
+
+
+def log_line(node: int, attempt: int, text: str, nproc_per_node: int | None) -> LogLine:
+    """Return a line of a node with the rank that printed it."""
+    prefix = _LAUNCHER_PREFIX.match(text)
+    alone = node if nproc_per_node == 1 else None
+    return LogLine(node, int(prefix.group(1)) if prefix else alone, attempt, text)
+
+
+def is_finished(status: DDPJobStatus) -> bool:
+    """Return whether a job has succeeded or failed."""
+    return status.is_true("Finished")
+
+
+class Client(Protocol):
+    """The jobs of this machine or of a cluster.
+
+    A job is given by its name or as a ``DDPJob``, which also has a namespace. All errors are ``DDPJobError``. Every
+    request has a time limit; ``watch``, ``wait`` and ``logs`` with ``follow`` survive lost connections and restarts of
+    the API server for five minutes each.
+    """
+
+    @staticmethod
+    def local(state_dir: str | Path | None = None, *, namespace: str | None = None) -> "Client":
+        """Return a client for the jobs of this machine.
+
+        Args:
+            state_dir: instead of $DDPJOB_STATE_DIR or ~/.local/state/ddpjob.
+            namespace: of the jobs; without it a job is found in any namespace, and a new one is in ``default``.
+        """
+        return cast(Client, _load("local").LocalClient(state_dir, namespace=namespace))
+
+    @staticmethod
+    def cluster(
+        context: str | None = None,
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | Path | None = None,
+        timeout: float = 30.0,
+    ) -> "Client":
+        """Return a client for the jobs of a cluster.
+
+        Args:
+            context: of the kubeconfig; default: the current context, or in a pod its service account.
+            namespace: default: the namespace of the context, else ``default``.
+            kubeconfig: instead of $KUBECONFIG or ~/.kube/config.
+            timeout: seconds for one request, retries included.
+
+        Raises:
+            UnavailableError: there is no usable configuration.
+        """
+        made = _load("cluster").ClusterClient(context, namespace=namespace, kubeconfig=kubeconfig, timeout=timeout)
+        return cast(Client, made)
+
+    @property
+    def place(self) -> str:
+        """Where its jobs are, for a person: this machine, or cluster and namespace."""
+        ...
+
+    def submit(self, job: DDPJob) -> DDPJob:
+        """Create the job and return it as stored; on this machine it runs in the background.
+
+        Raises:
+            JobExistsError: there is a job of that name.
+            InvalidJobError: the job breaks a rule; the error names the field.
+        """
+        ...
+
+    def get(self, job: str | DDPJob) -> DDPJob:
+        """Return the job with its status. Raises ``JobNotFoundError``."""
+        ...
+
+    def list(self, *, all_namespaces: bool = False) -> Jobs:
+        """Return the jobs, sorted by namespace and name."""
+        ...
+
+    def watch(self, job: str | DDPJob, *, timeout: float | None = None) -> Iterator[DDPJobStatus]:
+        """Yield the status now and after each change, and end after the status of the finished job.
+
+        Statuses that follow each other at once may be left out; the last is never left out and never repeated.
+
+        Raises:
+            JobNotFoundError: there is no such job, or it was deleted.
+            WaitTimeoutError: the job has not finished after ``timeout`` seconds.
+        """
+        return (watched.status for watched in self._watched(job, timeout))
+
+    def wait(
+        self,
+        job: str | DDPJob,
+        *,
+        until: Callable[[DDPJobStatus], object] = is_finished,
+        timeout: float | None = None,
+    ) -> DDPJob:
+        """Return the job as soon as ``until`` holds for its status, or it has finished. Raises as ``watch``."""
+        watched = None
+        for watched in self._watched(job, timeout):
+            if until(watched.status):
+                break
+        return cast(DDPJob, watched)
+
+    def logs(
+        self,
+        job: str | DDPJob,
+        *,
+        nodes: Collection[int] | None = None,
+        all_nodes: bool = False,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield what the nodes of a job printed, each line once.
+
+        Args:
+            nodes: default: node 0 and the nodes that failed.
+            attempt: default: the newest, and with ``follow`` those that begin later.
+            follow: go on until the job is finished, on this machine until no process runs it.
+            tail: only so many last lines of each node; does not limit what is printed later.
+        """
+        ...
+
+    def suspend(self, job: str | DDPJob) -> DDPJob:
+        """Stop the pods after they saved a checkpoint; ``resume`` starts them again. Return the changed job."""
+        ...
+
+    def resume(self, job: str | DDPJob) -> DDPJob:
+        """Start a suspended job again, on this machine also a job that nothing runs. This is not a restart."""
+        ...
+
+    def restart(self, job: str | DDPJob) -> DDPJob:
+        """Restart all pods after they saved a checkpoint. This restart does not count towards the limit."""
+        ...
+
+    def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
+        """Stop the job if it runs, and delete it with its pods and logs.
+
+        Args:
+            volume: also delete the volume made from ``checkpoint.claimTemplate``: checkpoints, metrics, data.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
+        """Yield the job as ``watch`` yields its status."""
+        ...
+
+
+def _load(module: str) -> Any:
+    """Import a module of this package by its name, because it imports this module."""
+    return importlib.import_module(f"ddpjob.client.{module}")
+
+
+def wanted_nodes(job: DDPJob, attempt: int, failed: Collection[int] = ()) -> set[int]:
+    """Return the nodes whose logs are shown without a selection: node 0, and those that failed in the attempt."""
+    recorded = job.status.failures or ()
+    return {0, *failed, *(f.node_rank for f in recorded if f.attempt == attempt and f.node_rank is not None)}
+
+
+def timed_out(job: DDPJob, seconds: float | None) -> WaitTimeoutError:
+    """Return the error of a wait that ended without the awaited state."""
+    return WaitTimeoutError(
+        f"the job {job.name} is {job.state} after {seconds:g} s",
+        "it goes on; only the wait has ended",
+        "wait longer, or look at its logs",
+    )
+
+
+def already_finished(job: DDPJob) -> DDPJobError:
+    """Return the error of a change that a finished job cannot have."""
+    return DDPJobError(
+        f"the job {job.name} has finished: it {job.state.lower()}",
+        "a finished job does not run again",
+        "delete it and submit it again: it resumes from its checkpoints",
+    )

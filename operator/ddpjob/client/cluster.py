@@ -1,0 +1,282 @@
+"""``Client.cluster``: the jobs of a cluster, through the official ``kubernetes`` package."""
+
+import math
+import time
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from kubernetes.client import CoreV1Api, CustomObjectsApi, V1DeleteOptions, V1Preconditions
+from kubernetes.watch import Watch
+
+from ddpjob.api import names
+from ddpjob.api.names import DDPJOBS
+from ddpjob.api.objects import Json
+from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
+from ddpjob.client.cluster_logs import JobLogs
+from ddpjob.client.connection import TROUBLES, Connection, Patience, RequestError, request_error
+from ddpjob.client.job import DDPJob
+from ddpjob.client.jobfile import SCRIPT_IMAGE
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError
+
+_KIND = (names.GROUP, names.VERSION)
+_PAGE = 100  # jobs of one request
+_WATCH_SECONDS = 60.0
+"""After this time a watch is asked for again, and the job is read: a connection may be dead without an error, and an
+API server whose data was restored from a backup sends nothing to a watch that began before."""
+_MARGIN = 10.0
+_JSON = {"Content-Type": "application/json"}  # the package names no type, which some proxies replace by another
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class ClusterClient(Client):
+    """The jobs of one cluster; see ``Client``. namespace: where jobs are that are given by their name alone."""
+
+    def __init__(
+        self,
+        context: str | None = None,
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | Path | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self._context = context
+        self._connection = Connection(context, kubeconfig, timeout)
+        self._jobs = CustomObjectsApi(self._connection.api)
+        self._core = CoreV1Api(self._connection.api)
+        self.namespace = namespace or self._connection.namespace
+
+    @property
+    def place(self) -> str:
+        return f"cluster {self._context or self._connection.server}, namespace {self.namespace}"
+
+    def submit(self, job: DDPJob) -> DDPJob:
+        _require_submittable(job)
+        namespace = job.namespace or self.namespace
+        metadata = job.manifest["metadata"] | {"namespace": namespace}
+        body = {key: value for key, value in job.manifest.items() if key != "status"} | {"metadata": metadata}
+        create = self._jobs.create_namespaced_custom_object
+        made = self._connection.request(
+            create,
+            *_KIND,
+            namespace,
+            DDPJOBS.plural,
+            body,
+            field_validation="Strict",
+            _headers=_JSON,
+            repeats=False,
+        )
+        return DDPJob.from_manifest(made)
+
+    def get(self, job: str | DDPJob) -> DDPJob:
+        place = self._place(job)
+        return DDPJob.from_manifest(self._connection.request(self._jobs.get_namespaced_custom_object, *place))
+
+    def list(self, *, all_namespaces: bool = False) -> Jobs:
+        call: Any = self._jobs.list_cluster_custom_object
+        place: tuple[str, ...] = (*_KIND, DDPJOBS.plural)
+        if not all_namespaces:
+            call, place = self._jobs.list_namespaced_custom_object, (*_KIND, self.namespace, DDPJOBS.plural)
+        found: list[Json] = []
+        token: str | None = ""
+        while token is not None:
+            # The server forgets an old token; then all jobs are asked for at once, without pages.
+            try:
+                page = self._connection.request(call, *place, limit=_PAGE, _continue=token or None)
+            except DDPJobError:
+                if not token:
+                    raise
+                found, page = [], self._connection.request(call, *place)
+            found += page["items"]
+            token = (page.get("metadata") or {}).get("continue") or None
+        found.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
+        return [DDPJob.from_manifest(item) for item in found]
+
+    def logs(
+        self,
+        job: str | DDPJob,
+        *,
+        nodes: Collection[int] | None = None,
+        all_nodes: bool = False,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        found = self.get(job)
+        logs = JobLogs(self._core, self._connection, found, nodes=nodes, all_nodes=all_nodes, tail=tail)
+        return logs.follow(self._watched(found, None), attempt) if follow else logs.read(attempt)
+
+    def suspend(self, job: str | DDPJob) -> DDPJob:
+        return self._change(job, {"suspend": True})
+
+    def resume(self, job: str | DDPJob) -> DDPJob:
+        return self._change(job, {"suspend": False})
+
+    def restart(self, job: str | DDPJob) -> DDPJob:
+        """Restart all pods after they saved a checkpoint; a suspended job starts."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return self._change(job, {"suspend": False, "restartedAt": now})
+
+    def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
+        _, _, namespace, _, name = place = self._place(job)
+        uid = job.uid if isinstance(job, DDPJob) else None
+        options = V1DeleteOptions(
+            propagation_policy="Background", preconditions=V1Preconditions(uid=uid) if uid else None
+        )
+        self._connection.request(self._jobs.delete_namespaced_custom_object, *place, body=options, _headers=_JSON)
+        if volume:
+            self._delete_claim(namespace, name)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _delete_claim(self, namespace: str, job: str) -> None:
+        """Delete the claim that the operator made for the job, not another of the same name."""
+        name = names.claim_name(job)
+        try:
+            claim = self._connection.raw(self._core.read_namespaced_persistent_volume_claim, name, namespace)
+        except DDPJobError as error:
+            if isinstance(error.__cause__, RequestError) and error.__cause__.names("persistentvolumeclaims"):
+                return
+            raise
+        if (claim["metadata"].get("labels") or {}).get(names.LABEL_JOB_NAME) == job:
+            uid = V1DeleteOptions(preconditions=V1Preconditions(uid=claim["metadata"]["uid"]))
+            delete = self._core.delete_namespaced_persistent_volume_claim
+            self._connection.raw(delete, name, namespace, body=uid, _headers=_JSON)
+
+    def _change(self, job: str | DDPJob, spec: Json) -> DDPJob:
+        found = self.get(job)
+        if found.finished:
+            raise already_finished(found)
+        patch = self._jobs.patch_namespaced_custom_object
+        place = self._place(found)
+        changed = self._connection.request(patch, *place, {"spec": spec}, _content_type=_MERGE_PATCH)
+        return DDPJob.from_manifest(changed)
+
+    def _place(self, job: str | DDPJob) -> tuple[str, str, str, str, str]:
+        """Return the arguments that name a job in calls of ``CustomObjectsApi``."""
+        name, namespace = (job.name, job.namespace) if isinstance(job, DDPJob) else (job, None)
+        if not name or "/" in name:  # the URL would be that of another object
+            raise InvalidJobError(f"{name!r} is not a name of a job", "", "client.list() returns the jobs")
+        return (*_KIND, namespace or self.namespace, DDPJOBS.plural, name)
+
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
+        first = last = self.get(job)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        yield last
+        versions = _Versions(self, first)
+        while not last.finished:
+            if time.monotonic() > end:
+                raise timed_out(last, timeout)
+            for seen in versions.after_last(min(_WATCH_SECONDS, end - time.monotonic())):
+                if seen.status != last.status:
+                    last = seen
+                    yield seen
+                    if seen.finished:
+                        return
+
+
+class _Versions:
+    """The versions of one job, from its watch events, and where these end from the job itself."""
+
+    def __init__(self, client: ClusterClient, job: DDPJob) -> None:
+        self._client = client
+        self._first = job
+        self._place = client._place(job)
+        self._version: str = job.manifest["metadata"]["resourceVersion"]
+        self._patience = Patience()
+        self._is_gone = False
+
+    def after_last(self, seconds: float) -> Iterator[DDPJob]:
+        """Yield versions after the last for about this time. Raises ``JobNotFoundError`` after the job was deleted.
+
+        After an error the watch continues behind the last version, so that what happened meanwhile is seen, also the
+        end and the deletion of the job. If the server no longer has that version, the job is read.
+        """
+        try:
+            yield from self._events(1.0 if self._is_gone else seconds)
+            if self._is_gone:
+                raise self._deleted()
+            yield self._current()
+        except TROUBLES as trouble:
+            error = request_error(trouble)
+            if error.names(DDPJOBS.plural):
+                self._is_gone = True  # but perhaps not before an end that is still in the history
+            elif error.status in (410, 504) and self._is_gone:
+                raise self._deleted() from None
+            elif error.status == 410:
+                yield from self._read_again()
+            elif (pause := self._patience.pause(error)) is None:
+                raise self._client._connection.explained(error) from error
+            else:
+                if error.status == 401:
+                    self._client._connection.renew()
+                time.sleep(min(pause, max(seconds, 0.0)))
+
+    def _read_again(self) -> Iterator[DDPJob]:
+        try:
+            yield self._current()
+        except TROUBLES as trouble:
+            if request_error(trouble).names(DDPJOBS.plural):
+                raise self._deleted() from None
+            time.sleep(self._patience.pause(request_error(trouble)) or 1.0)
+
+    def _events(self, seconds: float) -> Iterator[DDPJob]:
+        whole = max(1, math.ceil(seconds))
+        *kind, name = self._place
+        events = Watch().stream(  # type: ignore[no-untyped-call]
+            self._client._jobs.list_namespaced_custom_object,
+            *kind,
+            field_selector=f"metadata.name={name}",
+            resource_version=self._version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=whole,
+            _request_timeout=(5.0, whole + _MARGIN),
+        )
+        for event in events:
+            if event is None:  # the connection was cut within a line
+                return
+            body: Json = event["object"]
+            self._patience.reset()
+            self._version = body["metadata"]["resourceVersion"]
+            if event["type"] == "BOOKMARK":
+                continue
+            yield self._own(body)
+            if event["type"] == "DELETED":
+                raise self._deleted()
+
+    def _current(self) -> DDPJob:
+        """Return the job as it is now. Raises what the official package raises."""
+        read: Any = self._client._jobs.get_namespaced_custom_object
+        body = cast(Json, read(*self._place, _request_timeout=self._client._connection.timeout))
+        self._patience.reset()
+        self._version = body["metadata"]["resourceVersion"]
+        return self._own(body)
+
+    def _own(self, body: Json) -> DDPJob:
+        job = DDPJob.from_manifest(body)
+        if job.uid != self._first.uid:
+            raise self._deleted()
+        return job
+
+    def _deleted(self) -> JobNotFoundError:
+        return JobNotFoundError(
+            f"the job {self._first.name} was deleted", "a user deleted it, or its ttlSecondsAfterFinished has passed"
+        )
+
+
+def _require_submittable(job: DDPJob) -> None:
+    if job.others:
+        kinds = ", ".join(f"{other['kind']} {(other.get('metadata') or {}).get('name')}" for other in job.others)
+        raise InvalidJobError(
+            f"the YAML of {job.name} also holds {kinds}",
+            "submit creates the DDPJob alone",
+            "kubectl apply -f FILE creates all of them; client.watch and the other methods then work as usual",
+        )
+    if job.manifest["spec"].get("image") == SCRIPT_IMAGE:
+        raise InvalidJobError(
+            f"the job {job.name} has no image",
+            "pods of a cluster run an image, which must hold the script at the same path",
+            f'DDPJob.from_script(…, image="…"), or DDPJob({job.name!r}, image="…", command=["torchrun", "train.py"])',
+        )

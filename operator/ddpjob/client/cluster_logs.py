@@ -1,0 +1,325 @@
+"""The logs of a job's pods: each line once, through lost connections, and of attempts that begin later.
+
+Nobody tells a client where it stopped reading, so every line is asked for with its timestamp. After a lost connection
+the log is asked for from the second of the last line, and the lines of that second that are known are left out.
+"""
+
+import contextlib
+import queue
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from typing import cast
+
+from kubernetes.client import CoreV1Api
+
+from ddpjob.api import names
+from ddpjob.api.objects import element
+from ddpjob.client.base import LogLine, log_line, wanted_nodes
+from ddpjob.client.connection import (
+    TROUBLES,
+    Connection,
+    Patience,
+    RequestError,
+    Response,
+    request_error,
+    require_success,
+)
+from ddpjob.client.job import DDPJob
+from ddpjob.errors import DDPJobError, InvalidJobError, JobNotFoundError, UnavailableError
+
+_QUIET_SECONDS = 60.0
+"""A log that is silent for so long is asked for again: the connection may be dead without an error."""
+_CONNECT_SECONDS = 10.0
+_PAUSE = 0.5  # seconds between two looks at a pod that has not started
+_MOST_FOLLOWED = 200  # pods, with a connection and a thread each
+_MOST_WAITING = 10_000  # lines
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)(?: |$)")
+
+
+class Position:
+    """How far a log is read. If the node's clock is set back, lines may be repeated after a lost connection."""
+
+    def __init__(self) -> None:
+        self.since: str | None = None
+        """The second of the last line, for ``sinceTime``, which has whole seconds."""
+        self._time: datetime | None = None
+        self._known: Counter[bytes] = Counter()
+        self._repeated: Counter[bytes] = Counter()
+
+    def reconnect(self) -> None:
+        """Expect the known lines of the last second again."""
+        self._repeated = self._known.copy()
+
+    def text(self, line: bytes) -> bytes | None:
+        """Return a line without its timestamp, or None if it is known. Raises ``ValueError`` without a timestamp."""
+        if (stamp := _STAMP.match(line)) is None:
+            raise ValueError(line.decode(errors="replace"))
+        if self._repeated[line] > 0:
+            self._repeated[line] -= 1
+            return None
+        since = (stamp.group(1) + stamp.group(2)).decode()
+        if since != self.since:
+            time = datetime.fromisoformat(since)
+            if self._time is None or time > self._time:
+                self._known.clear()
+            self.since, self._time = since, time
+        self._known[line] += 1
+        return line[stamp.end() :]
+
+
+class JobLogs:
+    """The logs of one job. Arguments: see ``Client.logs``."""
+
+    def __init__(
+        self,
+        core: CoreV1Api,
+        connection: Connection,
+        job: DDPJob,
+        *,
+        nodes: Collection[int] | None,
+        all_nodes: bool,
+        tail: int | None,
+    ) -> None:
+        self.core = core
+        self.connection = connection
+        self.job = job
+        self.tail = tail
+        self._nodes = nodes
+        self._all_nodes = all_nodes
+        self._lines: queue.Queue[LogLine | Exception] = queue.Queue(_MOST_WAITING)
+        self._readers: dict[tuple[int, int], tuple[PodLog, threading.Thread]] = {}
+        self._has_ended = False
+        self.stopped = threading.Event()
+
+    def read(self, attempt: int | None) -> Iterator[LogLine]:
+        """Yield the lines of an attempt; without a number of the newest that has pods."""
+        newest = self.job.status.attempt or 0
+        for number in (attempt,) if attempt else range(newest, max(newest - 2, 0), -1):
+            logs = [PodLog(self, number, node) for node in self._wanted(number)]
+            for log in logs:
+                yield from log.lines(follow=False)
+            if any(log.existed for log in logs):
+                return
+        raise _no_logs(self.job, attempt)
+
+    def follow(self, watched: Iterable[DDPJob], attempt: int | None) -> Iterator[LogLine]:
+        """Yield the lines of an attempt, and without a number those of later attempts, until the job has finished.
+
+        watched: the job and each of its changes.
+        """
+        if len(wanted := self._wanted(attempt or 1)) > _MOST_FOLLOWED:
+            raise InvalidJobError(
+                f"the logs of {len(wanted)} nodes cannot be followed at a time",
+                f"each needs a connection; at most {_MOST_FOLLOWED} are possible",
+                "nodes={0, 1} selects nodes",
+            )
+        watcher = threading.Thread(target=self._watch, args=(watched, attempt), name="ddpjob-watch", daemon=True)
+        watcher.start()
+        try:
+            while True:
+                try:
+                    line = self._lines.get(timeout=_PAUSE / 2)
+                except queue.Empty:
+                    if watcher.is_alive() or any(thread.is_alive() for _, thread in self._readers.values()):
+                        continue
+                    if not self._lines.empty():
+                        continue
+                    if self.job.finished and not any(log.existed for log, _ in self._readers.values()):
+                        raise _no_logs(self.job, attempt) from None
+                    return
+                if isinstance(line, Exception):
+                    raise line
+                yield line
+        finally:
+            self.stopped.set()
+            for log, _ in list(self._readers.values()):
+                log.shut()
+
+    def is_over(self, attempt: int) -> bool:
+        """Return whether no pod of this attempt is created any more."""
+        return self._has_ended or (self.job.status.attempt or 0) > attempt
+
+    def _watch(self, watched: Iterable[DDPJob], attempt: int | None) -> None:
+        """Start a reader for each wanted pod of the attempts that begin."""
+        try:
+            first = attempt or self.job.status.attempt or 1
+            for job in watched:
+                self.job = job
+                newest = job.status.attempt or 0
+                for number in range(first, (attempt if attempt and newest >= attempt else newest) + 1):
+                    for node in self._wanted(number):
+                        self._start(number, node)
+                if self.stopped.is_set() or (attempt and newest > attempt):
+                    break
+        except JobNotFoundError:
+            pass  # the pods go with it; their readers end
+        except Exception as error:  # raised to the user, in the thread that iterates
+            self._put(error)
+        finally:
+            self._has_ended = True
+
+    def _start(self, attempt: int, node: int) -> None:
+        if (attempt, node) in self._readers:
+            return
+        log = PodLog(self, attempt, node)
+        thread = threading.Thread(target=self._read, args=(log,), name=f"ddpjob-log-{attempt}-{node}", daemon=True)
+        self._readers[attempt, node] = log, thread
+        thread.start()
+
+    def _read(self, log: "PodLog") -> None:
+        try:
+            for line in log.lines(follow=True):
+                self._put(line)
+        except Exception as error:  # as above
+            self._put(error)
+
+    def _put(self, line: LogLine | Exception) -> None:
+        """Wait for a place in the queue, as long as somebody takes lines from it."""
+        while not self.stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                return self._lines.put(line, timeout=_PAUSE)
+        return None
+
+    def _wanted(self, attempt: int) -> list[int]:
+        if self._all_nodes:
+            nodes: Collection[int] = range(int(self.job.manifest["spec"].get("numNodes") or 1))
+        else:
+            nodes = self._nodes if self._nodes is not None else wanted_nodes(self.job, attempt)
+        return sorted(nodes)
+
+
+class PodLog:
+    """The log of one pod. existed: whether the pod was seen."""
+
+    def __init__(self, logs: JobLogs, attempt: int, node: int) -> None:
+        self._logs = logs
+        self._attempt = attempt
+        self._node = node
+        self._pod = names.pod_name(logs.job.name, str(logs.job.uid), attempt, node)
+        self._namespace = str(logs.job.namespace)
+        self._position = Position()
+        self._rest = b""
+        self._response: Response | None = None
+        self.existed = False
+
+    def lines(self, *, follow: bool) -> Iterator[LogLine]:
+        """Yield the lines of the log; with ``follow`` until the trainer has ended and all its lines are read."""
+        patience, state = Patience(None if follow else self._logs.connection.timeout), "absent"
+        while not self._logs.stopped.is_set():
+            over = self._logs.is_over(self._attempt)
+            try:
+                state = self._state()
+                if state == "absent" and (self.existed or over or not follow):
+                    return
+                self.existed = self.existed or state != "absent"
+                if state in ("absent", "waiting"):
+                    if not follow:
+                        return
+                    self._logs.stopped.wait(_PAUSE)
+                    continue
+                for line in self._stream(follow=follow and state == "running"):
+                    patience.reset()
+                    yield self._line(line)
+                if not follow or state == "ended":
+                    last = self._position.text(self._rest) if self._rest else None
+                    yield from [] if last is None else [self._line(last)]
+                    return
+            except TROUBLES as trouble:
+                error = request_error(trouble)
+                if error.status == 400 and (state == "ended" or not follow):
+                    return  # the container never started
+                if not self._wait_after(error, patience):
+                    return
+            except ValueError as fault:  # the kubelet's own text in place of a line
+                if not self._wait_after(RequestError(str(fault), 500, {}), patience):
+                    return
+
+    def shut(self) -> None:
+        """Let a blocked read return."""
+        if (response := self._response) is not None:
+            with contextlib.suppress(Exception):
+                response.shutdown()
+
+    def _wait_after(self, error: RequestError, patience: Patience) -> bool:
+        """Wait before the next try. After a long time raise the error, or if later attempts go on return False."""
+        pause = _PAUSE if error.status == 400 else patience.pause(error)  # 400: the container has not started
+        if pause is None and not self._logs.stopped.is_set():
+            unreadable = _unreadable(self._pod, self._logs.connection.explained(error))
+            if not self._logs.is_over(self._attempt):
+                raise unreadable from error
+            warnings.warn(unreadable.error, RuntimeWarning, stacklevel=1)  # a lost node must not end what others print
+            return False
+        if error.status == 401:
+            self._logs.connection.renew()
+        self._logs.stopped.wait(pause)
+        return True
+
+    def _state(self) -> str:
+        """Return absent, waiting, running or ended, of the pod's trainer."""
+        try:
+            pod = self._logs.connection.raw_once(self._logs.core.read_namespaced_pod, self._pod, self._namespace)
+        except TROUBLES as trouble:
+            if request_error(trouble).names(names.PODS.plural):
+                return "absent"
+            raise
+        status = pod.get("status") or {}
+        state = element(status.get("containerStatuses"), "name", names.TRAINER_CONTAINER).get("state") or {}
+        if "terminated" in state or status.get("phase") in ("Succeeded", "Failed"):
+            return "ended"
+        return "running" if "running" in state else "waiting"
+
+    def _stream(self, *, follow: bool) -> Iterator[bytes]:
+        """Yield the new lines of one connection, without their timestamps; keep what is behind the last line feed."""
+        self._position.reconnect()
+        self._rest = b""
+        response = self._response = self._open(follow)
+        if self._logs.stopped.is_set():
+            self.shut()
+        rest = b""
+        try:
+            for block in response.stream(65_536, decode_content=False):
+                *complete, rest = (rest + block).split(b"\n")
+                yield from (text for text in map(self._position.text, complete) if text is not None)
+            self._rest = rest
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _open(self, follow: bool) -> Response:
+        """Ask for the log. The package's own method has no ``sinceTime``."""
+        query = {"container": names.TRAINER_CONTAINER, "timestamps": "true", "follow": str(follow).lower()}
+        if self._position.since is not None:
+            query["sinceTime"] = self._position.since
+        elif self._logs.tail is not None:
+            query["tailLines"] = str(self._logs.tail)
+        api = self._logs.connection.api
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{self._pod}/log"
+        request = api.param_serialize("GET", path, query_params=list(query.items()), auth_settings=["BearerToken"])
+        answer = api.call_api(*request, _request_timeout=(_CONNECT_SECONDS, _QUIET_SECONDS))
+        return require_success(cast(Response, answer.response))
+
+    def _line(self, text: bytes) -> LogLine:
+        world = self._logs.job.status.world
+        nproc = world.nproc_per_node if world else None
+        return log_line(self._node, self._attempt, text.decode(errors="replace"), nproc)
+
+
+def _unreadable(pod: str, error: DDPJobError) -> DDPJobError:
+    return type(error)(f"the log of {pod} cannot be read: {error.error}", error.hint, error.next_step)
+
+
+def _no_logs(job: DDPJob, attempt: int | None) -> DDPJobError:
+    if not job.status.attempt:
+        return UnavailableError(
+            f"{job.name} has no logs yet", "no attempt has started", f"kubectl describe ddp {job.name} says why"
+        )
+    of = f" of attempt {attempt}" if attempt else ""
+    return UnavailableError(
+        f"{job.name} has no pods{of}, so there are no logs{of}",
+        "the operator keeps the pods of the last attempt and of the failure before it; spec.podRetention changes that",
+        "the end of the log of a pod that failed is in the status: client.get(…).status.failures[-1].log_tail",
+    )

@@ -1,0 +1,278 @@
+"""``Client.local``: the jobs of this machine, in the state folder that ``ddpjob run`` uses, too."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob.client.base import Client, Jobs, LogLine, already_finished, timed_out
+from ddpjob.client.job import DDPJob
+from ddpjob.client.local_logs import LogReader, attempts
+from ddpjob.errors import DDPJobError, JobExistsError, JobNotFoundError, did_you_mean
+from ddpjob.local import LocalError
+from ddpjob.local.state import JobFolder, StateFolder, remove_tree
+
+_PAUSE = 0.1  # seconds between two looks at a record or a log
+_LOOK_SECONDS = 1.0  # between two looks whether a process runs the job, which take its lock for a moment
+_STOP_SECONDS = 120.0  # longer than a pod's grace period
+_ACTIVE = ("Pending", "Running", "Ending", "Restarting")
+INTERRUPTED = "Interrupted"
+"""State of a job that is not finished and that no process runs: its process was killed."""
+
+
+class LocalClient(Client):
+    """The jobs of one state folder; see ``Client``. Jobs that it submits run in the background, after this process."""
+
+    def __init__(self, state_dir: str | Path | None = None, *, namespace: str | None = None) -> None:
+        self.folder = StateFolder(Path(state_dir).expanduser() if state_dir else None)
+        self._namespace = namespace
+
+    @property
+    def place(self) -> str:
+        return "this machine"
+
+    def submit(self, job: DDPJob) -> DDPJob:
+        from ddpjob.local.admission import admit
+        from ddpjob.local.programs import require_programs
+
+        metadata = {"namespace": self._namespace or "default"} | job.manifest["metadata"]
+        admitted = admit(job.manifest | {"metadata": metadata})
+        record = self.folder.job(admitted.job.namespace, admitted.job.name)
+        if record.job() is not None or record.runner() is not None:
+            raise JobExistsError(
+                f"there is a job {job.name} already, in namespace {record.namespace}",
+                "a finished job keeps its name until it is deleted",
+                f"client.delete({job.name!r}) deletes it and keeps its checkpoints; or use another name",
+            )
+        require_programs(admitted)
+        self._start(record, job.manifest["spec"], metadata, job)
+        return self.get(_at(record))
+
+    def get(self, job: str | DDPJob) -> DDPJob:
+        return _seen(self.record(job))
+
+    def list(self, *, all_namespaces: bool = False, on_error: Callable[[DDPJobError], None] | None = None) -> Jobs:
+        """Return the jobs. on_error: called for each damaged record, instead of raising its error."""
+        found = []
+        for record in self.folder.jobs():
+            if not all_namespaces and self._namespace not in (None, record.namespace):
+                continue
+            try:
+                found.append(_seen(record))
+            except LocalError as error:
+                if on_error is None:
+                    raise
+                on_error(error)
+            except JobNotFoundError:  # deleted meanwhile
+                continue
+        return found
+
+    def logs(
+        self,
+        job: str | DDPJob,
+        *,
+        nodes: Collection[int] | None = None,
+        all_nodes: bool = False,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        record = self.record(job)
+        reader = LogReader(record, nodes=nodes, all_nodes=all_nodes, attempt=attempt, tail=tail)
+        while follow and record.runner() is not None:
+            yield from reader.read()
+            time.sleep(_PAUSE)
+        yield from reader.read(to_the_end=True)
+        if not reader.found:
+            raise _no_logs(record, nodes, attempt)
+
+    def suspend(self, job: str | DDPJob) -> DDPJob:
+        record, found = self._unfinished(job)
+        if record.runner() is not None:
+            stop(record)
+        elif found.state != "Suspended":
+            self._start(record, found.manifest["spec"] | {"suspend": True}, found.manifest["metadata"], job)
+            self._until_nothing_runs(record)
+        return _seen(record)
+
+    def resume(self, job: str | DDPJob) -> DDPJob:
+        record, found = self._unfinished(job)
+        if record.runner() is None:
+            self._start(record, found.manifest["spec"] | {"suspend": False}, found.manifest["metadata"], job)
+        return _seen(record)
+
+    def restart(self, job: str | DDPJob) -> DDPJob:
+        """Restart all pods after they saved a checkpoint: suspend the job, and resume it in the background."""
+        record, found = self._unfinished(job)
+        if record.runner() is not None:
+            stop(record)
+            if (found := _seen(record)).finished:  # it ended before the signal came
+                return found
+        asked = {"suspend": False, "restartedAt": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+        self._start(record, found.manifest["spec"] | asked, found.manifest["metadata"], job)
+        return _seen(record)
+
+    def delete(self, job: str | DDPJob, *, volume: bool = False) -> None:
+        record = self.record(job)
+        if record.runner() is not None:
+            stop(record)
+        with record.locked():
+            remove_tree(record.path, self.folder.root)
+        path = self.volume(record)
+        if volume and path is not None:
+            remove_tree(path, self.folder.root)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    def volume(self, record: JobFolder) -> Path | None:
+        """Return the directory of the volume made from a job's claimTemplate, or None if there is none."""
+        path = self.folder.volume(record.namespace, names.claim_name(record.name))
+        return path if path.is_dir() or path.is_symlink() else None
+
+    def record(self, job: str | DDPJob) -> JobFolder:
+        """Return the folder of a job. Raises ``JobNotFoundError``, or ``LocalError`` if several have this name."""
+        name, namespace = (job.name, job.namespace) if isinstance(job, DDPJob) else (job, None)
+        namespace = namespace or self._namespace
+        jobs = [record for record in self.folder.jobs() if namespace in (None, record.namespace)]
+        found = [record for record in jobs if record.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            spaces = ", ".join(record.namespace for record in found)
+            raise LocalError(
+                f"there are {len(found)} jobs named {name}, in the namespaces {spaces}",
+                "names are unique only within a namespace",
+                f'add --namespace {found[0].namespace}, in Python namespace="{found[0].namespace}" of the client',
+            )
+        where = f" in namespace {namespace}" if namespace else ""
+        raise JobNotFoundError(
+            f"there is no job {name}{where} in {self.folder.root}",
+            did_you_mean(name, [record.name for record in jobs], "it never ran here, or it was deleted"),
+            "ddpjob get lists the jobs",
+        )
+
+    def _watched(self, job: str | DDPJob, timeout: float | None) -> Iterator[DDPJob]:
+        record = self.record(job)
+        first = last = _seen(record)
+        end = None if timeout is None else time.monotonic() + timeout
+        yield last
+        version, looked = None, time.monotonic()
+        while not last.finished:
+            if end is not None and time.monotonic() > end:
+                raise timed_out(last, timeout)
+            time.sleep(_PAUSE)
+            # A change of the record is seen at once; that its process ended without one, a little later.
+            before, version = version, record.version()
+            if version == before and time.monotonic() - looked < _LOOK_SECONDS:
+                continue
+            looked, seen = time.monotonic(), _seen(record)
+            if seen.uid != first.uid:
+                raise JobNotFoundError(
+                    f"the job {first.name} was replaced by another of this name while it was watched"
+                )
+            if seen.status != last.status:
+                last = seen
+                yield seen
+            elif seen.state == INTERRUPTED:
+                raise LocalError(
+                    f"nothing runs the job {seen.name}",
+                    "the process that ran it was killed, or the machine was restarted",
+                    f"client.resume({seen.name!r}) continues it from its last checkpoint",
+                )
+
+    def _unfinished(self, job: str | DDPJob) -> tuple[JobFolder, DDPJob]:
+        record = self.record(job)
+        found = _seen(record)
+        if found.finished:
+            raise already_finished(found)
+        return record, found
+
+    def _start(self, record: JobFolder, spec: Json, metadata: Json, job: str | DDPJob) -> None:
+        """Run the job in the background, where its last run or its YAML file has its directories."""
+        from ddpjob.local import background
+
+        given = job if isinstance(job, DDPJob) else None
+        place: Json = {
+            "directory": str((given.directory if given else None) or Path.cwd()),
+            "volumes": {},
+        } | record.place()
+        head = {"apiVersion": names.API_VERSION, "kind": names.DDPJOBS.kind, "metadata": metadata}
+        others = given.others if given else ()
+        background.start(background.Order(head | {"spec": spec}, str(self.folder.root), others=others, **place))
+
+    def _until_nothing_runs(self, record: JobFolder) -> None:
+        end = time.monotonic() + _STOP_SECONDS
+        while record.runner() is not None:
+            if time.monotonic() > end:
+                raise LocalError(f"{record.name} still runs after {_STOP_SECONDS:g} s", "", "try again")
+            time.sleep(_PAUSE)
+
+
+def stop(record: JobFolder) -> None:
+    """Send SIGTERM to the run and wait until it ends: its nodes save and exit. Raises ``LocalError`` if it does not."""
+    pid = record.runner()
+    try:
+        process = os.pidfd_open(pid) if pid is not None else None
+    except ProcessLookupError:
+        return
+    if process is None:
+        return
+    try:
+        # The pid may belong to another process by now; from here on the descriptor identifies the process.
+        if record.runner() != pid:
+            return
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], _STOP_SECONDS)[0]:
+            raise LocalError(
+                f"{record.name} still runs, in process {pid}, {_STOP_SECONDS:g} s after SIGTERM",
+                "its trainer may be saving a large checkpoint",
+                f"try again, or kill it: kill -KILL {pid} (this ends all its processes)",
+            )
+    except PermissionError as error:
+        raise LocalError(
+            f"{record.name} runs in process {pid}, which belongs to another user",
+            "only the owner of a process can stop it",
+            "ask the owner, or use another --state-dir",
+        ) from error
+    finally:
+        os.close(process)
+
+
+def _seen(record: JobFolder) -> DDPJob:
+    """Return the recorded job. Raises ``JobNotFoundError`` if it was deleted meanwhile."""
+    alone = record.runner() is None
+    job = record.job()
+    if job is None:
+        raise JobNotFoundError(f"the job {record.name} was deleted", "another process deleted or replaced it")
+    state = (job.get("status") or {}).get("state") or "Pending"
+    # Nothing ran it before and after: a run that ended, or began, between the two looks is not an interruption.
+    interrupted = alone and state in _ACTIVE and record.runner() is None
+    return DDPJob.from_manifest(job, state=INTERRUPTED if interrupted else None)
+
+
+def _at(record: JobFolder) -> DDPJob:
+    """Return a job with the name and namespace of a record."""
+    return DDPJob.from_manifest({"metadata": {"name": record.name, "namespace": record.namespace}})
+
+
+def _no_logs(record: JobFolder, nodes: Collection[int] | None, attempt: int | None) -> LocalError:
+    kept = attempts(record, record.job())
+    if not kept:
+        return LocalError(
+            f"{record.name} has no logs yet", "none of its nodes has started", "ddpjob get shows its state"
+        )
+    wanted = attempt or max(kept)
+    if wanted not in kept:
+        missing, there = f"attempt {wanted}", f"attempt {', '.join(map(str, sorted(kept)))}"
+    else:
+        asked = ", ".join(map(str, sorted(nodes or {0})))
+        missing, there = f"node {asked} in attempt {wanted}", f"node {', '.join(map(str, sorted(kept[wanted])))}"
+    return LocalError(
+        f"{record.name} has no logs of {missing}", f"there are logs of {there}", f"ddpjob logs {record.name} --all"
+    )

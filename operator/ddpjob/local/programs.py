@@ -1,0 +1,41 @@
+"""The programs that a job runs, which in local mode are those of this machine, not of an image."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+
+from ddpjob.local import LocalError
+from ddpjob.local.admission import AdmittedJob
+
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
+_INSTALLED_BY = {
+    "torchrun": ("PyTorch", "pip install torch"),
+    "ddprun": ("this project", "in the repository's folder: pip install -e '.[trainer]'"),
+}
+
+
+def require_programs(admitted: AdmittedJob) -> None:
+    """Raise ``LocalError`` if a program that the job runs is not installed; the job would only fail and restart."""
+    if runs_ddptrain(admitted):
+        missing = next((m for m in ("ddptrain", "torch", "numpy") if importlib.util.find_spec(m) is None), None)
+        if missing:
+            raise LocalError(
+                f"the job runs ddptrain, which needs {missing}, and {missing} is not installed in {sys.prefix}",
+                "local mode uses the programs of this machine, not images",
+                "in the repository's folder: pip install -e '.[trainer]'",
+            )
+    elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=_PATH) is None:
+        owner, install = _INSTALLED_BY[program]
+        raise LocalError(
+            f"the job runs {program}, which is not installed here",
+            f"{program} is part of {owner}; local mode uses the programs of this machine, not images",
+            install,
+        )
+
+
+def runs_ddptrain(admitted: AdmittedJob) -> bool:
+    """Return whether the job runs this repository's trainer, by name or as the entrypoint of its image."""
+    command = admitted.command
+    return not command or (len(command) == 1 and PurePosixPath(command[0]).name == "ddptrain")

@@ -1,0 +1,219 @@
+"""The client of a cluster: faults between it and a real API server, and the logs of pods."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpjob import Client, DDPJob, LogLine
+from ddpjob.api import names
+from ddpjob.client import cluster, connection
+from ddpjob.errors import InvalidJobError, JobNotFoundError, NotAllowedError, UnavailableError
+from tests.client.kubelet import Kubelet
+from tests.client.worlds import ClusterWorld
+from tests.controlplane import ControlPlane
+from tests.faults import Fault, FaultProxy
+from tests.processes import eventually
+
+pytestmark = pytest.mark.apiserver
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    with FaultProxy(control_plane) as made:
+        yield made
+
+
+@pytest.fixture
+def world(control_plane: ControlPlane, namespace: str, proxy: FaultProxy) -> Iterator[ClusterWorld]:
+    """Provide a client behind the proxy."""
+    made = ClusterWorld(control_plane, namespace, proxy.server)
+    with made.client:
+        yield made
+
+
+class Collected:
+    """Collects the items of an iterator in a thread."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.items: list[Any] = []
+        self.error: Exception | None = None
+        self._source = items
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for item in self._source:
+                self.items.append(item)
+        except Exception as error:
+            self.error = error
+
+    def until_end(self) -> list[Any]:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.items
+
+
+def is_watched(proxy: FaultProxy) -> bool:
+    return any("watch=true" in seen.path.lower() for seen in proxy.seen)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_the_end_of_a_job_while_the_api_server_is_away_is_seen_once(
+    world: ClusterWorld, proxy: FaultProxy, is_deleted: bool
+) -> None:
+    job = world.client.submit(world.job("mnist"))
+    world.run(job)
+    statuses = Collected(world.client.watch(job, timeout=60))
+    eventually("the watch is open", lambda: is_watched(proxy))
+    answers = itertools.cycle([Fault(), Fault(status=503), Fault(status=403, body="{}"), Fault(status=404, body="")])
+    proxy.seen.clear()
+    proxy.rule = lambda request: next(answers)
+    proxy.cut()
+    world.finish(job)
+    if is_deleted:
+        world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/mnist")
+    eventually("every fault was seen", lambda: len(proxy.seen) >= 4)
+    proxy.rule = lambda request: None
+    assert [status.state for status in statuses.until_end()] == ["Running", "Succeeded"]
+
+
+def test_a_watch_behind_the_history_reads_the_job(world: ClusterWorld) -> None:
+    job = world.client.submit(world.job("mnist"))
+    assert isinstance(world.client, cluster.ClusterClient)
+    versions = cluster._Versions(world.client, job)
+    versions._version = "1"  # before the API server started
+    world.run(job)
+    seen = next(versions.after_last(5))
+    assert seen.state == "Running"
+    world.finish(job)
+    assert next(versions.after_last(5)).finished, "the watch continues behind what was read"
+
+
+def test_requests_are_repeated_only_if_that_is_safe(world: ClusterWorld, proxy: FaultProxy) -> None:
+    proxy.once("POST", "ddpjobs", Fault(after_commit=True))
+    with pytest.raises(UnavailableError, match="may have been carried out"):
+        world.client.submit(world.job("mnist"))
+    posts = [seen for seen in proxy.seen if seen.method == "POST"]
+    assert len(posts) == 1
+    proxy.once("GET", "ddpjobs", Fault(status=503), times=2)
+    assert world.client.get("mnist").name == "mnist"
+    proxy.once("DELETE", "ddpjobs", Fault(status=429))
+    world.client.delete("mnist")
+    assert world.client.list() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        (Fault(status=401), UnavailableError, "credentials"),
+        (Fault(status=403), NotAllowedError, "roles view and edit"),
+        (Fault(status=404, body="404 page not found"), UnavailableError, "does not serve DDPJobs"),
+        (Fault(status=500), UnavailableError, "does not answer"),
+    ],
+)
+def test_an_error_says_what_to_do(
+    world: ClusterWorld, proxy: FaultProxy, fault: Fault, kind: type[Exception], text: str
+) -> None:
+    assert isinstance(world.client, cluster.ClusterClient)
+    world.client._connection.timeout = 1.0
+    proxy.rule = lambda request: fault
+    with pytest.raises(kind, match=text) as raised:
+        world.client.get("mnist")
+    assert [line.split(":")[0] for line in str(raised.value).splitlines()[1:]] == ["hint", "next"]
+
+
+def test_a_list_is_whole_also_if_the_server_forgets_the_place(
+    world: ClusterWorld, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_PAGE", 2)
+    for number in range(5):
+        world.client.submit(world.job(f"job-{number}"))
+    expected = [f"job-{number}" for number in range(5)]
+    assert [job.name for job in world.client.list()] == expected
+    assert len([seen for seen in proxy.seen if seen.method == "GET"]) == 3
+    proxy.rule = lambda request: Fault(status=410) if "continue=" in request.path_qs else None
+    assert [job.name for job in world.client.list()] == expected
+    assert {job.namespace for job in world.client.list(all_namespaces=True)} >= {world.namespace}
+
+
+def test_only_the_claim_of_the_job_is_deleted_with_it(world: ClusterWorld) -> None:
+    path = f"/api/v1/namespaces/{world.namespace}/persistentvolumeclaims"
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    for name, owner in (("mine", "mine"), ("other", "somebody")):
+        metadata = {"name": names.claim_name(name), "labels": {names.LABEL_JOB_NAME: owner}}
+        world.plane.request("POST", path, {"metadata": metadata, "spec": spec})
+        world.client.submit(world.job(name))
+        world.client.delete(name, volume=True)
+    claims = world.plane.request("GET", path)["items"]
+    kept = [c["metadata"]["name"] for c in claims if not c["metadata"].get("deletionTimestamp")]
+    assert kept == [names.claim_name("other")]
+
+
+def test_what_cannot_run_on_a_cluster_is_refused_before_it_is_sent(world: ClusterWorld, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with pytest.raises(InvalidJobError, match="no image"):
+        world.client.submit(DDPJob.from_script(script))
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\n---\n"
+    with pytest.raises(InvalidJobError, match="also holds Secret key"):
+        world.client.submit(DDPJob.from_yaml(secret + world.job("mnist").to_yaml()))
+    with pytest.raises(InvalidJobError, match="no namespace nowhere"):
+        world.client.submit(DDPJob("mnist", namespace="nowhere", image="none"))
+    with pytest.raises(UnavailableError, match="no cluster to connect to"):
+        Client.cluster(kubeconfig=tmp_path / "missing")
+
+
+def test_logs_have_each_line_once_through_lost_connections_and_restarts(world: ClusterWorld, proxy: FaultProxy) -> None:
+    expected = []
+    with Kubelet(world.plane, world.namespace) as kubelet:
+        job = world.client.submit(world.job("mnist"))
+        lines = Collected(world.client.logs(job, follow=True))
+        for attempt in (1, 2, 3):
+            pod = kubelet.start(job, attempt)
+            world.run(job)
+            for number in range(24):
+                text = f"line {number // 2}" if number % 7 else ""
+                kubelet.print(pod, f"{text}\n")
+                expected.append(LogLine(0, None, attempt, text))
+                if number in (5, 6, 17):
+                    eventually("the lines are there", lambda: len(lines.items) >= len(expected))
+                    proxy.cut("/log")
+            proxy.cut("/log")
+            kubelet.print(pod, "[n0r3] the end without a line feed")
+            expected.append(LogLine(0, 3, attempt, "[n0r3] the end without a line feed"))
+            kubelet.end(pod)
+        world.finish(job)
+        assert len(lines.until_end()) == len(expected)
+        for attempt in (1, 2, 3):  # those of two attempts may alternate
+            assert [x for x in lines.items if x.attempt == attempt] == [x for x in expected if x.attempt == attempt]
+        assert list(world.client.logs(job, tail=2)) == expected[-2:]
+        assert list(world.client.logs(job, attempt=1, tail=1)) == expected[24:25]
+    with pytest.raises(UnavailableError, match="no pods of attempt 9"):
+        list(world.client.logs(job, attempt=9))
+
+
+def test_a_followed_log_ends_with_the_job_and_with_the_reader(world: ClusterWorld) -> None:
+    job = world.client.submit(world.job("mnist"))
+    lines = Collected(world.client.logs(job, follow=True))
+    world.plane.request("DELETE", f"{names.DDPJOBS.path(world.namespace)}/mnist")
+    assert lines.until_end() == []
+    with pytest.raises(JobNotFoundError):
+        world.client.logs("mnist", follow=True)
+
+
+def test_patience_with_an_error_ends_and_begins_again_after_a_success() -> None:
+    away, patience = connection.RequestError("away", 503, {}), connection.Patience(0.0)
+    assert patience.pause(away) is not None
+    assert patience.pause(away) is None
+    patience.reset()
+    assert patience.pause(away) is not None
+    assert connection.Patience().pause(connection.RequestError("wrong", 422, {})) is None

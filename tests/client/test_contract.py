@@ -1,0 +1,82 @@
+"""What a client does, with real processes of this machine and with a real API server alike."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ddpjob import DDPJob
+from ddpjob.api.status import DDPJobStatus
+from ddpjob.errors import DDPJobError, InvalidJobError, JobExistsError, JobNotFoundError, WaitTimeoutError
+from tests.client.worlds import World
+
+
+def is_running(status: DDPJobStatus) -> bool:
+    return status.state == "Running"
+
+
+def test_life_of_a_job_that_is_suspended_resumed_and_restarted(world: World) -> None:
+    client, job = world.client, world.job("mnist")
+    made = client.submit(job)
+    assert made.uid
+    assert made.spec.command == job.spec.command
+    with pytest.raises(JobExistsError, match="mnist already"):
+        client.submit(job)
+    world.run(made)
+    first = client.get("mnist")
+    assert [found.uid for found in client.list()] == [first.uid] == [made.uid]
+
+    client.suspend(first)
+    world.stop(first)
+    assert client.get("mnist").spec.suspend
+    client.resume("mnist")
+    world.run(first)
+    assert not client.get("mnist").spec.suspend
+    restarted = client.restart("mnist")
+    assert restarted.spec.restarted_at
+    world.run(first)
+    assert client.get("mnist").status.attempt == 3
+
+    seen = []
+    for status in client.watch("mnist", timeout=60):
+        if not seen:
+            world.finish(first)
+        seen.append(status)
+    assert seen[0].state == "Running"
+    assert [status.is_true("Finished") for status in seen] == [False] * (len(seen) - 1) + [True]
+    ended = client.wait("mnist", timeout=1)
+    assert (ended.succeeded, ended.state, ended.status) == (True, "Succeeded", seen[-1])
+    assert [status.state for status in client.watch(ended)] == ["Succeeded"], "the final status, once"
+    for change in (client.suspend, client.resume, client.restart):
+        with pytest.raises(DDPJobError, match="mnist has finished: it succeeded"):
+            change("mnist")
+
+    client.delete(ended)
+    assert client.list() == []
+    for call in (client.get, client.delete, client.wait, client.suspend):
+        with pytest.raises(JobNotFoundError, match="no job mnist"):
+            call("mnist")
+
+
+def test_a_wait_ends_with_its_time_and_when_the_job_is_deleted(world: World) -> None:
+    client, job = world.client, world.job("mnist")
+    client.submit(job)
+    world.run(job)
+    assert client.wait(job, until=is_running, timeout=30).state == "Running"
+    with pytest.raises(WaitTimeoutError, match=r"mnist is Running after 0\.2 s"):
+        client.wait(job, timeout=0.2)
+    statuses = client.watch(job, timeout=60)
+    next(statuses)
+    deletion = threading.Timer(0.1, client.delete, [job])
+    deletion.start()
+    with pytest.raises(JobNotFoundError, match="mnist was deleted"):
+        list(statuses)
+    deletion.join()
+
+
+def test_a_refused_job_names_the_field(world: World) -> None:
+    manifest = world.job("mnist").manifest
+    wrong = DDPJob.from_manifest(manifest | {"spec": manifest["spec"] | {"numNodes": 0}})
+    with pytest.raises(InvalidJobError, match=r"spec\.numNodes"):
+        world.client.submit(wrong)

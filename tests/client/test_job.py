@@ -1,0 +1,102 @@
+"""Jobs from keyword arguments, YAML and scripts, and how a notebook shows them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpjob import DDPJob
+from ddpjob.api.objects import Json
+from ddpjob.api.spec import Checkpoint, RestartPolicy
+from ddpjob.errors import InvalidJobError
+from tests.client.worlds import TIME, condition
+
+FAILURE = {
+    "attempt": 2,
+    "reason": "ScriptError",
+    "message": "<script>alert(1)</script> ValueError: \u202eevil",
+    "hint": "see --help",
+    "action": "Fail",
+    "counted": True,
+    "time": TIME,
+}
+
+
+def seen(**status: Any) -> DDPJob:
+    manifest: Json = {"metadata": {"name": "mnist", "namespace": "default", "uid": "1"}, "spec": {"new": 1}}
+    return DDPJob.from_manifest(manifest | {"status": status})
+
+
+def test_keyword_arguments_yaml_and_models_make_the_same_job() -> None:
+    made = DDPJob(
+        "mnist",
+        labels={"team": "a"},
+        image="mnist:1",
+        command=("torchrun", "train.py"),
+        numNodes=2,
+        env={"LR": "0.1"},
+        restart_policy=RestartPolicy(max_restarts=5),
+        checkpoint=Checkpoint(claim_name="runs"),
+    )
+    spec = {
+        "image": "mnist:1",
+        "command": ["torchrun", "train.py"],
+        "numNodes": 2,
+        "env": [{"name": "LR", "value": "0.1"}],
+        "restartPolicy": {"maxRestarts": 5},
+        "checkpoint": {"claimName": "runs"},
+    }
+    assert made.manifest["metadata"] == {"name": "mnist", "labels": {"team": "a"}}
+    assert yaml.safe_load(made.to_yaml())["spec"] == spec
+    assert DDPJob.from_yaml(made.to_yaml()).manifest == made.manifest
+    assert (made.spec.num_nodes, made.state, made.finished) == (2, "Pending", False)
+
+
+def test_a_script_runs_under_torchrun_with_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "Train_MNIST.py"
+    script.write_text("")
+    made = DDPJob.from_script(script, "--lr", "0.1", nproc_per_node=2)
+    assert (made.name, made.spec.command) == ("train-mnist", ["torchrun", str(script), "--lr", "0.1"])
+    assert (made.spec.nproc_per_node, made.directory) == (2, Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_node": 2}, 'hint:  did you mean "num_nodes"'),
+        ({"num_nodes": "2"}, r"spec\.num_nodes: must be a valid integer"),
+        ({"name": "Mnist"}, "lower-case letters"),
+        ({"restart_policy": {"max_restart": 1}}, "unknown field"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_to_do(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidJobError, match=text) as raised:
+        DDPJob(**{"name": "mnist", "image": "mnist:1", **arguments})
+    assert raised.value.error and raised.value.hint and raised.value.next_step
+
+
+def test_a_notebook_shows_state_progress_and_the_last_failure_without_markup_of_others() -> None:
+    progress = {"display": "45%", "percent": 45, "loss": "0.25"}
+    shown = seen(state="Running", nodesReady="2/2", progress=progress, failures=[FAILURE])._repr_html_()
+    for text in ("<b><bdi>mnist</bdi></b>", 'value="45"', "2/2", "45%", "0.25", "ScriptError", "see --help"):
+        assert text in shown
+    assert "&lt;script&gt;" in shown
+    assert "<script>" not in shown
+
+
+def test_a_job_of_another_release_is_shown() -> None:
+    job = seen(state="Odd", conditions=[condition("Finished"), condition("Succeeded")], nodes="new", later={"a": 1})
+    assert (job.state, job.finished, job.succeeded, job.status.nodes) == ("Odd", True, True, None)
+    assert repr(job) == "DDPJob('mnist', namespace='default', state='Odd')"
+
+
+def test_importing_the_package_imports_no_client() -> None:
+    code = "import json, sys, ddpjob, ddpjob.cli.main; print(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert not {"kubernetes", "kopf", "torch", "aiohttp", "ddpjob.client.cluster"} & set(modules)

@@ -1,0 +1,94 @@
+"""Where the contract runs: this machine with real processes, and an API server where the test acts as the operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from ddpjob import Client, DDPJob
+from ddpjob.api import names
+from ddpjob.api.objects import Json
+from ddpjob.api.status import CONDITIONS
+from tests.controlplane import ControlPlane
+
+TIME = "2026-01-02T03:04:05Z"
+# Succeeds when ``finish`` makes the file; on SIGTERM it ends like a trainer that has saved.
+SCRIPT = """
+trap 'echo saved; exit 75' TERM
+echo "attempt $DDPJOB_ATTEMPT"
+until [ -e "$PLACE/go" ]; do sleep 0.02; done
+"""
+
+
+def condition(kind: str, status: str = "True") -> Json:
+    return {"type": kind, "status": status, "reason": kind, "message": "", "lastTransitionTime": TIME}
+
+
+class World(Protocol):
+    """A client, and what makes its jobs run."""
+
+    client: Client
+
+    def job(self, name: str) -> DDPJob:
+        """Return a job that runs until ``finish``."""
+
+    def run(self, job: DDPJob) -> None:
+        """Let a submitted, resumed or restarted job run; return when its status says so."""
+
+    def stop(self, job: DDPJob) -> None:
+        """Let a job with spec.suspend stop."""
+
+    def finish(self, job: DDPJob) -> None:
+        """Let a running job succeed."""
+
+
+class LocalWorld:
+    """Jobs of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.client = Client.local(folder / "state")
+
+    def job(self, name: str) -> DDPJob:
+        env = {"PLACE": str(self.folder)}
+        return DDPJob(name, image="none", command=["sh", "-c", SCRIPT], env=env, restart_policy={"maxRestarts": 0})
+
+    def run(self, job: DDPJob) -> None:
+        self.client.wait(job, until=lambda status: status.state == "Running", timeout=60)
+
+    def stop(self, job: DDPJob) -> None:
+        assert self.client.get(job).state == "Suspended"
+
+    def finish(self, job: DDPJob) -> None:
+        (self.folder / "go").touch()
+
+
+class ClusterWorld:
+    """Jobs of one namespace of an API server."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, server: str = "") -> None:
+        self.plane = plane
+        self.namespace = namespace
+        self.attempt = 0
+        kubeconfig = plane.kubeconfig(name=namespace, server=server, namespace=namespace)
+        self.client = Client.cluster(kubeconfig=kubeconfig, timeout=20)
+
+    def job(self, name: str) -> DDPJob:
+        return DDPJob(name, image="none", command=["train"])
+
+    def run(self, job: DDPJob) -> None:
+        self.attempt += 1
+        self.patch(job, state="Running", attempt=self.attempt, conditions=[condition("Running")])
+
+    def stop(self, job: DDPJob) -> None:
+        assert self.client.get(job).spec.suspend
+        self.patch(job, state="Suspended", conditions=[condition("Suspended")])
+
+    def finish(self, job: DDPJob) -> None:
+        self.patch(job, state="Succeeded", conditions=[condition("Succeeded"), condition("Finished")])
+
+    def patch(self, job: DDPJob, **status: object) -> None:
+        """Write the status as the operator does."""
+        assert {c["type"] for c in status.get("conditions", ())} <= set(CONDITIONS)  # type: ignore[attr-defined]
+        path = f"{names.DDPJOBS.path(self.namespace)}/{job.name}/status"
+        self.plane.request("PATCH", path, {"status": status})
