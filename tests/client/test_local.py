@@ -1,0 +1,77 @@
+"""The client of this machine: killed runs, logs of attempts that overlap, and jobs that local mode refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddpjob import DDPJob
+from ddpjob.client.local import LocalClient
+from ddpjob.local import LocalError
+from tests.processes import eventually
+
+# Node 1 fails when node 0 is ready. Node 0 of the first attempt ends only after a line of the second was seen.
+OVERLAP = """
+cd "$PLACE"
+echo "begin $DDPJOB_ATTEMPT"
+if [ $DDPJOB_ATTEMPT = 1 ] && [ $NODE_RANK = 0 ]; then
+  trap 'until [ -e seen ]; do sleep 0.02; done; printf late; touch late; exit 0' TERM
+  touch ready
+  while :; do sleep 0.02; done
+elif [ $DDPJOB_ATTEMPT = 1 ]; then
+  until [ -e ready ]; do sleep 0.02; done
+  exit 3
+fi
+until [ -e late ]; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> LocalClient:
+    return LocalClient(tmp_path / "state")
+
+
+def test_a_killed_run_is_interrupted_and_resumes_in_its_directory(
+    client: LocalClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("work", "elsewhere"):
+        (tmp_path / name).mkdir()
+    script = f"pwd; until [ -e {tmp_path}/go ]; do sleep 0.02; done"
+    monkeypatch.chdir(tmp_path / "work")
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", script]))
+    client.wait("tiny", until=lambda status: status.state == "Running", timeout=60)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    os.kill(client.record("tiny").runner() or 0, signal.SIGKILL)
+    with pytest.raises(LocalError, match="nothing runs the job tiny"):
+        client.wait("tiny", timeout=60)
+    assert client.get("tiny").state == "Interrupted"
+    client.resume("tiny")
+    (tmp_path / "go").touch()
+    assert client.wait("tiny", timeout=60).status.attempt == 2
+    first, second = (list(client.logs("tiny", attempt=attempt)) for attempt in (1, 2))
+    assert [line.text for line in first + second] == [str(tmp_path / "work")] * 2
+
+
+def test_followed_logs_have_what_an_attempt_prints_while_the_next_runs(client: LocalClient, tmp_path: Path) -> None:
+    env = {"PLACE": str(tmp_path)}
+    client.submit(DDPJob("tiny", image="none", command=["sh", "-c", OVERLAP], env=env, num_nodes=2))
+    lines = []
+    for line in client.logs("tiny", all_nodes=True, follow=True):
+        lines.append(line)
+        if line.attempt == 2:
+            (tmp_path / "seen").touch()
+    assert client.get("tiny").succeeded
+    printed = sorted((line.attempt, line.node, line.text) for line in lines)
+    assert printed == [(1, 0, "begin 1"), (1, 0, "late"), (1, 1, "begin 1"), (2, 0, "begin 2"), (2, 1, "begin 2")]
+    assert {line.rank - line.node for line in lines if line.rank is not None} == {0}, "one process per node"
+
+
+def test_a_job_that_local_mode_cannot_run_is_refused_by_submit(client: LocalClient) -> None:
+    sidecar = {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}
+    with pytest.raises(LocalError, match="runs only the container trainer") as raised:
+        client.submit(DDPJob("tiny", image="none", command=["true"], template=sidecar))
+    assert raised.value.hint and raised.value.next_step
+    eventually("the process that was to run it has ended", lambda: client.list() == [])
