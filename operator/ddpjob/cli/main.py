@@ -15,11 +15,13 @@ from typer import Argument, Option
 from typer.main import get_command
 
 from ddpjob.api.exit_codes import SIGNAL_BASE, USAGE
+from ddpjob.cli.change import restart, resume, suspend
 from ddpjob.cli.delete import delete
 from ddpjob.cli.get import get
 from ddpjob.cli.logs import logs
 from ddpjob.cli.options import Request, StateDir
 from ddpjob.cli.text import show_error
+from ddpjob.cli.wait import wait
 from ddpjob.errors import DDPJobError
 from ddpjob.version import __version__
 
@@ -128,7 +130,7 @@ def run(
     return execute(request)
 
 
-_VERBS = {verb.__name__: verb for verb in (run, get, logs, delete)}
+_VERBS = {verb.__name__: verb for verb in (run, get, logs, wait, suspend, resume, restart, delete)}
 for verb in _VERBS.values():
     app.command()(verb)
 

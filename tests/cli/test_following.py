@@ -1,0 +1,65 @@
+"""`wait`, `suspend`, `resume` and `restart` on jobs of this machine, and where a command acts."""
+
+from pathlib import Path
+
+import pytest
+
+from ddpjob.cli import place
+from ddpjob.errors import InvalidJobError, JobNotFoundError
+from tests.cli.program import Program, shell_job, with_volume
+
+# Saves on SIGTERM, and ends with what stands in the file `code` of its volume.
+SCRIPT = """
+trap 'exit 75' TERM
+echo up
+until [ -e $DDPJOB_CHECKPOINT_DIR/code ]; do sleep 0.02; done
+exit $(cat $DDPJOB_CHECKPOINT_DIR/code)
+"""
+
+
+def test_a_job_is_suspended_resumed_and_restarted_and_wait_tells_its_end(ddpjob: Program) -> None:
+    job = shell_job("tiny", SCRIPT, restartPolicy={"maxRestarts": 0}, **with_volume())
+    with ddpjob.started("run", ddpjob.write(job), "-o", "json") as run:
+        ddpjob.until_log("tiny", "up")
+        assert ddpjob("wait", "tiny", "--for", "running", "--timeout", "60").out == "tiny is Running (this machine)\n"
+        assert ddpjob("suspend", "tiny").out == "tiny suspended (this machine)\n"
+        assert run.wait(60) == 143
+    assert ddpjob("wait", "tiny").code == 102
+    assert ddpjob("resume", "tiny").code == 0
+    assert ddpjob("wait", "tiny", "--for", "running", "--timeout", "60").code == 0
+    assert ddpjob("restart", "tiny").out == "tiny restarted (this machine)\n"
+    done = ddpjob("wait", "tiny", "--timeout", "0.1")
+    assert done.code == 101
+    assert "after 0.1 s" in done.err
+    (ddpjob.state / "volumes" / "default" / "tiny-checkpoints" / "code").write_text("3")
+    assert ddpjob("wait", "tiny", "--timeout", "60").code == 100
+    status = ddpjob.job("tiny")["status"]
+    assert (status["attempt"], status["restarts"]) == (3, 0)
+    assert "has finished" in ddpjob("resume", "tiny").is_refused()[0]
+    ddpjob("delete", "tiny")
+    assert ddpjob("wait", "tiny").code == 103
+
+
+def test_an_unknown_state_is_refused(ddpjob: Program) -> None:
+    assert "--for later" in ddpjob("wait", "tiny", "--for", "later").is_refused()[0]
+
+
+def test_a_job_that_is_not_known_here_is_looked_for_on_the_cluster_of_the_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPJOB_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(JobNotFoundError):
+        place.find("mnist", namespace=None, state_dir=None)
+    cluster = {"name": "c", "cluster": {"server": "https://198.18.0.1:6443"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
+    (tmp_path / "config").write_text(
+        f"{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], "
+        f"clusters: [{cluster}], contexts: [{context}]}}"
+    )
+    found = place.find("mnist", namespace=None, state_dir=None)
+    assert found.place == "cluster https://198.18.0.1:6443, namespace team-a"
+    with pytest.raises(JobNotFoundError):
+        place.find("mnist", local=True, namespace=None, state_dir=None)
+    with pytest.raises(InvalidJobError, match="one place"):
+        place.find("mnist", local=True, context="c", namespace=None, state_dir=None)
