@@ -77,7 +77,7 @@ LAYERS = (
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
                 *("tests/benchmarks", "tests/compatibility", "tests/mutants"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
-                cores=0.6,
+                cores=1.0,
             ),
         ),
     ),

@@ -23,7 +23,7 @@ from tests.layers.definitions import Command, Layer
 from tests.layers.report import Case, CommandResult, LayerResult, Outcome, read_junit
 from tests.processes import die_with_parent
 
-FULL = 1.35
+FULL = 1.38
 """Shares of CPUs to give away per CPU, because no command uses its share all the time.
 
 With more, those that take longest are slowed down by the others, and then end by themselves.
