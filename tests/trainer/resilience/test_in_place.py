@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ddprun.distributed.topology import Ranks
 from ddprun.launcher.agreement import Agreement
 from ddprun.launcher.launcher import LaunchOptions, Services, SignalQueue, Supervisor
 from ddprun.launcher.life_messages import Abort, Life, Start
-from ddprun.launcher.lives import Connected, RanksEnded, Received
+from ddprun.launcher.lives import Connected, Exit, RanksEnded, Received
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.orphans import Orphans
 from ddprun.launcher.peers import Peers
@@ -25,7 +26,7 @@ from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
 from tests.processes import free_port
-from tests.trainer.builders import RESUMED, SAVING, node
+from tests.trainer.builders import RESUMED, SAVING, node, place
 from tests.trainer.runs import ForkServer, Run, Whole, assert_same_end, wait_until
 
 pytestmark = pytest.mark.together
@@ -188,29 +189,45 @@ def test_life_that_is_ended_before_it_could_start_is_ended_by_its_own_supervisor
     assert second._is_told_to_end and second.next_life is None
 
 
-def test_signal_that_comes_with_the_next_life_reaches_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    """The supervisor of a node that trains alone, whose rank it has just killed."""
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD, DUMP_SIGNAL)}
-    signals = SignalQueue()
-    peers = Peers(Ranks(), None)
+    settings, peers = Settings(checkpoint_dir=str(tmp_path)), Peers(Ranks(), None)
     services = Services(NodeProgress(1), peers, None, agreement=Agreement(Ranks(), peers, grant=5))
-    options = LaunchOptions(Script("script", "train.py", (), Settings()))
-    supervisor = Supervisor(Settings(), Ranks(), options, signals, None, services)
-    supervisor._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL)]
+    options = LaunchOptions(Script("script", "train.py", (), settings))
+    found = Supervisor(settings, Ranks(), options, SignalQueue(), None, services)
+    found._workers = [WorkerProcess(0, 0, -1, -1, Diagnostics.create(0), status=signal.SIGKILL, killed_by_us=True)]
+    yield found
+    found._workers[0].diagnostics.close()
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
+
+def test_signal_that_comes_with_the_next_life_reaches_its_ranks(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def is_empty(_: Orphans) -> bool:
-        signals.pending.append(signal.SIGTERM)  # at the moment at which this node says that its ranks have ended
+        supervisor.signals.pending.append(signal.SIGTERM)  # at the moment at which the node says that it is ready
         return True
 
     monkeypatch.setattr(Orphans, "is_empty", property(is_empty))
-    try:
-        supervisor._await_next_life()
-        assert supervisor.next_life is not None
-        assert signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
-    finally:
-        supervisor._workers[0].diagnostics.close()
-        signal.set_wakeup_fd(-1)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    supervisor._await_next_life()
+    assert supervisor.next_life is not None
+    assert supervisor.signals.pending == [signal.SIGTERM] and supervisor.stop_signal is None
+
+
+def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, tmp_path: Path) -> None:
+    (tmp_path / "run-000001").mkdir()
+    (tmp_path / "run-000001" / "step-000000005.json").touch()
+    told = Exit("a signal has stopped node 1")
+    lost = supervisor._report_of_exit(told)
+    assert (lost["code"], lost["checkpoint"]) == (77, place(1, 5))
+    supervisor.stop_signal = signal.SIGTERM
+    stopped = supervisor._report_of_exit(told)
+    assert (stopped["code"], stopped["saved"], stopped["checkpoint"]) == (75, False, place(1, 5))
+    assert stopped["message"] == "SIGTERM came, and the ranks were killed before they could save"
 
 
 def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from ddprun import exit_codes
 from ddprun.checkpoint_files import newest_place
 from ddprun.diagnostics import DUMP_SIGNAL
 from ddprun.distributed.topology import Ranks, bind_free_port
-from ddprun.errors import PeerLost, RanksError, Stopped, UsageError
+from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageError
 from ddprun.files import Json, make_directory
 from ddprun.launcher import processes
 from ddprun.launcher.agreement import Agreement, granted
@@ -540,14 +540,19 @@ class Supervisor:
         """Return the report of a node that was told to exit: its own failure, or that of the node which is blamed."""
         self.printer.launcher_line(f"no restart in place: {told.reason}")
         failure, blamed = self._failure(), told.blamed
-        if self.stop_signal is not None or (failure is not None and failure.cause == "own"):
+        if failure is not None and (failure.cause == "own" or self.stop_signal is not None):
             report = self._own_report()
         else:
-            last = self._workers[0].diagnostics.last_heartbeat()
-            error = PeerLost(f"the attempt ends on all nodes: {told.reason}")
-            report = termination.failure(error, rank=self._workers[0].rank, progress={"step": last.step})
+            error: TrainerError = PeerLost(f"the attempt ends on all nodes: {told.reason}")
+            if self.stop_signal is not None:
+                name = signal.Signals(self.stop_signal).name
+                error = Stopped(f"{name} came, and the ranks were killed before they could save", saved=False)
+            first = self._workers[0]
+            place = {"step": first.diagnostics.last_heartbeat().step}
+            report = termination.failure(error, rank=first.rank, progress=place)
         if blamed and blamed.node != self.ranks.node_rank and report.get("cause") == "peer":
             report = with_root_cause(report, {"node": blamed.node, "report": asdict(blamed.failure)})
+        report = self._with_checkpoint(report)
         if report["code"] not in (0, exit_codes.STOPPED, exit_codes.SUPERSEDED):
             self._write(report, [])
         return report
@@ -560,10 +565,7 @@ class Supervisor:
         waited = report.get("cause") == "peer" or (report.get("kind") == "Hang" and not self._hang)
         if waited and (stalled := self._watch.cause()):
             report, self._states = stalled, self._watch.states
-        directory = self.settings.checkpoint_dir
-        if report["code"] and not report.get("checkpoint") and directory:  # rank 0, which knows it, could not report
-            report["checkpoint"] = processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))
-        report = self._with_oom_kill(report)
+        report = self._with_oom_kill(self._with_checkpoint(report))
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         unannounced = processes.failed_silently(report, self._workers) or self._hang
         if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
@@ -586,6 +588,13 @@ class Supervisor:
                     report = report | {"message": f"{report['message']}; {without_report(silent)}"}
             self._write(report, [])
         return report
+
+    def _with_checkpoint(self, report: Report) -> Report:
+        """Return the report of a failure with the newest checkpoint: rank 0, which knows it, may not have reported."""
+        directory = self.settings.checkpoint_dir
+        if not report["code"] or report.get("checkpoint") or not directory:
+            return report
+        return report | {"checkpoint": processes.run_with_timeout(_VOLUME, lambda: newest_place(Path(directory)))}
 
     def _with_oom_kill(self, report: Report) -> Report:
         """Return the report of a rank that ended by SIGKILL with the reason, if the kernel's counter shows it."""
