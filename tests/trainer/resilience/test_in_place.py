@@ -26,7 +26,7 @@ from ddprun.script import Script
 from ddprun.settings import Settings
 from ddprun.signals import STOP_SIGNALS
 from tests.processes import free_port
-from tests.trainer.builders import RESUMED, SAVING, node, place
+from tests.trainer.builders import RESUMED, SAVING, node, place, rank_state
 from tests.trainer.runs import ForkServer, Run, Whole, assert_same_end, wait_until
 
 pytestmark = pytest.mark.together
@@ -228,6 +228,13 @@ def test_report_of_a_node_whose_ranks_others_have_ended(supervisor: Supervisor, 
     stopped = supervisor._report_of_exit(told)
     assert (stopped["code"], stopped["saved"], stopped["checkpoint"]) == (75, False, place(1, 5))
     assert stopped["message"] == "SIGTERM came, and the ranks were killed before they could save"
+
+
+def test_rank_that_was_stalled_until_its_peers_gave_it_up_is_blamed(supervisor: Supervisor) -> None:
+    assert supervisor._failure() is None
+    supervisor._watch.states, supervisor._watch._since = [rank_state(0, collective="", phase="step")], 1.0
+    failure = supervisor._failure()
+    assert failure is not None and (failure.kind, failure.cause, failure.rank) == ("Hang", "own", 0)
 
 
 def test_message_of_a_failed_rank_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -373,12 +373,25 @@ class Supervisor:
             self.services.agreement.tell(RanksFailed(self.services.agreement.number, failure))
 
     def _failure(self) -> Failure | None:
-        """Return why ranks of this node failed; None if the launcher has only killed them."""
-        is_forced = all(w.killed_by_us and not w.failed for w in self._workers if processes.report_of(w)["code"] != 0)
-        return None if is_forced and not self._hang else Failure.of_report(self._own_report())
+        """Return why ranks of this node failed; None if the launcher has only killed them, and none was stalled."""
+        if not self._are_forced or self._hang or self._watch.cause():
+            report = self._own_report()
+            return Failure.of_report(report) if report["code"] else None
+        return None
+
+    @property
+    def _are_forced(self) -> bool:
+        """Whether the launcher has killed all ranks that did not succeed."""
+        failed = [worker for worker in self._workers if processes.report_of(worker)["code"] != 0]
+        return bool(failed) and all(worker.killed_by_us and not worker.failed for worker in failed)
 
     def _own_report(self) -> Report:
+        """Return the root cause on this node: also a rank that was stalled until the others gave it up."""
         report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
+        is_told = self._are_forced and self.stop_signal is None
+        waited = report.get("cause") == "peer" or (not self._hang and (report.get("kind") == "Hang" or is_told))
+        if waited and (stalled := self._watch.cause()):
+            report, self._states = stalled, self._watch.states
         return self._with_oom_kill(report)
 
     def _longest_wait(self) -> float:
@@ -561,11 +574,7 @@ class Supervisor:
         """Return the node's report, completed with what the launcher knows, and pass it on to the other nodes."""
         if self._exit:
             return self._report_of_exit(self._exit)
-        report = processes.root_cause(self._workers, stop_signal=self.stop_signal, hang=self._hang)
-        waited = report.get("cause") == "peer" or (report.get("kind") == "Hang" and not self._hang)
-        if waited and (stalled := self._watch.cause()):
-            report, self._states = stalled, self._watch.states
-        report = self._with_oom_kill(self._with_checkpoint(report))
+        report = self._with_checkpoint(self._own_report())
         several_nodes, cause = self.ranks.nnodes > 1, report.get("cause")
         unannounced = processes.failed_silently(report, self._workers) or self._hang
         if several_nodes and cause == "own" and unannounced and self.options.program.sends_an_ending:
