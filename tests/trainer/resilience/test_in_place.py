@@ -301,9 +301,13 @@ def test_node_that_trains_alone_is_restarted_in_place(ddptrain: ForkServer, tmp_
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     env = {"DDPJOB_INPLACE_RESTARTS": 3}
-    run = ddptrain.start("--nproc-per-node", 2, script, tmp_path, env=env, module="ddprun")
+    run = ddptrain.start(
+        "--nproc-per-node", 2, "--log-dir", tmp_path / "logs", script, tmp_path, env=env, module="ddprun"
+    )
     step = run.at_step(4)["step"]
+    (tmp_path / "logs" / "rank-1.life-2.log").mkdir()  # a volume that takes no file for a while ends no training
     os.kill(run.ranks()[1], signal.SIGKILL)
     wait_until(lambda: (now := run.progress()) and now["life"] == 2 and now["step"] > step, "the next life")
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.output()
+    assert "warning: --log-dir: " in run.output()

@@ -272,7 +272,13 @@ class Supervisor:
         options = self.options
         try:
             log_to = processes.log_file(options.log_dir, ranks.rank, self.life)
-            return processes.start(options.program, ranks, how=options.how, log_to=log_to)
+            try:
+                return processes.start(options.program, ranks, how=options.how, log_to=log_to)
+            except UsageError as error:
+                if self.life == 1:
+                    raise
+                self.printer.launcher_line(f"warning: {error}")  # a volume that is full or away for a while
+                return processes.start(options.program, ranks, how=options.how, log_to=None)
         except OSError as error:
             self._kill()
             for worker in self._workers:
