@@ -19,7 +19,7 @@ from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 from torch.distributed.flight_recorder.components.loader import read_dir
 
-from ddprun.diagnostics import Diagnostics, dump_flight_recorder
+from ddprun.diagnostics import SCRIPT_DUMP_SIGNAL, Diagnostics, dump_flight_recorder
 from ddprun.distributed.process_group import Group
 from ddprun.distributed.topology import Ranks
 from ddprun.heartbeat import SIZE, Heartbeat, HeartbeatRecord
@@ -193,6 +193,41 @@ def test_dumps_of_an_earlier_false_alarm_are_not_counted_as_new() -> None:
         silent.wait()
         diagnostics.close()
     assert [(rank_state.answered, rank_state.where) for rank_state in seen] == [(False, None)]
+
+
+# Its main thread takes the request for stacks after a second. The other thread says whether it is asked before that.
+RANK = """
+import faulthandler, os, signal, sys, threading, time
+stacks, flight, requests, number = map(int, sys.argv[1:])
+faulthandler.register(number, file=stacks, all_threads=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+def serve():
+    os.read(requests, 8)
+    os.write(flight, b"after the stacks" if os.fstat(stacks).st_size else b"too early")
+
+threading.Thread(target=serve, daemon=True).start()
+print("ready", flush=True)
+time.sleep(1)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+time.sleep(600)
+"""
+
+
+def test_flight_recorder_is_not_asked_for_while_the_stacks_are_written() -> None:
+    """A thread that begins or ends while faulthandler follows the list of threads ended ranks by SIGSEGV."""
+    diagnostics = Diagnostics.create(0)
+    descriptors = (diagnostics.stacks, diagnostics.flight, diagnostics.requests)
+    command = [sys.executable, "-c", RANK, *map(str, descriptors), str(int(SCRIPT_DUMP_SIGNAL))]
+    rank = subprocess.Popen(command, pass_fds=descriptors, stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline() == b"ready\n"
+        HangDetector(0, 0).snapshots([WorkerProcess(0, rank.pid, -1, -1, diagnostics, sends_an_ending=False)])
+        assert diagnostics.dumps()[1] == "after the stacks"
+    finally:
+        rank.kill()
+        rank.communicate()
+        diagnostics.close()
 
 
 def test_a_flight_recorder_that_blocks_does_not_block_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

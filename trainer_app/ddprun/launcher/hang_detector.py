@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ddprun.reporting import termination
 from ddprun.reporting.termination import Report
 from ddprun.signals import catches
 
-_DUMPING = 2.0  # seconds for dumps to arrive
+_DUMPING = 2.0  # seconds for stacks to arrive, and then for the flight recorder
 _STOPPED = ("T", "t")
 _PAUSES = 2  # a pause is a stall if it is so many times longer than all before it
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
@@ -186,14 +186,15 @@ class HangDetector:
         running = [worker for worker in workers if worker.status is None]
         records = {worker.rank: worker.diagnostics.last_heartbeat() for worker in running}
         before = {w.rank: (records[w.rank], process_state(_trains(w, records[w.rank]))) for w in running}
-        asked = [worker for worker in running if request_dumps(worker) and before[worker.rank][1] not in _STOPPED]
-        end, sizes = time.monotonic() + _DUMPING, [0]
-        while time.monotonic() < end:
-            found = [dump for worker in asked for dump in worker.diagnostics.dumps()]
-            if all(found) and sizes == list(map(len, found)):
-                break  # all have begun to write, and have written nothing since the look before
-            sizes = list(map(len, found))
-            time.sleep(0.05)
+        asked = [worker for worker in running if request_stacks(worker)]
+        waited_for = [worker for worker in asked if before[worker.rank][1] not in _STOPPED]
+        _wait_until_written(lambda: [worker.diagnostics.dumps()[0] for worker in waited_for])
+        # Not earlier: it starts a thread, and the handler that writes the stacks follows the list of all threads.
+        recording = [worker for worker in asked if worker.diagnostics.dumps()[0]]
+        for worker in recording:
+            with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
+                os.eventfd_write(worker.diagnostics.requests, 1)
+        _wait_until_written(lambda: [worker.diagnostics.dumps()[1] for worker in recording])
         return [self._snapshot(worker, *before[worker.rank]) for worker in running]
 
     def _snapshot(self, worker: WorkerProcess, record: HeartbeatRecord, process: str) -> RankSnapshot:
@@ -210,8 +211,19 @@ class HangDetector:
         return pause.beats.seconds if pause else 0.0
 
 
-def request_dumps(worker: WorkerProcess) -> bool:
-    """Ask the rank for its stacks and its flight recorder; False if it cannot take the request.
+def _wait_until_written(dumps: Callable[[], Sequence[str]]) -> None:
+    """Return when all have begun to write, and have written nothing since the look before, or after a time limit."""
+    end, sizes = time.monotonic() + _DUMPING, [0]
+    while time.monotonic() < end:
+        found = dumps()
+        if all(found) and sizes == list(map(len, found)):
+            return
+        sizes = list(map(len, found))
+        time.sleep(0.05)
+
+
+def request_stacks(worker: WorkerProcess) -> bool:
+    """Ask the rank for its stacks; False if it cannot take the request.
 
     Without a handler the signal would end the rank: an executable, or a rank that begins.
     """
@@ -220,8 +232,6 @@ def request_dumps(worker: WorkerProcess) -> bool:
     pid = _trains(worker, worker.diagnostics.last_heartbeat())
     if not catches(pid, number):
         return False
-    with contextlib.suppress(OSError):  # the counter of an eventfd that nobody reads is full
-        os.eventfd_write(worker.diagnostics.requests, 1)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
     return True
