@@ -52,10 +52,11 @@ LAYERS = (
     Layer(
         "apiserver",
         (
+            pytest_command("tests/controller", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.2),
             pytest_command(
-                *("tests/api", "tests/client", "tests/cluster", "tests/controller", "tests/install", "-m", "apiserver"),
+                *("tests/api", "tests/client", "tests/cluster", "tests/install", "-m", "apiserver"),
                 needs=("helm", *CONTROL_PLANE),
-                cores=0.3,
+                cores=0.2,
             ),
             pytest_command("tests/injection", "-m", "apiserver", needs=CONTROL_PLANE, cores=0.5),
         ),
