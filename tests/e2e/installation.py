@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,12 +86,17 @@ class Installation:
         holder = self.kubectl.object("lease", "ddpjob-operator")["spec"].get("holderIdentity")
         return next((pod for pod in self.pods() if pod["metadata"]["name"] == holder), None)
 
-    def kill(self) -> None:
-        """Kill the operator without a grace period, and wait until its Deployment has a new pod."""
-        before = {pod["metadata"]["uid"] for pod in self.pods()}
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        """Kill the operator without a grace period, and start a new one at the end."""
+        self.kubectl("scale", DEPLOYMENT, "--replicas=0")
         self.kubectl("delete", "pod", "--selector", PODS, "--grace-period=0", "--force")
-        until("a new operator pod", lambda: {p["metadata"]["uid"] for p in self.pods()} - before, seconds=60)
-        self.wait_until_ready()
+        until("no operator", lambda: not self.pods(), seconds=60)
+        try:
+            yield
+        finally:
+            self.kubectl("scale", DEPLOYMENT, "--replicas=1")
+            self.wait_until_ready()
 
     def log(self) -> list[Json]:
         """Return the lines of the operator's log, oldest first."""

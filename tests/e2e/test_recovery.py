@@ -22,22 +22,28 @@ def uids(pods: dict[int, Json]) -> dict[int, str]:
     return {node_rank: pod["metadata"]["uid"] for node_rank, pod in pods.items()}
 
 
-def test_killing_the_operator_touches_no_pod_and_status_continues(trial: Trial, operator: Installation) -> None:
-    trial.apply("--step-delay", "0.5")
+def starts(trial: Trial) -> list[Json]:
+    return [row for row in read_rows(trial.folder) if row["event"] == "start"]
+
+
+def test_without_the_operator_pods_run_on_and_ranks_restart_in_place(trial: Trial, operator: Installation) -> None:
+    trial.apply("--step-delay", "0.5", env=[{"name": "DDPTRAIN_THREADS", "value": "1"}])
     trial.until_trained()
     before = uids(trial.pods())
 
-    operator.kill()
+    with operator.killed():
+        trial.kill_rank(1)
+        until("the next life", lambda: len(starts(trial)) == 2, seconds=60)
 
     seen = trial.namespace.status(trial.name)["progress"]["step"]
     status = trial.namespace.until_step(trial.name, seen + 10)
     assert status["state"] == "Running", "the training must outlive the operator's absence: give it more steps"
     assert uids(trial.pods()) == before
     done = trial.until_finished()
-    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (0, 0))
+    assert (done.status["state"], done.status["attempt"], done.restarts) == ("Succeeded", 1, (1, 0))
+    assert done.status["restartsInPlace"] == 1
     assert uids(trial.pods()) == before
-    starts = [row for row in read_rows(trial.folder) if row["event"] == "start"]
-    assert len(starts) == 1, "one undivided run"
+    assert len(starts(trial)) == 2, "one run for each life"
 
 
 def test_deleted_job_leaves_only_its_claim_and_the_next_job_resumes(
