@@ -84,7 +84,7 @@ mutants: setup  ## put some 430 errors into a copy of the code, one after the ot
 soak: export DDPTRAIN_TEST_KILLS = 20
 soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
 soak: export DDPJOB_TEST_FAULTS = all
-soak: setup  ## long tests: 100,000 simulated jobs, all faults at all writes, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
+soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place, all faults at all writes, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection
@@ -92,6 +92,7 @@ soak: setup  ## long tests: 100,000 simulated jobs, all faults at all writes, 10
 	$(PY) -m tests.e2e.scripts
 	$(PY) -m tests.compatibility prepare
 	$(PY) -m tests.compatibility run
+	$(PY) -m tests.trainer.lives
 	$(PYTEST) tests/trainer/soak.py
 	$(PYTEST) tests/trainer/resilience/test_kills.py
 	$(PYTEST) tests/trainer/resilience/test_hangs.py -k 'what_it_was_doing or across or polls'
