@@ -84,7 +84,7 @@ mutants: setup  ## put some 430 errors into a copy of the code, one after the ot
 soak: export DDPTRAIN_TEST_KILLS = 20
 soak: export DDPTRAIN_TEST_HANG_TIMEOUT = 60
 soak: export DDPJOB_TEST_FAULTS = all
-soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place, all faults at all writes, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
+soak: setup  ## long tests: 100,000 simulated jobs, 100,000 schedules of restarts in place and 1,000 forks for them, all faults at all writes, 100 jobs out of memory and scripts that fail on kind, public programs under ddprun, kills and hangs of ranks
 	$(PY) -m tests.simulator soak
 	$(PY) -m tests.kind prepare etcd kube-apiserver kube-controller-manager
 	$(PYTEST) tests/simulator tests/injection
