@@ -92,9 +92,7 @@ def pod_preempted(trial: Trial) -> Outcome:
     cores = trial.kubectl.object("node", trial.cluster.workers[0])["status"]["allocatable"]["cpu"]
     # Together more than a node has; two pods of the job do not fit on one node either.
     share = f"{int(cores) * 550}m"
-    # Slow enough that the pod with the higher priority arrives before the end, also on a busy machine.
-    slow = ("--step-delay", "0.4")
-    trial.apply(*slow, template={"spec": {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
+    trial.apply(template={"spec": {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
     trial.until("the first step", lambda job: job.get("status", {}).get("progress", {}).get("step"))
     node = trial.pods()[1]["spec"]["nodeName"]
     trial.kubectl.apply(urgent_pod(node, share))

@@ -33,8 +33,8 @@ STEPS = 90
 CHECKPOINT_EVERY = 20
 SAVES = (*range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY), STEPS // 2)  # also at the end of the first epoch of two
 TRAINING = ("train", "--data", "digits", "--epochs", "2", "--checkpoint-every", str(CHECKPOINT_EVERY))
-# Slow enough that a fault at step 25 comes before the end, also when all trials share two cores.
-PACE = ("--step-delay", "0.2")
+# Slow enough that a fault at step 25 comes before the end, also when each call of kubectl takes seconds.
+PACE = ("--step-delay", "0.4")
 # PID 1 of a container cannot be killed from inside; the ranks, children of the launcher, can.
 _KILL_A_RANK = """
 import os, pathlib, signal, time
