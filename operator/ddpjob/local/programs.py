@@ -1,15 +1,14 @@
 """The programs that a job runs, which in local mode are those of this machine, not of an image."""
 
 import importlib.util
-import os
 import shutil
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from ddpjob.local import LocalError
 from ddpjob.local.admission import AdmittedJob
+from ddpjob.local.environment import inherited
 
-_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # of local mode's pods
 _INSTALLED_BY = {
     "torchrun": ("PyTorch", "pip install torch"),
     "ddprun": ("this project", "in the repository's folder: pip install -e '.[trainer]'"),
@@ -26,7 +25,7 @@ def require_programs(admitted: AdmittedJob) -> None:
                 "local mode uses the programs of this machine, not images",
                 "in the repository's folder: pip install -e '.[trainer]'",
             )
-    elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=_PATH) is None:
+    elif (program := admitted.command[0]) in _INSTALLED_BY and shutil.which(program, path=inherited()["PATH"]) is None:
         owner, install = _INSTALLED_BY[program]
         raise LocalError(
             f"the job runs {program}, which is not installed here",
