@@ -1,7 +1,7 @@
 """The logs of a job's pods: each line once, through lost connections, and of attempts that begin later.
 
-Nobody tells a client where it stopped reading, so every line is asked for with its timestamp. After a lost connection
-the log is asked for from the second of the last line, and the lines of that second that are known are left out.
+The API server does not tell a client where it stopped reading, so each line is requested with its timestamp. After a
+lost connection the log is requested from the second of the last line, and the known lines of that second are left out.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ Course = Literal["Unused", "Progress", "NoProgress"]
 def grant(before: InPlace | None, restarts: int, policy: RestartPolicy) -> int:
     """Return how many restarts in place the next attempt may have: what is left of all restarts.
 
-    None if a failure must end the job, by maxRestarts 0 or a rule, because the launchers do not know the user's rules.
+    0 if a failure must end the job, by maxRestarts 0 or a rule, because the launchers do not know the user's rules.
     Without progress in the attempt before, a restart in place does not help: then new pods are tried without.
 
     Args:
