@@ -1,4 +1,4 @@
-"""What the runs of a program show: four cells of the table in docs/compatibility.md. Pure."""
+"""What the runs of a program show: the cells of its row in docs/compatibility.md. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from tests.compatibility.inject import MESSAGE, RANK
 from tests.compatibility.programs import PROGRAMS, Program
+from tests.compatibility.restarts import Restarted
 from tests.compatibility.runs import Outcome
 
-COLUMNS = ("Runs", "Fault named", "Hang named", "Progress")
+COLUMNS = ("Runs", "Fault named", "Hang named", "Progress", "Restarts in place")
 NOT_RUN = "not run"
 _STOPPED = 75
 _CELL = re.compile(r"(yes|\*\*no\*\*): \S.*|not run")
@@ -70,24 +71,52 @@ def progress(program: Program, outcome: Outcome) -> Cell:
     return Cell(last == program.steps, f"{last} of {program.steps} steps")
 
 
-def row(program: Program, outcomes: Mapping[str, Outcome]) -> Row:
-    """Return the cells by column, from the outcomes of torchrun, ddprun, fault and hang."""
-    torchrun, ddprun = outcomes["torchrun"], outcomes["ddprun"]
-    first = runs(program, torchrun, ddprun)
-    cells = [first, fault_named(program, outcomes["fault"]), hang_named(outcomes["hang"]), progress(program, ddprun)]
-    return dict(zip(COLUMNS, cells, strict=True))
+def restarts(program: Program, found: Restarted) -> Cell:
+    """Return whether the next life ran in place to its end, and made the losses of a new start from the same files."""
+    how, endless = program.restart, program.endless and program.restart is None
+    if not found.was_killed:
+        return Cell(False, f"no step is made after which to kill it: {_ending(found)}")
+    life = found.report.get("life")
+    if life != 2 or found.ran_after is None or found.stepped_after is None:
+        return Cell(False, f"no other life: {_ending(found)}")
+    if found.code != (_STOPPED if endless else 0):
+        return Cell(False, f"the next life fails: {_ending(found)}")
+    if how and not found.has_checkpoint:
+        return Cell(False, f"there is no `{how.checkpoint}` when it is killed")
+    begin = f"from `{how.checkpoint}` on" if how else "from step 0 on"
+    said = f"ranks after {found.ran_after:.1f} s, their steps after {found.stepped_after:.1f} s"
+    number, wanted = len(found.losses), how.count if how else program.count
+    if number < wanted or (how and number > wanted):
+        return Cell(False, f"{said}; {number} losses, and {begin} it makes {wanted}")
+    equal = found.losses == found.new_start
+    return Cell(equal, f"{said}; {begin} {number} losses {'equal' if equal else 'differ from'} a new start's")
+
+
+def row(program: Program, outcomes: Mapping[str, Outcome], restarted: Restarted | None) -> Row:
+    """Return the cells by column of which there are outcomes: of torchrun, ddprun, fault, hang and the restart."""
+    cells = {}
+    if "torchrun" in outcomes:
+        cells["Runs"] = runs(program, outcomes["torchrun"], outcomes["ddprun"])
+        cells["Progress"] = progress(program, outcomes["ddprun"])
+    if "fault" in outcomes:
+        cells["Fault named"] = fault_named(program, outcomes["fault"])
+    if "hang" in outcomes:
+        cells["Hang named"] = hang_named(outcomes["hang"])
+    if restarted:
+        cells["Restarts in place"] = restarts(program, restarted)
+    return cells
 
 
 def table(rows: Mapping[str, Row]) -> str:
     """Return the table of all programs as Markdown, and below it where each comes from and its command."""
     lines = [f"| Program | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
     for program in PROGRAMS:
-        cells = rows.get(program.name) or dict.fromkeys(COLUMNS, Cell(None))
-        lines.append(f"| {program.name} | {' | '.join(str(cells[column]) for column in COLUMNS)} |")
+        cells = rows.get(program.name, {})
+        lines.append(f"| {program.name} | {' | '.join(str(cells.get(column, Cell(None))) for column in COLUMNS)} |")
     lines += ["", "Each is started with `ddprun --nproc-per-node 2` and:", ""]
     for program in PROGRAMS:
         remark = f" {program.remark}" if program.remark else ""
-        lines.append(f"- {program.name}: {program.source}, `{program.arguments}`.{remark}")
+        lines.append(f"- {program.name}: {program.source}, `{program.arguments}`.{_killed(program)}{remark}")
     return "\n".join(lines)
 
 
@@ -130,13 +159,25 @@ def _succeeded(program: Program, outcome: Outcome, launcher: str) -> bool:
     return outcome.code == 0
 
 
-def _ending(outcome: Outcome) -> str:
+def _ending(outcome: Outcome | Restarted) -> str:
     if outcome.code is None:
         return "it does not end"
     if message := outcome.report.get("message"):
         return f"`{message}`"
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+(?:Error|Exception): .*)$", outcome.output)
     return f"`{errors[0]}`" if errors else f"exit code {outcome.code}"
+
+
+def _killed(program: Program) -> str:
+    """Return what differs for the column about restarts."""
+    how = program.restart
+    if how is None:
+        return ""
+    nodes = f" on {how.nodes} nodes, each with a folder of its own," if how.nodes > 1 else ""
+    without = f" in place of `{how.without}`" if how.without else ""
+    files = "".join(f", and `{text.strip()}` in {name}" for name, text in how.files.items())
+    first = f", after a run with `{how.first}`" if how.first else ""
+    return f" Killed{nodes} with `{how.adds}`{without}{files}{first}."
 
 
 def _place(report: Mapping[str, object]) -> str:

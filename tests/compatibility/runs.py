@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -45,58 +45,125 @@ class Outcome:
     output: str = ""
 
 
-def command(program: Program, prepared: Prepared, launcher: Launcher, *flags: str) -> list[str]:
-    """Return the command line of the program."""
+class Start:
+    """A start of a program: a launcher for each working directory, which is the working directory of a node.
+
+    Attributes:
+        logs: where a launcher writes a file for each rank, if it is told to.
+        port: of node 0's GET /progress.
+    """
+
+    def __init__(
+        self, program: Program, prepared: Prepared, launcher: Launcher, folder: Path, works: Sequence[Path], *,
+        flags: Sequence[str] = (), variables: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.logs, self.port, self._folder = folder / "logs", free_port(), folder
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("DDP", "PET_", "TORCH"))}
+        env |= {
+            "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1", "DDPJOB_PROGRESS_PORT": str(self.port), **program.variables, **(variables or {}),
+        }  # fmt: skip
+        if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
+            flags = ("--redirects=3", f"--log-dir={self.logs}", *flags)
+        places = _places(len(works), launcher)
+        self.launchers = [
+            spawn(
+                ["env", "-C", str(work), *_command(program, prepared, launcher, *place, *flags)],
+                folder / f"output-{node}.log", env | {"DDPJOB_TERMINATION_LOG": str(folder / f"termination-{node}")},
+            )
+            for node, (work, place) in enumerate(zip(works, places, strict=True))
+        ]  # fmt: skip
+
+    def __enter__(self) -> Start:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for launcher in self.launchers:
+            end(launcher, _GRACE)
+
+    def has_ended(self) -> bool:
+        """Whether all launchers have ended."""
+        codes = [launcher.poll() for launcher in self.launchers]
+        return None not in codes
+
+    def stop(self) -> None:
+        """Stop all launchers by SIGTERM."""
+        for launcher in self.launchers:
+            launcher.terminate()
+        for launcher in self.launchers:
+            launcher.wait(_GRACE)
+
+    def until(self, limit: float) -> Iterator[None]:
+        """Yield a few times a second until all launchers have ended or the seconds are over."""
+        until = time.monotonic() + limit
+        while not self.has_ended() and time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.launchers[0].wait(_INTERVAL)
+            yield
+
+    def output(self) -> str:
+        """Return what the launchers and, of torchrun, the ranks have printed."""
+        paths = sorted(self._folder.glob("output-*.log"))
+        return "".join(path.read_text(errors="replace") for path in paths) + self.logged("std*.log")
+
+    def logged(self, files: str) -> str:
+        """Return the content of the ranks' files."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.logs.rglob(files)))
+
+    def code(self) -> int | None:
+        """Return the first exit code that is not 0, else 0; None if a launcher still runs."""
+        codes = [launcher.poll() for launcher in self.launchers]
+        return None if None in codes else next(filter(None, codes), 0)
+
+    def report(self) -> dict[str, Any]:
+        """Return node 0's termination report; empty under torchrun."""
+        path = self._folder / "termination-0"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _places(nodes: int, launcher: Launcher) -> list[list[str]]:
+    """Return the flags that tell each launcher which ranks it starts."""
+    if nodes == 1:
+        return [[f"--nproc-per-node={RANKS}", *(["--standalone"] if launcher == "torchrun" else [])]]
+    group = [f"--nnodes={nodes}", f"--nproc-per-node={RANKS // nodes}", "--master-addr=127.0.0.1"]
+    group.append(f"--master-port={free_port()}")
+    return [[*group, f"--node-rank={node}"] for node in range(nodes)]
+
+
+def _command(program: Program, prepared: Prepared, launcher: Launcher, *flags: str) -> list[str]:
     source = program.source
     if isinstance(source, Checkout):
         start = [source.script if program.in_checkout else str(prepared.checkout(source) / source.script)]
     else:
         start = ["-m", source.module]
     module = {"torchrun": "torch.distributed.run", "ddprun": "ddprun"}[launcher]
-    ranks = [f"--nproc-per-node={RANKS}", *flags]
-    return [str(prepared.python), "-m", module, *ranks, *start, *shlex.split(program.arguments)]
+    return [str(prepared.python), "-m", module, *flags, *start, *shlex.split(program.arguments)]
 
 
 def run(
     program: Program, prepared: Prepared, launcher: Launcher, folder: Path, *flags: str, fault: str = "", limit: float
 ) -> Outcome:
     """Run the program in the empty ``folder`` until it ends, has printed enough losses, or the seconds are over."""
-    work, logs = _working_directory(program, prepared, folder), folder / "logs"
-    report, port = folder / "termination", free_port()
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("DDP", "PET_", "TORCH"))}
-    env |= {
-        "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "huggingface"), "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1", "DDPJOB_TERMINATION_LOG": str(report), "DDPJOB_PROGRESS_PORT": str(port),
-        "COMPATIBILITY_FAULT": fault, **program.variables,
-    }  # fmt: skip
-    if launcher == "torchrun":  # a file for each rank, because the lines of two ranks can mix on one stream
-        flags = ("--standalone", "--redirects=3", f"--log-dir={logs}", *flags)
-    log = folder / "output.log"
-    process = spawn(["env", "-C", str(work), *command(program, prepared, launcher, *flags)], log, env)
-
-    def output() -> str:
-        return "".join(path.read_text(errors="replace") for path in (log, *sorted(logs.rglob("std*.log"))))
-
-    def losses() -> list[str]:
-        found = work / program.losses_file
-        text = output() if not program.losses_file else found.read_text() if found.exists() else ""
-        return sorted(re.findall(program.losses, text))
-
-    shown = 0
-    try:
-        for _ in _until(process, limit):
-            shown = max(shown, _shown_step(port) if launcher == "ddprun" else 0)
-            if program.endless and not fault and len(losses()) >= program.count:
-                process.terminate()
-                process.wait(_GRACE)
-        ended = process.poll() is not None
-    finally:
-        end(process, _GRACE)
-    content = json.loads(report.read_text()) if launcher == "ddprun" and report.exists() else {}
-    return Outcome(process.returncode if ended else None, losses(), content, shown, output())
+    work, shown = working_directory(program, prepared, folder), 0
+    variables = {"COMPATIBILITY_FAULT": fault}
+    with Start(program, prepared, launcher, folder, [work], flags=flags, variables=variables) as started:
+        for _ in started.until(limit):
+            shown = max(shown, _shown_step(started.port) if launcher == "ddprun" else 0)
+            if program.endless and not fault and len(losses(program, work, started.output())) >= program.count:
+                started.stop()
+        code = started.code()
+    output = started.output()
+    return Outcome(code, losses(program, work, output), started.report(), shown, output)
 
 
-def _working_directory(program: Program, prepared: Prepared, folder: Path) -> Path:
+def losses(program: Program, work: Path, output: str) -> list[str]:
+    """Return the losses in the output, or in the newest file that the program has written for them, sorted."""
+    files = sorted(work.glob(program.losses_file)) if program.losses_file else []
+    text = output if not program.losses_file else files[-1].read_text() if files else ""
+    return sorted(re.findall(program.losses, text))
+
+
+def working_directory(program: Program, prepared: Prepared, folder: Path) -> Path:
     """Return a new working directory with the inputs; the data is beside it, too, where some programs look for it."""
     work = folder / "work"
     if program.in_checkout and isinstance(program.source, Checkout):
@@ -109,15 +176,6 @@ def _working_directory(program: Program, prepared: Prepared, folder: Path) -> Pa
         (work / path.name).symlink_to(path)
     (folder / "data").symlink_to(prepared.inputs / "data")
     return work
-
-
-def _until(process: subprocess.Popen[bytes], limit: float) -> Iterator[None]:
-    """Yield a few times a second until the process has ended or the time is over."""
-    until = time.monotonic() + limit
-    while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_INTERVAL)
-        yield
 
 
 def _shown_step(port: int) -> int:
