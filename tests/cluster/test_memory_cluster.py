@@ -184,6 +184,25 @@ async def test_a_watch_from_a_dropped_version_gets_410() -> None:
     assert caught.value.code == 410
 
 
+async def test_a_patch_is_ambiguous_if_its_version_stood_for_another_state_before_a_restore() -> None:
+    cluster = MemoryCluster()
+    job = await cluster.create(names.DDPJOBS, "default", a_job())
+    cluster.store.renumber()
+
+    async def patch(version: str, suspend: bool) -> str:
+        body = {"metadata": {"resourceVersion": version}, "spec": {"suspend": suspend}}
+        changed = await cluster.patch(names.DDPJOBS, "default", "job", body)
+        return str(changed["metadata"]["resourceVersion"])
+
+    lowest = (await cluster.get(names.DDPJOBS, "default", "job"))["metadata"]["resourceVersion"]
+    assert int(lowest) < int(job["metadata"]["resourceVersion"])
+    version = await patch(lowest, suspend=True)
+    cluster.store.renumber()
+    assert cluster.server.ambiguous_patches == 0
+    await patch(lowest, suspend=False)  # the only object has the lowest version again, and another state
+    assert cluster.server.ambiguous_patches == 1 and version != lowest
+
+
 async def test_a_dump_is_json_and_can_be_loaded_into_another_cluster() -> None:
     cluster = MemoryCluster()
     cluster.create_namespace("team")

@@ -77,13 +77,17 @@ async def test_a_list_of_several_pages_is_complete(
 
 
 async def test_a_list_whose_next_page_expired_is_read_again_in_one_page(
-    through_proxy: KubernetesCluster, proxy: FaultProxy, namespace: str, monkeypatch: pytest.MonkeyPatch
+    cluster: KubernetesCluster,
+    through_proxy: KubernetesCluster,
+    proxy: FaultProxy,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubernetes, "PAGE_SIZE", 2)
     expired = Fault(status=410, body='{"kind":"Status","reason":"Expired","message":"the continue token is too old"}')
     proxy.rule = lambda request: expired if "continue" in request.query else None
     for number in range(5):
-        await through_proxy.create(names.PODS, namespace, a_pod(f"pod-{number}"))
+        await cluster.create(names.PODS, namespace, a_pod(f"pod-{number}"))
     assert len((await list_all(through_proxy, names.PODS, namespace)).items) == 5
 
 

@@ -173,6 +173,39 @@ def test_list_older_than_the_cache_replaces_it_because_etcd_was_restored() -> No
     assert cache.rollbacks == 1, "the next LIST is newer than all that is cached"
 
 
+def test_list_that_contradicts_what_was_seen_shows_that_etcd_was_restored_and_used_since() -> None:
+    """Seen: etcd was restored, new versions passed the old ones, and a group restarted although all its pods ran."""
+    cache = Cache()
+    cache.put(names.PODS, a_pod("seen", 50) | RUNNING)
+    cache.put(names.PODS, a_pod("newer", 70) | RUNNING)
+    cache.take(names.PODS, {"type": "DELETED", "object": a_pod("deleted", 55)})
+    page = Page((a_pod("deleted", 40), a_pod("newer", 41), a_pod("seen", 50)), "80")
+    assert apply_list(cache, names.PODS, page) == 3 and cache.rollbacks == 1
+    assert {name: known(cache, name)[1] for name in names_of(cache)} == {"deleted": 40, "newer": 41, "seen": 50}
+
+
+def test_list_keeps_what_was_seen_after_it() -> None:
+    cache = Cache()
+    listing = Listing(cache, names.PODS, lambda entry: True)
+    cache.put(names.PODS, a_pod("a", 50) | RUNNING)
+    cache.take(names.PODS, {"type": "DELETED", "object": a_pod("b", 51)})
+    listing.take(Page((a_pod("a", 20), a_pod("b", 21)), "49"))
+    assert listing.finish() == 0 and cache.rollbacks == 0
+    assert known(cache, "a")[1] == 50 and names_of(cache) == ["a"]
+
+
+def test_live_list_replaces_a_pod_whose_version_stands_for_another_state_since_a_restore() -> None:
+    """Seen: a pod that ran was taken for lost, and its group restarted (two operators, etcd restored twice)."""
+    cache = Cache()
+    cache.put(names.PODS, a_pod("a", 5) | RUNNING)
+    page = Page((a_pod("a", 5) | {"status": ended(1)},), "5")
+    for same_version, has_ended in ((False, False), (True, True)):
+        listing = Listing(cache, names.PODS, lambda entry: True, same_version=same_version)
+        listing.take(page)
+        listing.finish()
+        assert [pod.ended for pod in cache.pods("default", JOB)] == [has_ended]
+
+
 def test_list_with_a_selector_keeps_objects_outside_of_it() -> None:
     cache = Cache()
     cache.put(names.CLAIMS, a_pod("claim", 1, labels={}))

@@ -53,6 +53,8 @@ class ApiServer:
         """A mutating admission webhook: it may change an object that is about to be created."""
         self.logs: dict[tuple[str, str, str], str] = {}
         """What containers logged, by namespace, pod and container: who acts as a kubelet writes it."""
+        self.ambiguous_patches = 0
+        """Accepted patches that name a version which stood for another state before the objects were renumbered."""
         self._clock = clock
         self._new_uid = new_uid
         self._kinds: Mapping[Resource, Kind] = {kind.resource: kind() for kind in KINDS}
@@ -188,6 +190,7 @@ class ApiServer:
         new["metadata"] = meta = dict(new["metadata"])
         self._compare_place(namespace, name, meta)
         self._compare_version(resource, meta, old["metadata"])
+        self.ambiguous_patches += "resourceVersion" in (patch.get("metadata") or {}) and self.store.is_ambiguous(old)
         _keep_system_fields(meta, old["metadata"])
         (kind.prepare_status if of_status else kind.prepare_update)(new, old)
         causes = (kind.check_status if of_status else kind.check_update)(new, old)

@@ -5,7 +5,7 @@ Stored objects are never changed: a write replaces the object, so readers can sh
 
 import marshal
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +37,7 @@ class Store:
         self._on_change = on_change
         self._objects: dict[Resource, dict[Place, Json]] = defaultdict(dict)
         self._history: deque[Change] = deque()
+        self._renumbered: dict[tuple[str, ...], list[Json]] = defaultdict(list)
         self.version = 1
         self.oldest = 1
         """The history is complete from this version."""
@@ -88,6 +89,7 @@ class Store:
 
     def renumber(self) -> None:
         """Give all objects the lowest versions, in the same order, as after etcd was restored from a backup."""
+        self._keep_states(change.obj for change in self._history)
         versions = {int(obj["metadata"]["resourceVersion"]) for _, obj in self.everything()}
         new = {str(old): str(number) for number, old in enumerate(sorted(versions), start=1)}
         for objects in self._objects.values():
@@ -96,6 +98,14 @@ class Store:
                 objects[place] = obj | {"metadata": meta | {"resourceVersion": new[meta["resourceVersion"]]}}
         self.version = len(new) + 1
         self.compact()
+        self._keep_states(obj for _, obj in self.everything())
+
+    def is_ambiguous(self, obj: Json) -> bool:
+        """Return whether the object's version stood for another state before objects were renumbered.
+
+        Also for a state of another object of its name: a status patch names the version, not the uid.
+        """
+        return any(state != obj for state in self._renumbered.get(_named_version(obj), ()))
 
     def dump(self) -> Json:
         """Return all objects and the version, as JSON for ``load``. The history is left out."""
@@ -111,11 +121,21 @@ class Store:
         self.version = int(dumped["version"])
         self.compact()
 
+    def _keep_states(self, states: Iterable[Json]) -> None:
+        """Keep the states that versions stand for, which will stand for others."""
+        for obj in states:
+            self._renumbered[_named_version(obj)].append(obj)
+
     def _record(self, change: Change) -> None:
         self._history.append(change)
         if len(self._history) > HISTORY_LIMIT:
             self.oldest = self._history.popleft().version
         self._on_change(change)
+
+
+def _named_version(obj: Json) -> tuple[str, ...]:
+    meta = obj["metadata"]
+    return str(obj["kind"]), meta["namespace"], meta["name"], meta["resourceVersion"]
 
 
 def clone(obj: Json) -> Json:

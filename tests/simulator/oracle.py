@@ -10,13 +10,14 @@ from typing import Any
 
 from ddpjob.api import names
 from ddpjob.api.objects import Json, element, owner_uid
-from ddpjob.api.status import ENDING
+from ddpjob.api.status import ENDING, TIME_CATEGORIES
+from ddpjob.api.times import parse_time, seconds_since, timestamp
 from ddpjob.controller.pod_logs import RETRY_SECONDS, SECONDS
 from ddpjob.engine import claims
 from tests.memory.store import Change
 from tests.simulator.faults import HARMLESS_FOR_LOGS
 from tests.simulator.kubelets import CULPRIT, GRACE_SECONDS, SECRET
-from tests.simulator.simulation import KEY, LogRead, Simulation
+from tests.simulator.simulation import KEY, START, LogRead, Simulation
 
 Outcome = dict[str, Any]
 OF_LOGS = ("Error", "ValueError", "PeerLost")
@@ -50,6 +51,7 @@ def check_history(
     respond. operators: how many worked at the same time.
     """
     _check_status(changes)
+    _check_time(changes)
     _check_pods(changes, late_creates, operators)
     _check_overlap(changes, unreachable)
     _check_namesakes(changes, unreachable)
@@ -58,8 +60,12 @@ def check_history(
 
 
 def check_undisturbed(sim: Simulation, refused: int) -> None:
-    """Check that no request of a run without faults was without effect, apart from ``refused`` ones."""
+    """Check that no request of a run without faults was without effect, apart from ``refused`` ones.
+
+    Also that the time is in the categories that the pods and the spec show: the operator then sees each change at once.
+    """
     assert len(sim.cluster.useless) <= refused, f"requests without effect: {sim.cluster.useless}"
+    _check_categories(sim.changes)
 
 
 def outcome(sim: Simulation) -> Outcome:
@@ -242,6 +248,66 @@ def _check_status(changes: History) -> None:
         before = status
 
 
+def _check_time(changes: History) -> None:
+    """Check that the ledger of each status adds up to the time since the job's creation, and at the end to all of it.
+
+    Only the training may become less: the operator learns later of saves, and of the start of a trainer that reports.
+    """
+    before: Json = {}
+    uid = None
+    for change in _job_changes(changes):
+        meta, status = change.obj["metadata"], change.obj.get("status") or {}
+        if meta["uid"] != uid:
+            uid, before = meta["uid"], {}
+        if (ledger := status.get("time")) is None:
+            continue
+        spent = {category: ledger[category] for category in TIME_CATEGORIES}
+        elapsed = seconds_since(meta["creationTimestamp"], parse_time(ledger["asOf"]))
+        assert sum(spent.values()) == elapsed, f"{spent} is not {elapsed:.0f} s"
+        less = [name for name in spent if not (0 if name == "training" else before.get(name, 0)) <= spent[name]]
+        assert not less, f"{less} became less: {before}, then {spent}"
+        before = spent
+        if "completionTime" in status:
+            completed = seconds_since(meta["creationTimestamp"], parse_time(status["completionTime"]))
+            assert abs(elapsed - completed) <= max(1, 0.01 * completed), f"{spent} of a job of {completed:.0f} s"
+
+
+def _check_categories(changes: History) -> None:
+    """Check how long the last job trained and was stopped by what its pods and its spec were at each time."""
+    jobs = [change.obj for change in _job_changes(changes) if (change.obj.get("status") or {}).get("time")]
+    if not jobs:  # deleted before its first status
+        return
+    last = jobs[-1]
+    uid, status, ledger = last["metadata"]["uid"], last["status"], last["status"]["time"]
+    end = seconds_since(timestamp(START), parse_time(ledger["asOf"]))
+    at, suspended, pods = 0.0, False, dict[str, tuple[str, bool]]()
+    seconds: dict[str, float] = dict.fromkeys(("some run", "all run", "suspended"), 0.0)
+    for time, change in changes:
+        moment = min(max(time, at), end)
+        attempts = Counter(attempt for attempt, runs in pods.values() if runs)
+        seconds["some run"] += moment - at if attempts else 0.0
+        seconds["all run"] += moment - at if last["spec"]["numNodes"] in attempts.values() else 0.0
+        seconds["suspended"] += moment - at if suspended else 0.0
+        at, meta = moment, change.obj["metadata"]
+        if meta["uid"] == uid:
+            suspended = bool(change.obj["spec"].get("suspend")) and "completionTime" not in (change.obj["status"] or {})
+        elif change.resource is names.PODS and (meta.get("labels") or {}).get(names.LABEL_JOB_UID) == uid:
+            runs = _trains(change) and "deletionTimestamp" not in meta
+            pods[meta["name"]] = meta["labels"][names.LABEL_ATTEMPT], runs
+    slack = 3.0 * (1 + status["attempt"])  # for each attempt, until its pods are seen to run, and to end
+    trained = ledger["starting"] + ledger["training"] + ledger["saving"] + ledger["lost"]
+    seen = f"{ledger}, but {seconds}"
+    assert seconds["all run"] - slack <= trained <= seconds["some run"] + slack, seen
+    assert abs(ledger["stopped"] - seconds["suspended"]) <= slack, seen
+
+
+def _trains(change: Change) -> bool:
+    """Return whether the trainer of this pod runs."""
+    trainer = element(change.obj["status"].get("containerStatuses"), "name", names.TRAINER_CONTAINER)
+    is_running = "running" in (trainer.get("state") or {}) and change.type != "DELETED"
+    return is_running and bool(change.obj["status"].get("phase") == "Running")
+
+
 def _check_failures(before: Json, status: Json) -> None:
     """Check that a recorded failure is never changed, unless its restart is refunded."""
     known = {failure["attempt"]: failure for failure in before.get("failures") or ()}
@@ -336,9 +402,7 @@ def _check_namesakes(changes: History, unreachable: Collection[str]) -> None:
         if change.type == "ADDED":
             others = [pod for pod in training.values() if _is_namesake(pod, labels)]
             assert not others, f"{meta['name']} was created while {others[0]['metadata']['name']} trained"
-        trainer = element(change.obj["status"].get("containerStatuses"), "name", names.TRAINER_CONTAINER)
-        trains = "running" in (trainer.get("state") or {}) and change.type != "DELETED"
-        if trains and change.obj["status"].get("phase") == "Running":
+        if _trains(change):
             training[meta["uid"]] = change.obj
         else:
             training.pop(meta["uid"], None)

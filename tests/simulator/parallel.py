@@ -19,7 +19,10 @@ _BATCH = 25
 
 @dataclass
 class Batch:
-    """The results of some runs. ``counts``: of runs, faults and starts of the operator, by how watch events arrived."""
+    """The results of some runs.
+
+    counts: of runs, of those that were checked, of faults and starts of the operator, by how watch events arrived.
+    """
 
     failures: list[str] = field(default_factory=list)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -84,8 +87,9 @@ def _carry_out(runs: Sequence[Run]) -> Batch:
     for run in runs:
         counts = Counter(runs=1)
         try:
-            simulation = compare(run).simulation
-            counts.update(faults=simulation.faults, starts=simulation.starts)
+            result = compare(run)
+            simulation = result.simulation
+            counts.update(faults=simulation.faults, starts=simulation.starts, checked=result.is_checked)
             batch.counts.setdefault(simulation.watch, Counter()).update(counts)
         except ViolationError as error:
             batch.failures.append(str(error))

@@ -31,9 +31,9 @@ def soak(number: int, first: int) -> int:
                 left = (number - done) / rate
                 print(f"{done} of {number} runs, {len(failures)} failed, {rate:.0f} runs/s, {left:.0f} s left")
                 sys.stdout.flush()
-    print(f"{'watch events':<14}{'runs':>10}{'faults':>10}{'operator starts':>18}")
+    print(f"{'watch events':<14}{'runs':>10}{'checked':>10}{'faults':>10}{'operator starts':>18}")
     total = sum(counts.values(), Counter[str]())
     for watch, each in [*sorted(counts.items()), ("all", total)]:
-        print(f"{watch:<14}{each['runs']:>10}{each['faults']:>10}{each['starts']:>18}")
+        print(f"{watch:<14}{each['runs']:>10}{each['checked']:>10}{each['faults']:>10}{each['starts']:>18}")
     print(f"{number} runs from seed {first}, {len(failures)} failed, in {time.monotonic() - began:.0f} s")
     return 1 if failures else 0

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.simulator.parallel import failures_of
 from tests.simulator.runs import RANDOM, Run
 
-RUNS = 300
+RUNS = 150
 
 
 def test_random_runs_end_as_without_faults(processes: ProcessPoolExecutor) -> None:

@@ -200,6 +200,16 @@ class Cache:
         """Return the highest version of a kind that was stored. A LIST that is sent now has at least this version."""
         return self._newest[resource]
 
+    def contradicts(self, resource: Resource, obj: Json, listed: int) -> bool:
+        """Return whether an object of a LIST of version ``listed`` is older than what was seen up to that version.
+
+        Then versions went back and have been used again since.
+        """
+        meta = obj["metadata"]
+        known = self._objects[resource].get((meta["namespace"], meta["name"]))
+        seen = known.version if known is not None and known.uid == meta["uid"] else self._tombstones.get(meta["uid"])
+        return seen is not None and version_number(meta.get("resourceVersion", "")) < seen <= listed
+
     def accept_older(self, resource: Resource) -> None:
         """Let any version of an object replace the cached one, because versions went back: etcd was restored.
 
@@ -235,8 +245,11 @@ class Listing:
     are not newer than it, are removed at the end. Of earlier pages only the uids are kept.
     """
 
-    def __init__(self, cache: Cache, resource: Resource, covers: Callable[[Entry], bool]) -> None:
+    def __init__(
+        self, cache: Cache, resource: Resource, covers: Callable[[Entry], bool], *, same_version: bool = False
+    ) -> None:
         self._cache = cache
+        self._same_version = same_version
         self._resource = resource
         self._covers = covers
         self._present: set[str] = set()
@@ -250,11 +263,16 @@ class Listing:
             self._present.clear()
             self._limit = version_number(page.resource_version)
             if 0 < self._limit < self._newest:
-                self._cache.accept_older(self._resource)
-                self._newest = 0
+                self._accept_older()
         for obj in page.items:
-            self._changes += self._cache.put(self._resource, obj)
+            if self._cache.contradicts(self._resource, obj, self._limit):
+                self._accept_older()
+            self._changes += self._cache.put(self._resource, obj, same_version=self._same_version)
             self._present.add(obj["metadata"]["uid"])
+
+    def _accept_older(self) -> None:
+        self._cache.accept_older(self._resource)
+        self._newest = 0
 
     def finish(self) -> int:
         """Remove what no page contained; return the number of changed objects."""

@@ -12,7 +12,7 @@ from tests.cluster.contract.requests import Request, sequences
 
 pytestmark = pytest.mark.apiserver
 
-SEQUENCES = 500
+SEQUENCES = 300
 
 # Without these, the comparison would be one of errors.
 EXPECTED = {
@@ -26,7 +26,7 @@ EXPECTED = {
     ("delete", "Pod", "NotFound"),
 }
 
-# A conflict is so rare that 500 random sequences sometimes have none.
+# A conflict is so rare that 300 random sequences sometimes have none.
 CONFLICT = [
     Request("create", "DDPJob", {"body": job() | {"metadata": {"name": "a"}}}),
     Request("patch_status", "DDPJob", {"name": "a", "body": {"status": {"state": "Pending"}}}),
