@@ -50,7 +50,7 @@ dist.init_process_group("gloo")
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 saved = folder / "step"
-step, done, goes_on = int(saved.read_text()) if saved.exists() else 0, 0, torch.ones(1)
+step, done, goes_on = int(saved.read_text().split()[0]) if saved.exists() else 0, 0, torch.ones(1)
 while goes_on:
     model(torch.ones(8, 4)).sum().backward()
     for parameter in model.parameters():
@@ -58,7 +58,7 @@ while goes_on:
     optimizer.step()
     step, done = step + 1, done + 1
     if rank == "0":
-        (folder / "new").write_text(str(step))
+        (folder / "new").write_text(f"{step} {done} {life}")
         (folder / "new").rename(saved)
         goes_on[0] = 0 if (folder / "go").exists() else 1
     if done == 1:
@@ -100,6 +100,7 @@ def killed_ranks(kills: int) -> tuple[list[float], list[float]]:
 
 def _kill(folder: Path, kills: int, nodes: Sequence[subprocess.Popen[bytes]]) -> tuple[list[float], list[float]]:
     draw, forked, stepped, victims, killed = random.Random(5), list[float](), list[float](), list[int](), 0.0
+    most = 8
     _until(lambda: "all 2 launchers take part" in (folder / "node-0.log").read_text(), folder)
     for life in range(kills + 1):
         paths = [folder / f"life-{life}.rank-{rank}" for rank in range(RANKS)]
@@ -110,10 +111,11 @@ def _kill(folder: Path, kills: int, nodes: Sequence[subprocess.Popen[bytes]]) ->
             stepped.append(max(float(step) for _, step, _ in times) - killed)
         if life == kills:
             break
-        _until(partial(_has_made, folder / "step", int((folder / "step").read_text()) + 3 * life + 8), folder)
+        _until(partial(_has_made, folder / "step", life, most), folder)
         victims.append(draw.randrange(RANKS))
         killed = time.time()
         os.kill(int(times[victims[-1]][2]), signal.SIGKILL)
+        most = int((folder / "step").read_text().split()[1]) + 2  # one step may be under way
     (folder / "go").touch()
     codes = [node.wait(_PATIENCE) for node in nodes]
     said = re.findall(r"^restart in place .*: rank (\d+) was killed", (folder / "node-0.log").read_text(), re.M)
@@ -126,9 +128,10 @@ def _all_exist(paths: Sequence[Path]) -> bool:
     return all(path.exists() for path in paths)
 
 
-def _has_made(saved: Path, steps: int) -> bool:
-    """Return whether the life has made more steps than any before, which is progress."""
-    return int(saved.read_text()) > steps
+def _has_made(saved: Path, life: int, steps: int) -> bool:
+    """Return whether the life has made more steps than that; more than in any life before are progress."""
+    _, done, of_life = map(int, saved.read_text().split())
+    return of_life == life and done > steps
 
 
 def _until(condition: Callable[[], bool], folder: Path) -> None:

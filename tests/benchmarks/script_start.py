@@ -3,12 +3,13 @@
     python -m tests.benchmarks.script_start            # table on standard output
     python -m tests.benchmarks.script_start --write    # and into docs/benchmarks.md
 
-The script is manifests/examples/train.py with one and with two ranks, which starts unchanged under both launchers. A
+The script is manifests/examples/train_plain.py with one and with two ranks, unchanged under both launchers. A
 hook of torch records the time after each step of rank 0's optimizer. The time until the first step begins before the
 launcher's process starts: it includes Python's start, the imports, the rendezvous and the data. A step is the median of
-the times between two steps of a run, so saves, which are rare, do not count. CPU time is that of launcher and ranks for
-the whole run. Runs of the two launchers alternate, and a ratio is the median of the ratios of neighbours: what else
-runs on the machine slows both. Each rank computes on one thread: several threads wait for each other's cores.
+the times between two steps of a run, so saves, which are rare, do not count. Runs with 500 samples in a step show the
+ratio for a longer step. CPU time is the time of launcher and ranks for the whole run of quick steps. Runs of the two
+launchers alternate, and a ratio is the median of the ratios of neighbours: what else runs on the machine slows both.
+Each rank computes on one thread: several threads wait for each other's cores.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from ddprun.distributed.topology import free_port
 from tests.benchmarks.report import describe_machine, write_section
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "manifests" / "examples" / "train.py"
+EXAMPLE = ROOT / "manifests" / "examples" / "train_plain.py"
 LAUNCHERS = ("torchrun", "ddprun")
 RANKS = (1, 2)
 REPETITIONS = 7
-EPOCHS = 20
+QUICK = ("--epochs", "20")
+LONGER = ("--epochs", "60", "--batch-size", "500")
 _SECONDS = 600
 _RECORDER = """
 import json, os, runpy, sys, time
@@ -59,36 +61,48 @@ class Timed:
     """Since the launcher was started."""
     step: float
     """The median of the times between two steps."""
+    longer_step: float
+    """The same in a run of its own with more samples in a step."""
     cpu: float
-    """Of the launcher and its ranks, for the whole run."""
+    """Of the launcher and its ranks, for the whole run of quick steps."""
 
 
 Pairs = list[dict[str, Timed]]
 MEASURES: tuple[tuple[str, Callable[[Timed], float], str], ...] = (
     ("until the first step", lambda timed: timed.first_step, "s"),
     ("a step", lambda timed: timed.step, "ms"),
+    ("a step of 500 samples", lambda timed: timed.longer_step, "ms"),
     ("CPU time", lambda timed: timed.cpu, "s"),
 )
 
 
 def run(launcher: str, ranks: int) -> Timed:
     """Train with the launcher and return the times of rank 0."""
+    begin, used = time.time(), _cpu_of_children()
+    times = _train(launcher, ranks, *QUICK)
+    cpu = _cpu_of_children() - used
+    return Timed(times[0] - begin, _median_step(times), _median_step(_train(launcher, ranks, *LONGER)), cpu)
+
+
+def _train(launcher: str, ranks: int, *arguments: str) -> list[float]:
+    """Return the time after each step of rank 0."""
     with tempfile.TemporaryDirectory(prefix="ddprun-script-start-") as folder:
         script, recorded = Path(folder, "recorder.py"), Path(folder, "times.json")
         script.write_text(_RECORDER)
         port = ["--master-port", str(free_port())] if launcher == "torchrun" else []
         command = [Path(sys.executable).parent / launcher, "--nproc-per-node", str(ranks), *port]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDPRUN_", "OMP_"))}
-        begin, used = time.time(), _cpu_of_children()
         done = subprocess.run(
-            [*command, script, recorded, EXAMPLE, "--epochs", str(EPOCHS)], cwd=folder, timeout=_SECONDS, check=False,
+            [*command, script, recorded, EXAMPLE, *arguments], cwd=folder, timeout=_SECONDS, check=False,
             env=env | {"DDPJOB_CHECKPOINT_DIR": folder, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"{launcher} with {ranks} rank(s) failed:\n{done.stdout}{done.stderr}")
-        times = json.loads(recorded.read_text())
-    step = statistics.median(after - before for before, after in pairwise(times))
-    return Timed(times[0] - begin, step, _cpu_of_children() - used)
+        return list(json.loads(recorded.read_text()))
+
+
+def _median_step(times: list[float]) -> float:
+    return statistics.median(after - before for before, after in pairwise(times))
 
 
 def _cpu_of_children() -> float:

@@ -93,9 +93,15 @@ class Run:
         return dict(wait_until(reached, f"step {step}"))
 
     def ranks(self) -> dict[int, int]:
-        """Return the pids of the launcher's children by rank."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return dict(enumerate(sorted(map(int, children))))  # forked in order of rank
+        """Return the pids of the launcher's ranks: unlike its other children they have process groups of their own."""
+        children = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
+        return dict(enumerate(sorted(pid for pid in children if _leads_a_group(pid))))  # forked in order of rank
+
+
+def _leads_a_group(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid) == pid
+    return False
 
 
 class ForkServer:

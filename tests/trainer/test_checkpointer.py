@@ -54,6 +54,7 @@ def test_save_returns_the_checkpoint_that_it_wrote_after_the_rows(tmp_path: Path
     result = checkpointer.save(4, state, None)
     assert result == SaveResult(place(1, 4))
     assert progress.snapshot()["checkpoint"] == place(1, 4)
+    assert progress.snapshot()["savingSeconds"] > 0
     assert [row["step"] for row in effective_rows(tmp_path, "train")] == [1, 2, 3, 4]
     manifest = json.loads((tmp_path / "run-000001" / "step-000000004.json").read_text())
     assert (manifest["complete"], manifest["cursor"]) == (False, {"epoch": 0, "position": 148})

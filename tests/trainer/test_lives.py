@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from ddprun.distributed.topology import Ranks
-from ddprun.launcher.agreement import Agreement
+from ddprun.errors import UsageError
+from ddprun.launcher.agreement import Agreement, granted
 from ddprun.launcher.life_messages import (
     Abort,
     Blamed,
@@ -24,6 +25,7 @@ from ddprun.launcher.life_messages import (
     Release,
     Start,
     Stop,
+    Working,
     from_json,
     to_json,
 )
@@ -38,14 +40,17 @@ from ddprun.launcher.lives import (
     LeaveAlone,
     Limits,
     Lost,
+    OtherVersion,
     Progressed,
     RanksDone,
     RanksEnded,
     RanksFailed,
+    RanksWork,
     Received,
     Send,
     StartRanks,
     Tick,
+    ToldToStop,
     follow,
     lead,
 )
@@ -147,12 +152,18 @@ def test_later_life_without_a_step_ends_when_it_takes_much_longer_than_the_first
     s, _ = after(group_of_two(), 100.0 + took, Progressed(1, 0))
     s = dataclasses.replace(s, life=LIFE.next, began=200.0, has_stepped=False)
 
-    def phase_after(seconds: float) -> str:
+    def phase_after(s: Leader, seconds: float) -> str:
         seats = {node: dataclasses.replace(seat, heard=200.0 + seconds) for node, seat in s.seats.items()}
         quiet = dataclasses.replace(s, seats=seats, ticked=200.0 + seconds)
         return after(quiet, 200.0 + seconds, Tick())[0].phase
 
-    assert (phase_after(limit - 1), phase_after(limit + 1)) == ("Running", "Ended")
+    assert (phase_after(s, limit - 1), phase_after(s, limit + 1)) == ("Running", "Ended")
+    node = Follower("boot", LIFE.next, joined=True)
+    working = follow(node, RanksWork(2), 1.0)[1]
+    assert working == (Send(Working(LIFE.next)),)
+    assert follow(node, RanksWork(1), 1.0)[1] == ()
+    s, _ = after(s, 220.0, Received(Working(LIFE.next), 1))
+    assert (phase_after(s, 20 + limit - 1), phase_after(s, 20 + limit + 1)) == ("Running", "Ended")
 
 
 def test_launcher_that_was_paused_does_not_take_the_others_for_lost() -> None:
@@ -185,11 +196,13 @@ def test_message_of_an_older_life_changes_nothing() -> None:
 
 def test_steps_of_a_life_that_is_over_are_no_steps_of_the_next_life() -> None:
     agreement = Agreement(Ranks(), Peers(Ranks(), None), grant=3)
+    agreement.turn()
     agreement.progressed(1, 5)
     agreement.tell(RanksFailed(1, FAILURE))
     assert isinstance(agreement.orders.popleft(), EndRanks)
     agreement.tell(RanksEnded(1))
     assert isinstance(agreement.orders.popleft(), StartRanks)
+    assert agreement.turn(), "it is time to look for the first step"
     agreement.progressed(1, 6)
     assert agreement.reports()["lives"][0]["recoveryMilliseconds"] is None
     agreement.progressed(2, 1)
@@ -218,7 +231,10 @@ def test_node_that_has_succeeded_waits_for_the_leader_and_may_start_again() -> N
 @pytest.mark.parametrize(("runs", "phase"), [(True, "Released"), (False, "Ended")])
 def test_stop_signal_is_the_end_of_restarts_in_place(*, runs: bool, phase: str) -> None:
     """Ranks that run save a checkpoint together; without ranks there is nothing to wait for."""
-    assert after(group_of_two(), 101.0, Received(Stop(LIFE, runs=runs), 1))[0].phase == phase
+    for life in (LIFE, LIFE.next):  # the second has made no step
+        s, _ = after(group_of_two(life=life), 101.0, Received(Stop(life, runs=runs), 1))
+        assert s.phase == phase
+        assert after(s, 101.0, Received(Failed(life, FAILURE), 0))[1] == [], "no other life"
 
 
 def test_processes_that_do_not_end_end_the_attempt() -> None:
@@ -227,16 +243,51 @@ def test_processes_that_do_not_end_end_the_attempt() -> None:
     assert s.ended is not None and "did not end" in s.ended.reason
 
 
-def test_node_that_has_not_joined_ends_by_itself() -> None:
-    s, actions = follow(Follower("boot", LIFE), RanksFailed(1, FAILURE), 1.0)
+def reason_of(actions: Sequence[Action]) -> str:
+    (action,) = actions
+    assert isinstance(action, LeaveAlone)
+    return action.reason
+
+
+def test_node_that_has_not_joined_ends_by_itself_and_says_why() -> None:
+    alone = Follower("boot", LIFE)
+    s, actions = follow(alone, RanksFailed(1, FAILURE), 1.0)
     assert s.phase == "Released"
-    assert [type(action).__name__ for action in actions] == ["LeaveAlone"]
+    assert "node 0 was not reached" in reason_of(actions)
+    assert not reason_of(follow(alone, RanksDone(1), 1.0)[1])
+    assert not reason_of(follow(follow(alone, ToldToStop(), 1.0)[0], RanksFailed(1, FAILURE), 1.0)[1])
+
+
+def test_failure_before_all_launchers_take_part_ends_the_attempt_and_names_the_absent() -> None:
+    s, _ = after(Leader(3, Limits(granted=5), LIFE), 1.0, *(Received(Hello(LIFE, str(node)), node) for node in (0, 1)))
+    s, actions = after(s, 1.0, Received(Failed(LIFE, FAILURE), 1))
+    assert s.phase == "Released"
+    first, second = actions
+    assert isinstance(first, Send) and isinstance(first.message, Release) and second == Send(first.message, 1)
+    assert "node 2 takes no part" in first.message.reason
+    assert reason_of(follow(Follower("boot", LIFE), Received(first.message), 1.0)[1]) == first.message.reason
+
+
+def test_launcher_of_another_version_is_named_once() -> None:
+    peers = Peers(Ranks(nnodes=2, world_size=2), None)
+    agreement = Agreement(Ranks(nnodes=2, world_size=2), peers, grant=3)
+    for _ in range(2):  # it has connected again
+        peers.life_events.append(OtherVersion(1, 7))
+        agreement.turn()
+    assert list(agreement.orders) == [OtherVersion(1, 7)]
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "2.5", "9999999999"])
+def test_grant_that_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"DDPJOB_INPLACE_RESTARTS={text} is not a whole number"):
+        granted({"DDPJOB_INPLACE_RESTARTS": text})
+    assert (granted({}), granted({"DDPJOB_INPLACE_RESTARTS": "7"})) == (0, 7)
 
 
 MESSAGES: list[Message] = [
     Hello(LIFE, "boot"), Failed(LIFE, FAILURE), Ready(LIFE, healthy=True, failure=None),
     Ready(LIFE, healthy=False, failure=FAILURE), Stop(LIFE, runs=True), Start(LIFE, 29_511), End(LIFE, "why", None),
-    End(LIFE, "why", Blamed(1, FAILURE)),
+    End(LIFE, "why", Blamed(1, FAILURE)), Release(LIFE, "why"),
 ]  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddprun.distributed.topology import Ranks
-from ddprun.launcher.life_messages import Alive, Hello, Life
-from ddprun.launcher.lives import Connected, Lost, Received
+from ddprun.launcher import peers
+from ddprun.launcher.life_messages import VERSION, Alive, Hello, Life
+from ddprun.launcher.lives import Connected, Lost, OtherVersion, Received
 from ddprun.launcher.peers import Peers
 from ddprun.reporting.progress_port import ProgressPort
 from tests.processes import free_port
@@ -26,8 +27,15 @@ HELLO = Received(Hello(LIFE, "boot"), 1)
 class TwoNodes:
     """The launchers of nodes 0 and 1 as objects of this process, connected over a real port."""
 
-    def __init__(self, *, uid: str = "a random uid", other_uid: str = "a random uid", attempt: str = "1") -> None:
-        self.number = free_port()
+    def __init__(
+        self,
+        *,
+        uid: str = "a random uid",
+        other_uid: str = "a random uid",
+        attempt: str = "1",
+        versions: tuple[int, int] = (VERSION, VERSION),
+    ) -> None:
+        self.number, self.versions = free_port(), versions
         with pytest.MonkeyPatch.context() as env:
             env.setenv("DDPJOB_UID", uid)
             env.setenv("DDPJOB_ATTEMPT", "1")
@@ -39,9 +47,12 @@ class TwoNodes:
 
     def turn(self) -> None:
         select.select([self.port, self.leader, self.node], [], [], 0.01)
-        self.port.handle()
-        self.leader.handle()
-        self.node.handle()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peers, "VERSION", self.versions[0])
+            self.port.handle()
+            self.leader.handle()
+            patch.setattr(peers, "VERSION", self.versions[1])
+            self.node.handle()
 
     def until_connected(self) -> None:
         def connected() -> bool:
@@ -95,6 +106,44 @@ def test_launcher_of_another_job_or_attempt_is_refused(other: dict[str, str]) ->
     wait_until(tried, "an attempt to connect, and its end")
     assert not two.leader.life_events and not two.node.life_events
     two.port.close()
+
+
+@pytest.mark.parametrize("versions", [(0, VERSION), (VERSION, 0), (VERSION, VERSION + 1)])
+def test_launchers_of_another_version_say_so_and_agree_on_nothing(versions: tuple[int, int]) -> None:
+    two = TwoNodes(versions=versions)
+    two.until_connected()
+    two.node.say(HELLO.message)
+    two.leader.say(Alive(LIFE), 1)
+    two.turns()
+    assert two.received() == [OtherVersion(1, versions[1])]
+    assert list(two.node.life_events) == [OtherVersion(0, versions[0])]
+    two.node.ask()
+    wait_until(lambda: two.turn() or two.leader.is_asked, "the question about a stall, which both understand")
+    two.port.close()
+
+
+def test_connection_to_an_address_that_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_CONNECTING", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as others:
+        # The kernel drops the first packet of each connection for which the queue of the listener has no place.
+        address = silent.getsockname()
+        for _ in range(4):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(address)
+        node = Peers(Ranks(nnodes=2, node_rank=1, world_size=2), address[1])
+        tried: set[socket.socket] = set()
+
+        def tries() -> bool:
+            select.select([node], [], [], 0.01)
+            node.handle()
+            if node._connecting:
+                assert len(select.select([], [node._connecting], [], 0)[1]) == 0, "the address answers"
+                tried.add(node._connecting)
+            return len(tried) > 2
+
+        wait_until(tries, "three attempts to connect")
+        assert node._delay >= 8 * peers._FIRST_DELAY
 
 
 def a_stranger(two: TwoNodes) -> socket.socket:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -28,10 +29,12 @@ from ddprun.errors import (
     UsageError,
     classify,
 )
+from ddprun.heartbeat import HeartbeatRecord
 from ddprun.launcher.processes import WorkerProcess, failed_silently, report_of, root_cause, split_lines
 from ddprun.reporting import termination
-from ddprun.reporting.progress import Progress, StepRate
+from ddprun.reporting.progress import Progress, StepRate, shared_snapshot
 from ddprun.reporting.progress_port import ProgressPort
+from ddprun.shared_text import SIZE, SharedText, read
 from ddptrain import errors as trainer_errors
 from ddptrain.data.mnist import MNIST_FILES, read_content
 from tests.processes import free_port
@@ -446,6 +449,27 @@ def test_progress_is_served_and_changes_only_with_completed_work() -> None:
     assert get("/healthz") == {"ok": True}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get("/elsewhere")
+
+
+def test_time_of_saves_adds_up_also_of_those_that_fail() -> None:
+    memory = memoryview(bytearray(SIZE))
+    progress = Progress(1, "", SharedText(memory))
+    with progress.saving():
+        began = time.monotonic()
+        while time.monotonic() - began < 0.01:
+            pass
+    first = progress.snapshot()["savingSeconds"]
+    with pytest.raises(OSError, match="full"), progress.saving():
+        began = time.monotonic()
+        while time.monotonic() - began < 0.01:
+            pass
+        raise OSError("full")
+    second = progress.snapshot()["savingSeconds"]
+    assert 0.01 <= first < second - 0.009
+    progress.update(step=7)
+    shown = shared_snapshot(read(memory), HeartbeatRecord())
+    assert shown is not None
+    assert shown["savingSeconds"] == second, "the next report has it"
 
 
 def test_steps_per_second_are_of_the_last_10_to_20_seconds() -> None:

@@ -54,6 +54,7 @@ def test_newest_state_is_loaded_and_its_place_is_in_the_progress(tmp_path: Path,
     assert (found.step, found.state["weights"].tolist(), found.state["epoch"]) == (20, [20.0] * 3, 1)
     place = progress.snapshot()["checkpoint"]
     assert (tmp_path / place["path"], place["step"]) == (checkpoint_file(tmp_path, 1, 20), 20)
+    assert progress.snapshot()["savingSeconds"] > 0
 
 
 def test_steps_are_counted_from_the_checkpoint_on(tmp_path: Path, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddprun.reporting.console import _Output
+from ddprun.reporting.console import Output
 from tests.trainer.builders import SMALL
 from tests.trainer.runs import PATIENCE, ForkServer, Run
 
@@ -92,7 +92,7 @@ def test_a_launcher_whose_output_nobody_reads_obeys_sigterm(ddptrain: ForkServer
 def test_lines_that_nobody_reads_in_time_are_dropped_and_counted() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    output = _Output(writer, 1000)
+    output = Output(writer, 1000)
     for number in range(1000):
         output.write(b"line %d\n" % number)
     received = b""

@@ -210,6 +210,19 @@ def test_reports_of_earlier_ranks_end_with_them() -> None:
         opened.close()
 
 
+def test_time_of_saves_adds_up_over_the_lives_of_an_attempt() -> None:
+    progress, shown = NodeProgress(1), []
+    for number in range(1, 4):
+        with contextlib.closing(Diagnostics.create(0)) as diagnostics:
+            progress.follow(diagnostics)
+            Progress(1, "", diagnostics.progress_text()).update(phase="train", step=number, savingSeconds=1.5)
+            shown.append(progress.snapshot()["savingSeconds"])
+            assert progress.completed({"phase": "start"})["savingSeconds"] == 1.5 * (number - 1)
+            progress.keep()
+            shown.append(progress.snapshot()["savingSeconds"])
+    assert shown == [1.5, 1.5, 3.0, 3.0, 4.5, 4.5]
+
+
 @pytest.mark.parametrize(("long", "more"), [(600.0, False), (0.0, True)])
 def test_life_of_a_script_is_progress_when_it_makes_more_steps_or_trains_long(
     monkeypatch: pytest.MonkeyPatch, *, long: float, more: bool

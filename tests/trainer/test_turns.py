@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from ddprun import script_interface, shared_text
 from ddprun.heartbeat import SIZE, Heartbeat
+from ddprun.reporting.progress import Progress, shared_snapshot
+from ddprun.settings import Settings
+from ddprun.shared_text import SharedText
 from ddprun.turns import BEATS, REPORTS, Turn
 
 
@@ -101,3 +106,36 @@ def test_heartbeat_continues_the_numbers_of_another_process(file: int) -> None:
     assert (rank.last.step, rank.last.collectives, rank.last.phase) == (7, 1, "close")
     assert rank.last.changes > before.changes
     assert told == [("close", 7)]
+
+
+def test_each_step_is_a_heartbeat_and_quick_steps_are_reported_together(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_interface, "_state", script_interface._state)
+    monkeypatch.setattr(script_interface, "_INTERVAL", 3600.0)
+    memory = mmap.mmap(file, SIZE)
+    text = memoryview(bytearray(shared_text.SIZE))
+    beats, progress = Turn(file, BEATS, is_rank=True), Progress(1, "", SharedText(text))
+    heartbeat = Heartbeat(memoryview(memory), None, beats.may_write)
+    script_interface.begin(progress, heartbeat, Settings(), beats=beats, reports=Turn(file, REPORTS, is_rank=True))
+    optimizer = object()
+    for _ in range(100):
+        script_interface.stepped(optimizer)
+    assert (heartbeat.last.step, heartbeat.last.phase, progress.snapshot()["step"]) == (100, "train", 1)
+    launchers = shared_snapshot(shared_text.read(text), heartbeat.last)
+    assert launchers is not None
+    assert launchers == progress.snapshot() | {"step": 100, "ageSeconds": launchers["ageSeconds"]}
+
+    def step_of_a_fork() -> int:
+        script_interface.stepped(optimizer)
+        return heartbeat.last.step
+
+    fork = Forked(step_of_a_fork)  # the turn is its parent's
+    fork.end()
+    assert (fork.said, heartbeat.last.step) == ("100", 100)
+    heartbeat.mark("save")
+    script_interface.stepped(optimizer)
+    assert (heartbeat.last.step, heartbeat.last.phase, progress.snapshot()["step"]) == (101, "train", 101)
+    script_interface.stepped(optimizer)
+    script_interface.report_counted()
+    assert progress.snapshot()["step"] == 102

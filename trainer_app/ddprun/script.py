@@ -143,6 +143,7 @@ class _Run:
         try:
             with contextlib.suppress(_Success):
                 self._call()
+            script_interface.report_counted()
             self._heartbeat.mark("close", limit=math.inf)
             if not script_interface.stop_was_asked():
                 fault_injection.check_occurred(self._fault)

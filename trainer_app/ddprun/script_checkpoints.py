@@ -43,6 +43,7 @@ class ScriptCheckpoints:
         volume_timeout: seconds that a save may take before it counts as a hang.
         on_saved: called on rank 0 with run, step and path of each checkpoint that is on the volume.
         on_loaded: called on every rank with the step from which it continues.
+        timed: measures on rank 0 for how long a save blocks the training.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class ScriptCheckpoints:
         volume_timeout: float,
         on_saved: Callable[[Json], None],
         on_loaded: Callable[[int], None],
+        timed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._store, self._metrics = Checkpoints(metrics.folder, keep=keep), metrics
         self._heartbeat, self._limit = heartbeat, volume_timeout
-        self._on_saved, self._on_loaded = on_saved, on_loaded
+        self._on_saved, self._on_loaded, self._timed = on_saved, on_loaded, timed
         self._runs_code = False  # load_newest was told to load objects other than tensors
 
     def save(self, step: int, state: Any) -> None:
@@ -75,13 +77,13 @@ class ScriptCheckpoints:
             # Until the next step, for which this rank waits while rank 0 writes.
             self._heartbeat.mark("save", limit=self._limit)
             return
-        with self._phase("save"):
+        with self._phase("save"), self._timed():
             step, newest = operator.index(step), self._store.last if self._store.run else None
             if step < (newest.step if newest else 0):
                 raise ValueError(f"step {step} comes before step {newest.step if newest else 0}, the newest saved")
             if newest is None or step > newest.step:
                 newest = self._write(step, state)
-            self._on_saved(newest.place)
+        self._on_saved(newest.place)
 
     def _write(self, step: int, state: Any) -> Saved:
         import torch

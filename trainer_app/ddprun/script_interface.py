@@ -7,11 +7,12 @@ import contextlib
 import operator
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddprun.distributed.default_group import any_rank, rank_and_size
+from ddprun.distributed.default_group import any_rank, group, rank_and_size
 from ddprun.files import Json
 from ddprun.heartbeat import Heartbeat
 from ddprun.reporting.progress import Progress
@@ -26,6 +27,7 @@ _NAMES = {
     "epoch": "epoch", "total_epochs": "totalEpochs", "loss": "loss", "accuracy": "accuracy",
     "samples_per_second": "samplesPerSecond", "learning_rate": "lr",
 }  # fmt: skip
+_INTERVAL = 0.02  # seconds; nobody polls more often
 _TRAIN_ROW, _EVALUATION_ROW = ("epoch", "loss", "lr", "samplesPerSecond"), ("epoch", "accuracy")
 
 
@@ -35,7 +37,9 @@ class _State:
 
     Attributes:
         beats, reports: whether this process is the one whose steps, and whose reports, are the rank's.
+        optimizers: the ids of those that have stepped since a step was counted last.
         is_reported: the script reports its steps itself.
+        quick_until: the steps before this time (CLOCK_MONOTONIC) are heartbeats only; 0 if the next is more than that.
     """
 
     progress: Progress | None = None
@@ -44,6 +48,8 @@ class _State:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     settings: Settings = field(default_factory=Settings)
     steps: int = 0
+    optimizers: set[int] = field(default_factory=set)
+    quick_until: float = 0.0
     is_reported: bool = False
     flag: StopFlag | None = None
     stop_agreed: bool = False
@@ -68,33 +74,76 @@ def begin(
     _state = _State(progress, beats, reports, heartbeat, settings)
 
 
-def count_step() -> None:
-    """Take note of an optimizer's step; a script that reports its steps itself knows their number better."""
+def stepped(optimizer: object, *_: object) -> None:
+    """Take note of an optimizer's step; a step is counted when an optimizer has stepped again.
+
+    In the middle of a training each line here costs microseconds, and a report 40 of them. So steps of less than
+    ``_INTERVAL`` are not all reported; each is a heartbeat.
+    """
+    state, now, own = _state, time.monotonic(), id(optimizer)
+    if state.optimizers == {own}:
+        step = None if state.is_reported else state.steps + 1
+        if now < state.quick_until and state.heartbeat.count(step, now):
+            state.steps = step or state.steps
+            return
+    elif state.optimizers and own not in state.optimizers:
+        state.optimizers.add(own)  # of the same step, such as the generator after the discriminator
+        still_steps()
+        return
+    else:
+        state.optimizers = {own}
+    state.quick_until = now + _INTERVAL if count_step() else 0.0
+
+
+def count_step() -> bool:
+    """Count a step, and return whether this process is the one whose steps are the rank's.
+
+    A script that reports its steps itself knows their number better.
+    """
     beats, progress = _state.beats, _state.progress
     is_first = beats is not None and not beats.is_taken
     if progress is None or _state.is_reported or not _takes(beats):
-        still_steps()
-        return
+        return still_steps() and progress is not None
     if is_first:  # another process of the rank may have made steps before
         _state.steps = max(_state.steps, _state.heartbeat.last.step)
     _state.steps += 1
     _state.heartbeat.mark("train", _state.steps)
-    if not (progress.is_of_another() and _state.reports and _state.reports.is_elsewhere()):
-        progress.update(phase="train", step=_state.steps)
+    if progress.is_of_another() and _state.reports and _state.reports.is_elsewhere():
+        return False
+    progress.update(phase="train", step=_state.steps, is_counted=True)
+    return True
+
+
+def report_counted() -> None:
+    """Report the steps that are counted and not yet reported."""
+    if _state.progress is not None and _state.quick_until and not _state.is_reported:
+        _state.quick_until = 0.0
+        _state.progress.update(step=_state.steps, is_counted=True)
+
+
+def _forked() -> None:
+    _state.quick_until = 0.0  # the child has not the turn of its parent
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _takes(turn: Turn | None) -> bool:
     return turn is None or turn.take()
 
 
-def still_steps() -> None:
-    """Take note of a step that is not counted: the rank does not hang, and a save before the step has ended."""
+def still_steps() -> bool:
+    """Take note of a step that is not counted: the rank does not hang, and a save before the step has ended.
+
+    Returns: whether this process is the one whose steps are the rank's.
+    """
     if not _takes(_state.beats):
-        return
+        return False
     if _state.heartbeat.last.phase == "save":
         _state.heartbeat.mark("train")
     else:
         _state.heartbeat.touch()
+    return True
 
 
 def stop_was_asked() -> bool:
@@ -181,8 +230,9 @@ def should_stop() -> bool:
     if _state.flag is None and threading.current_thread() is threading.main_thread():
         _state.flag = StopFlag.installed()
     asked = _state.flag is not None and _state.flag.requested
-    with _state.heartbeat.waiting_in("all_reduce of should_stop") if _state.progress else contextlib.nullcontext():
-        asked = any_rank(asked)
+    if group() is not None:
+        with _state.heartbeat.waiting_in("all_reduce of should_stop") if _state.progress else contextlib.nullcontext():
+            asked = any_rank(asked)
     _state.stop_agreed = _state.stop_agreed or asked
     return _state.stop_agreed
 
@@ -201,15 +251,22 @@ def checkpoints(directory: str | os.PathLike[str], *, keep: int = 3) -> ScriptCh
         metrics = _state.metrics if _state.metrics.folder == path else ScriptMetrics(path)
         _state.checkpoints[path] = ScriptCheckpoints(
             metrics, keep=keep, heartbeat=_state.heartbeat, volume_timeout=_state.settings.volume_timeout,
-            on_saved=_saved, on_loaded=_continue_from,
+            on_saved=_saved, on_loaded=_continue_from, timed=_timed_save,
         )  # fmt: skip
     return _state.checkpoints[path]
 
 
 def _saved(place: Json) -> None:
     _state.saved = _state.stop_agreed
+    report_counted()
     if _state.progress is not None and _takes(_state.reports):
         _state.progress.update(checkpoint=place)
+
+
+def _timed_save() -> contextlib.AbstractContextManager[None]:
+    if _state.progress is None or not _takes(_state.reports):
+        return contextlib.nullcontext()
+    return _state.progress.saving()
 
 
 def _continue_from(step: int) -> None:

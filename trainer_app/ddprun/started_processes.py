@@ -95,18 +95,7 @@ def attach(descriptors: Sequence[Any], world_size: int, settings: Settings) -> N
 
 def _count_steps(module: ModuleType) -> None:
     """Make each step of an optimizer a heartbeat, and count a step when an optimizer has stepped again."""
-    stepped_since: set[int] = set()  # which optimizers, since a step was counted last
-
-    def stepped(optimizer: object, _args: object, _kwargs: object) -> None:
-        if stepped_since and id(optimizer) not in stepped_since:
-            stepped_since.add(id(optimizer))  # of the same step, such as the generator after the discriminator
-            script_interface.still_steps()
-            return
-        stepped_since.clear()
-        stepped_since.add(id(optimizer))
-        script_interface.count_step()
-
-    module.register_optimizer_step_post_hook(stepped)
+    module.register_optimizer_step_post_hook(script_interface.stepped)
 
 
 def after_import(name: str, work: Callable[[ModuleType], None]) -> None:

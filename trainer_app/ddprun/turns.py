@@ -6,8 +6,17 @@ They share the memory of the rank. The first of them that makes a step writes, f
 import fcntl
 import os
 
+_process = os.getpid()  # asked at each step, and a call of the kernel
 _RANK = 0  # the byte that the rank's own process locks, for as long as it lives
 BEATS, REPORTS = 1, 2
+
+
+def _after_fork() -> None:
+    global _process  # noqa: PLW0603 - each process has one
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn:
@@ -24,7 +33,7 @@ class Turn:
     def __init__(self, descriptor: int, byte: int, *, is_rank: bool) -> None:
         self._descriptor, self._byte = descriptor, byte
         self._file = os.fstat(descriptor).st_ino
-        self._rank, self._taken_by = os.getpid() if is_rank else 0, 0
+        self._rank, self._taken_by = _process if is_rank else 0, 0
         if is_rank:
             self._locks(_RANK, fcntl.LOCK_EX)
 
@@ -39,7 +48,7 @@ class Turn:
     @property
     def is_taken(self) -> bool:
         """Whether this process has it, and the rank's process has not ended."""
-        me = os.getpid()
+        me = _process
         return self._taken_by == me and (self._rank == me or self._lasts())
 
     def take(self) -> bool:
@@ -48,7 +57,7 @@ class Turn:
             return True
         if not (self._lasts() and self._locks(self._byte, fcntl.LOCK_EX)):
             return False
-        self._taken_by = os.getpid()
+        self._taken_by = _process
         return True
 
     def is_elsewhere(self) -> bool:
@@ -62,14 +71,14 @@ class Turn:
 
     def may_write(self) -> bool:
         """Return whether this process has it, or is the rank's own and no process has it."""
-        return self.is_taken or (self._rank == os.getpid() and not self.is_elsewhere())
+        return self.is_taken or (self._rank == _process and not self.is_elsewhere())
 
     def _lasts(self) -> bool:
-        return self._rank == os.getpid() or not self._locks(_RANK, fcntl.LOCK_SH)
+        return self._rank == _process or not self._locks(_RANK, fcntl.LOCK_SH)
 
     def _locks(self, byte: int, kind: int) -> bool:
         if not self.is_open:
-            return self._rank == os.getpid()
+            return self._rank == _process
         try:
             fcntl.lockf(self._descriptor, kind | fcntl.LOCK_NB, 1, byte)
         except OSError:

@@ -412,6 +412,7 @@ def test_a_full_log_directory_does_not_end_the_run(ddptrain: ForkServer, idx: Pa
     (tmp_path / "rank-0.log").symlink_to("/dev/full")
     run = ddptrain.run("launch", "--nproc-per-node", 2, "--log-dir", tmp_path, *SMALL, "--data-dir", idx)
     assert "[n0r0] finished" in run.output()
+    assert f"warning: --log-dir: {tmp_path} takes no output" in run.output()
 
 
 def test_each_ranks_output_has_its_rank_and_a_log_file(ddptrain: ForkServer, idx: Path, tmp_path: Path) -> None:

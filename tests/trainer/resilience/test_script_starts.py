@@ -218,7 +218,9 @@ def test_variables_are_searched_in_the_file_that_runs(tmp_path: Path, monkeypatc
 def test_each_life_of_a_rank_has_a_log_file(ddptrain: ForkServer, tmp_path: Path) -> None:
     script = written(tmp_path, "import os\nprint('life', os.environ['TORCHELASTIC_RESTART_COUNT'])\n1 / 0\n")
     logs = tmp_path / "logs"
-    run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1)
+    env = {"DDPJOB_INPLACE_RESTARTS": 5}  # of the operator: the user's number is used in place of it
+    done = run(ddptrain, "--max-restarts", 1, "--log-dir", logs, "--nproc-per-node", 2, script, code=1, env=env)
+    assert "restart 1 of 1" in done.output() and "in place" not in done.output()
     for rank in (0, 1):
         lives = [(logs / name).read_text() for name in (f"rank-{rank}.log", f"rank-{rank}.life-2.log")]
         assert ["life 0" in lives[0], "life 1" in lives[0], "life 1" in lives[1]] == [True, False, True]

@@ -29,7 +29,7 @@ from ddprun.signals import StopFlag
 T = TypeVar("T")
 # Renamed in newer versions of PyTorch, which warn of the older names.
 all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_STORE_LINGER = 0.3  # seconds that a failing rank 0 keeps the store up, so that the others can read why
+_STORE_LINGER = 1.0  # seconds that a failing rank 0 keeps the store up, so that the others can read why
 _ANNOUNCE_TIMEOUT = 2.0  # seconds
 _PAUSE_HEARTBEAT = 0.1  # seconds
 

@@ -101,9 +101,9 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
     Raises:
         UsageError: a value is impossible; the message names the variable or flag.
     """
-    nnodes = _number(env, "NNODES", 1, 1, MAX_NODES, flag=given.get("nnodes"))
-    nproc = _number(env, "NPROC_PER_NODE", 1, 1, 1024, flag=given.get("nproc_per_node"))
-    node_rank = _number(env, "NODE_RANK", 0, 0, MAX_RANKS, flag=given.get("node_rank"))
+    nnodes = number_of(env, "NNODES", 1, 1, MAX_NODES, flag=given.get("nnodes"))
+    nproc = number_of(env, "NPROC_PER_NODE", 1, 1, 1024, flag=given.get("nproc_per_node"))
+    node_rank = number_of(env, "NODE_RANK", 0, 0, MAX_RANKS, flag=given.get("node_rank"))
     if node_rank >= nnodes:
         raise UsageError(
             f"node rank {node_rank} does not exist among {nnodes} node(s)",
@@ -117,7 +117,7 @@ def from_node_environment(env: Mapping[str, str], **given: int | str | None) -> 
             hint="it is the name or address of the node with NODE_RANK 0, where the ranks meet",
             next_step="set MASTER_ADDR (and MASTER_PORT) on every node",
         )
-    port = _number(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535, flag=given.get("master_port"))
+    port = number_of(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535, flag=given.get("master_port"))
     return Ranks(nnodes, node_rank, nproc, None, 0, nnodes * nproc, addr or "127.0.0.1", port)
 
 
@@ -167,31 +167,35 @@ def from_rank_environment(env: Mapping[str, str]) -> Ranks:
             hint="a rank needs both: its own number and the number of ranks",
             next_step=f"set {missing}, or unset both and let a launcher set them",
         )
-    world = _number(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
-    rank = _number(env, "RANK", 0, 0, MAX_RANKS)
+    world = number_of(env, "WORLD_SIZE", 1, 1, MAX_RANKS)
+    rank = number_of(env, "RANK", 0, 0, MAX_RANKS)
     if rank >= world:
         raise UsageError(
             f"RANK={rank} does not exist among WORLD_SIZE={world}",
             hint="ranks count from 0",
             next_step=f"use ranks 0 to {world - 1}",
         )
-    local_world = _number(env, "LOCAL_WORLD_SIZE", 1, 1, world)
+    local_world = number_of(env, "LOCAL_WORLD_SIZE", 1, 1, world)
     return Ranks(
         nnodes=max(1, world // local_world),
         node_rank=rank // local_world,
         nproc_per_node=local_world,
-        local_rank=_number(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
+        local_rank=number_of(env, "LOCAL_RANK", 0, 0, MAX_RANKS) if env.get("LOCAL_RANK") or world == 1 else None,
         rank=rank,
         world_size=world,
         master_addr=(env.get("MASTER_ADDR") or "127.0.0.1").strip("[]"),
-        master_port=_number(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
+        master_port=number_of(env, "MASTER_PORT", DEFAULT_PORT, 1, 65535),
     )
 
 
-def _number(
+def number_of(
     env: Mapping[str, str], variable: str, default: int, low: int, high: int, *, flag: int | str | None = None
 ) -> int:
-    """Return the value of the flag, else of the variable, else the default."""
+    """Return the value of the flag, else of the variable, else the default.
+
+    Raises:
+        UsageError: it is not a whole number within the bounds.
+    """
     name, value = (variable, env.get(variable)) if flag is None else (f"--{variable.lower().replace('_', '-')}", flag)
     if value is None or value == "":
         return default

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ddprun.distributed.topology import Ranks, free_port
+from ddprun.distributed.topology import Ranks, free_port, number_of
 from ddprun.files import Json
 from ddprun.launcher import lives
 from ddprun.launcher.life_messages import Blamed, Life
@@ -25,6 +25,7 @@ from ddprun.launcher.lives import (
     Leader,
     LeaveAlone,
     Limits,
+    OtherVersion,
     PortChosen,
     Progressed,
     Received,
@@ -35,17 +36,21 @@ from ddprun.launcher.lives import (
 from ddprun.launcher.peers import Peers
 
 GRANT = "DDPJOB_INPLACE_RESTARTS"
+_MOST_GRANTED = 10**6
 _TICK = 0.5  # seconds
 _STARTING_TICK = 0.05  # seconds, until a later life has made its first step
 _GPU_LIMITS = {"ready": 60.0, "first_step": 120.0}  # the driver releases memory and makes contexts in seconds
 _KEPT = 5
-Order = StartRanks | EndRanks | LeaveAlone | Exit
+Order = StartRanks | EndRanks | LeaveAlone | Exit | OtherVersion
 
 
 def granted(env: Mapping[str, str] = os.environ) -> int:
-    """Return how many restarts in place the operator has granted this attempt."""
-    text = env.get(GRANT, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+    """Return how many restarts in place the operator, or the user in its place, has granted this attempt.
+
+    Raises:
+        UsageError: the variable is not a whole number.
+    """
+    return number_of(env, GRANT, 0, 0, _MOST_GRANTED)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Agreement:
         self._for_follower: collections.deque[Event] = collections.deque()
         self._ended: list[EndedLife] = []
         self._failed_at = now
+        self._others: set[OtherVersion] = set()  # which are known
         self.orders: collections.deque[Order] = collections.deque()
         if self._leader:
             self.tell(lives.Connected())
@@ -151,6 +157,10 @@ class Agreement:
         """
         while self._peers.life_events:
             event = self._peers.life_events.popleft()
+            if isinstance(event, OtherVersion):
+                self.orders += {event} - self._others
+                self._others.add(event)
+                continue
             (self._for_leader if self._leader else self._for_follower).append(event)
         self._carry_out()
         if time.monotonic() >= self._next_tick:  # after what has come meanwhile: it shows who is not silent
@@ -192,6 +202,8 @@ class Agreement:
         """Note when a life fails, how it ended, and when the next one has made its first step."""
         if after.phase != before.phase and after.phase == "Aborting":
             self._failed_at = now
+        if after.life != before.life:
+            self._next_tick = now  # to see the first step when it is made, and not up to _TICK later
         if after.phase != before.phase and after.phase in ("Choosing", "Ended"):
             blamed = lives.blame(after.failures)
             if blamed or after.phase == "Choosing":

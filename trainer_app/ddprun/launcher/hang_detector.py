@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ _DUMPING = 2.0  # seconds for stacks to arrive, and then for the flight recorder
 _STOPPED = ("T", "t")
 _PAUSES = 2  # a pause is a stall if it is so many times longer than all before it
 _WITHOUT_STEPS = 4  # before the first step, so many times the time that makes a stall later
+_WORKING_CPUS, _WORKING_BYTES = 0.05, 2**19  # a second: a process that works uses so much of a CPU, or reads so much
 _INTERRUPTIONS = 20  # of a main thread that does nothing, by requests for dumps among others
 
 
@@ -251,6 +252,48 @@ def main_thread_work(pid: int) -> int:
         switches = thread.joinpath("status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]
         return sum(map(int, (*ticks, switches)))
     return -1
+
+
+class WorkMeter:
+    """Whether the ranks of a node compute or read, with all processes that they have started.
+
+    A rank that loads a checkpoint does. A rank that waits for its peers does not, unless its backend waits in a loop.
+    """
+
+    def __init__(self) -> None:
+        self._looked, self._used, self._read = time.monotonic(), 0.0, 0
+
+    def has_grown(self, workers: Sequence[WorkerProcess]) -> bool:
+        """Return whether they have done more since the call before than processes that wait."""
+        now, processes = time.monotonic(), [pid for worker in workers for pid in _tree(worker.pid)]
+        used, read = sum(map(_cpu_seconds, processes)), sum(map(_bytes_read, processes))
+        seconds = now - self._looked
+        grown = used - self._used >= _WORKING_CPUS * seconds or read - self._read >= _WORKING_BYTES * seconds
+        self._looked, self._used, self._read = now, used, read
+        return grown
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from _tree(int(child))
+
+
+def _cpu_seconds(pid: int) -> float:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _bytes_read(pid: int) -> int:
+    """Return what the process has read by calls and, of files that it has mapped, from the disk."""
+    with contextlib.suppress(OSError, ValueError):
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(counts.get("rchar", 0)) + int(counts.get("read_bytes", 0))
+    return 0
 
 
 def process_state(pid: int) -> str:

@@ -20,9 +20,21 @@ from ddprun.errors import PeerLost, RanksError, Stopped, TrainerError, UsageErro
 from ddprun.files import Json, make_directory
 from ddprun.launcher import processes
 from ddprun.launcher.agreement import Agreement, granted
-from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, hang_report
-from ddprun.launcher.life_messages import Failure
-from ddprun.launcher.lives import EndRanks, Exit, RanksDone, RanksEnded, RanksFailed, StartRanks, ToldToStop
+from ddprun.launcher.hang_detector import HangDetector, RankSnapshot, WorkMeter, hang_report
+from ddprun.launcher.life_messages import VERSION, Failure
+from ddprun.launcher.lives import (
+    EndRanks,
+    Exit,
+    LeaveAlone,
+    OtherVersion,
+    RanksDone,
+    RanksEnded,
+    RanksFailed,
+    RanksWork,
+    StartRanks,
+    ToldToStop,
+)
+from ddprun.launcher.log_files import LogFiles, log_file
 from ddprun.launcher.node_progress import NodeProgress
 from ddprun.launcher.node_reports import NodeReports, with_root_cause, without_report
 from ddprun.launcher.orphans import Orphans
@@ -49,6 +61,7 @@ _VOLUME = 5.0  # seconds to read the newest checkpoint's name from the volume
 _ANNOUNCE = 15.0  # seconds to announce a killed rank; with --how spawn, torch is imported first
 _OUTPUT_INTERVAL = 0.1  # seconds between attempts to write output that nobody has read yet
 _ORPHANS_INTERVAL = 0.05  # seconds between looks at the processes that the ranks left behind
+_WORK_INTERVAL = 2.0  # seconds between looks at whether the ranks of a later life work
 _INSPECTION_INTERVAL = 0.05  # seconds between looks for the answers of the other nodes
 _PEER_GRACE = 2.0  # seconds for the other ranks to end by themselves after one failed
 _OTHER_NODE = 5.0  # seconds for the node of the hung rank to end it, and with it the collectives of this node
@@ -109,12 +122,15 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
         supervisor = Supervisor(settings, placed, options, signals, reports, services, life=restarts + 1)
         ending = supervisor.run()
         message, has_reported = ending.report["message"], supervisor.has_reported
+        if supervisor.next_life is None and (
+            ending.code in _NOT_RESTARTED or supervisor.stop_signal or restarts >= options.max_restarts
+        ):
+            break
+        supervisor.finish_logs(hurry=True)
         if (order := supervisor.next_life) is not None:
             placed, restarts = replace(ranks, master_port=order.port), order.life.number - 1
             why = f"node {order.blamed.node}: {order.blamed.failure.message}" if order.blamed else "a peer was lost"
             supervisor.printer.launcher_line(f"restart in place {restarts} of {grant}: {why}")
-        elif ending.code in _NOT_RESTARTED or supervisor.stop_signal or restarts >= options.max_restarts:
-            break
         else:
             placed, restarts = _holding_port(ranks, options), restarts + 1
             supervisor.printer.launcher_line(f"restart {restarts} of {options.max_restarts}: {message}")
@@ -122,6 +138,7 @@ def launch(settings: Settings, ranks: Ranks, stop: StopFlag, options: LaunchOpti
     if ending.code and ending.result is None:  # a result is printed last, and says why it is not good
         for line in termination.root_cause_lines(ending.report):
             supervisor.printer.launcher_line(line)
+    supervisor.finish_logs(hurry=False)
     return ending
 
 
@@ -225,8 +242,11 @@ class Supervisor:
             nodes=self.ranks.nnodes,
         )  # fmt: skip
         self._hangs = False  # a rank of this node hangs, and all nodes are asked for their stacks
+        self._work, self._next_look = WorkMeter(), 0.0
         self._orphans = Orphans()
         self._workers: list[WorkerProcess] = []
+        self._logs: LogFiles | None = None
+        self._is_volume_known = False  # that it does not take all output
         self._states: list[RankSnapshot] = []  # of the ranks, when a hang was detected
         self._hang: Report | None = None
         self.stop_signal: int | None = None
@@ -266,19 +286,16 @@ class Supervisor:
         """Start one rank.
 
         Raises:
+            UsageError: the files of ``--log-dir`` cannot be written, in the first life.
             RanksError: this process has no descriptor left for it; no rank stays.
             OSError: there is no memory or no process left, which may pass; no rank stays.
         """
         options = self.options
         try:
-            log_to = processes.log_file(options.log_dir, ranks.rank, self.life)
-            try:
-                return processes.start(options.program, ranks, how=options.how, log_to=log_to)
-            except UsageError as error:
-                if self.life == 1:
-                    raise
-                self.printer.launcher_line(f"warning: {error}")  # a volume that is full or away for a while
-                return processes.start(options.program, ranks, how=options.how, log_to=None)
+            if options.log_dir and self._logs is None:
+                self._logs = self._open_logs(options.log_dir)
+            log = self._logs.streams[ranks.rank - self.ranks.local_ranks[0]] if self._logs else None
+            return processes.start(options.program, ranks, how=options.how, log=log)
         except OSError as error:
             self._kill()
             for worker in self._workers:
@@ -291,6 +308,33 @@ class Supervisor:
                 hint="the limit of open files of this container (`ulimit -n`) is too low",
                 next_step=f"raise it; {self.ranks.nproc_per_node} rank(s) need about 100 open files each",
             ) from error
+
+    def _open_logs(self, log_dir: str) -> LogFiles:
+        paths = [log_file(log_dir, rank, self.life) for rank in self.ranks.local_ranks]
+        logs = LogFiles(paths, self.settings.log_format)
+        for problem in logs.refused:
+            if self.life == 1:
+                raise UsageError(f"--log-dir: {problem}", next_step="name another directory")
+            self.printer.launcher_line(f"warning: --log-dir: {problem}")  # a volume that is full or away for a while
+        if not logs.answers:
+            self._warn_of_volume()
+        return logs
+
+    def _warn_of_volume(self) -> None:
+        if not self._is_volume_known:
+            self._is_volume_known = True
+            self.printer.launcher_line(
+                f"warning: --log-dir: {self.options.log_dir} takes no output, or not as fast as the ranks write it, or "
+                "it is full; what it does not take is missing in the files of the ranks"
+            )
+
+    def finish_logs(self, *, hurry: bool) -> None:
+        """Wait for the volume of ``--log-dir`` to take the last lines, for a limited time or until a signal comes."""
+        if self._logs:
+            is_told_to_stop = lambda: bool(STOP_SIGNALS & set(self.signals.pending))  # noqa: E731
+            drops, logs, self._logs = self._logs.drops, self._logs, None
+            if not logs.close(hurry=hurry or self.stop_signal is not None, cancelled=is_told_to_stop) or drops:
+                self._warn_of_volume()
 
     def _supervise(self) -> None:
         """Return when all ranks have ended, and what they left behind, and their output is printed."""
@@ -324,6 +368,7 @@ class Supervisor:
         was_complete = agreement.is_complete
         if agreement.turn():
             self._tell_progress(agreement)
+            self._tell_work(agreement)
         if agreement.is_complete and not was_complete:
             self.printer.launcher_line(f"all {self.ranks.nnodes} launchers take part in restarts in place")
         self._obey(agreement)
@@ -331,6 +376,15 @@ class Supervisor:
     def _tell_progress(self, agreement: Agreement) -> None:
         if (mark := self.services.progress.mark()) is not None:
             agreement.progressed(self.life, mark)  # the next one may have been agreed on already
+
+    def _tell_work(self, agreement: Agreement) -> None:
+        """Tell whether ranks of a later life work before their first step, such as on a large checkpoint."""
+        if self.life == 1 or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _WORK_INTERVAL
+        running = [worker for worker in self._workers if worker.status is None]
+        if all(worker.diagnostics.last_heartbeat().step == 0 for worker in running) and self._work.has_grown(running):
+            agreement.tell(RanksWork(self.life))
 
     def _obey(self, agreement: Agreement) -> None:
         """Carry out what is agreed on this life; what follows its end is for the supervisor of the next one."""
@@ -344,6 +398,13 @@ class Supervisor:
                     self._kill()
                 case StartRanks():
                     self.next_life = order
+                case LeaveAlone() if order.reason:
+                    self.printer.launcher_line(f"no restart in place: {order.reason}; the attempt ends")
+                case OtherVersion():
+                    self.printer.launcher_line(
+                        f"warning: no restarts in place: node {order.node} has another version of ddprun (its launcher "
+                        f"speaks version {order.version}, this one {VERSION}); a failure ends the attempt"
+                    )
 
     def _await_next_life(self) -> None:
         """After the end of this node's ranks, wait until the launchers have agreed on what follows."""
@@ -409,7 +470,12 @@ class Supervisor:
             limit = _ORPHANS_INTERVAL
         elif self._deadline is not None:
             limit = min(limit, max(0.0, self._deadline - time.monotonic()))
-        return min(_OUTPUT_INTERVAL, limit) if continue_output() else limit  # nobody reads it at the moment
+        is_left = continue_output()  # nobody reads it at the moment
+        if self._logs:
+            is_left |= self._logs.drain()
+            if not self._is_volume_known and self._logs.drops:
+                self._warn_of_volume()
+        return min(_OUTPUT_INTERVAL, limit) if is_left else limit
 
     def _are_ranks_left(self) -> bool:
         return any(worker.status is None for worker in self._workers)
@@ -449,6 +515,8 @@ class Supervisor:
             worker.tail.append(line)
             self.printer.rank_line(worker, line)
         sys.stdout.buffer.flush()
+        if worker.log:
+            worker.log.flush()
         return bool(data)
 
     def _note_failure(self, worker: WorkerProcess) -> None:

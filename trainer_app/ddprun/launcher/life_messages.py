@@ -1,6 +1,7 @@
 """What the launchers of a group say to each other about restarts in place, and its form as JSON.
 
 Each message carries its ``Life``, the fencing token: a message of another job, attempt or life changes nothing.
+Launchers of another VERSION, from another image, exchange none of them.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ddprun.files import Json
 
+VERSION = 1  # raise it with each change of the messages; 0 is a launcher that does not name its version
 _LONGEST_TEXT = 300  # characters; a report of the failure, with its traceback, stays on its node
 _MOST = 2**53
 _T = TypeVar("_T")
@@ -96,6 +98,13 @@ class Alive(Message):
 
 
 @dataclass(frozen=True)
+class Working(Message):
+    """From a node whose ranks work, before the first step of this life."""
+
+    name = "working"
+
+
+@dataclass(frozen=True)
 class Failed(Message):
     """From a node whose ranks have failed; some may still run."""
 
@@ -158,9 +167,14 @@ class Abort(Message):
 
 @dataclass(frozen=True)
 class Release(Message):
-    """To all nodes: there will be no other life, and each node ends by itself."""
+    """To all nodes: there will be no other life, and each node ends by itself.
+
+    Attributes:
+        reason: why a failure is followed by no other life; empty without a failure.
+    """
 
     name = "release"
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,7 +191,7 @@ class End(Message):
 
 
 _BY_NAME: dict[str, type[Message]] = {
-    kind.name: kind for kind in (Hello, Alive, Failed, Ready, Done, Stop, Start, Abort, Release, End)
+    kind.name: kind for kind in (Hello, Alive, Working, Failed, Ready, Done, Stop, Start, Abort, Release, End)
 }
 
 

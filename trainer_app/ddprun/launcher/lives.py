@@ -14,7 +14,7 @@ A state is never changed; ``now`` is of a monotonic clock, and no two launchers 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +34,7 @@ from ddprun.launcher.life_messages import (
     Release,
     Start,
     Stop,
+    Working,
 )
 
 KEEPALIVE = 2.0  # seconds between messages
@@ -41,6 +42,7 @@ SILENCE = 10.0  # seconds without a message after which the other side is lost
 RECONNECT = 2.0  # seconds for a launcher to come back after its connection has ended
 FRUITLESS = 3  # lives in a row without progress
 _SLOWER = 2.0  # a later life may need so many times the seconds of the first one until its first step
+_NOT_JOINED = "node 0 was not reached, has no grant, or has another version of ddprun"
 _NOT_RESTARTED = frozenset({
     exit_codes.USAGE, exit_codes.RANKS, exit_codes.STOPPED, exit_codes.MISMATCH, exit_codes.NOT_FINITE,
     exit_codes.SUPERSEDED,
@@ -65,6 +67,14 @@ class Lost:
     """A connection has ended; of the leader's events, to this node."""
 
     node: int = 0
+
+
+@dataclass(frozen=True)
+class OtherVersion:
+    """The launcher of a node, or of the leader, does not speak the VERSION of this one, and takes no part."""
+
+    node: int
+    version: int
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,13 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
+class RanksWork:
+    """Of a node: its ranks compute or read, before their first step in this life."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class ToldToStop:
     """Of a node: a stop signal came, and was passed on to the ranks."""
 
@@ -165,7 +182,13 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class LeaveAlone:
-    """Of a node: no other life follows, and the node ends when its ranks do."""
+    """Of a node: no other life follows, and the node ends when its ranks do.
+
+    Attributes:
+        reason: why a failure is followed by no other life; empty without a failure.
+    """
+
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +204,10 @@ class Exit:
     leader_lost: bool = False
 
 
-Event = Received | Connected | Lost | Tick | PortChosen | Progressed | RanksFailed | RanksDone | RanksEnded | ToldToStop
+Event = (
+    Received | Connected | Lost | Tick | PortChosen | Progressed | RanksWork | RanksFailed | RanksDone | RanksEnded
+    | ToldToStop
+)  # fmt: skip
 Action = Send | Close | ChoosePort | StartRanks | EndRanks | LeaveAlone | Exit
 
 
@@ -192,7 +218,8 @@ class Limits:
     Attributes:
         granted: how many the operator allows.
         ready: seconds from the end of a life until no process of it exists on any node; GPUs take longer.
-        first_step: seconds from the start of a later life to its first step, unless the first one took longer.
+        first_step: seconds for which no rank of a later life works before its first step, unless the first life took
+            longer.
     """
 
     granted: int
@@ -218,6 +245,7 @@ class Leader:
         missing: nodes on which processes of this life may exist.
         failures: of this life by node, in the order of their arrival.
         deadline: when all nodes must be ready, in the phase Aborting.
+        began, worked: when this life began, and when ranks worked before its first step.
         mark, best: the progress of this life, and of all before it.
         fruitless: lives in a row, before this one, without progress.
         last: what ended the life before.
@@ -236,6 +264,7 @@ class Leader:
     deadline: float = 0.0
     port: int = 0
     began: float = 0.0
+    worked: float = 0.0
     has_stepped: bool = False
     mark: int = 0
     best: int = 0
@@ -330,6 +359,8 @@ def _of_life(s: Leader, node: int, message: Message, now: float) -> tuple[Leader
     match message:
         case Done() if s.phase == "Running":
             return _release(s)
+        case Working() if s.phase == "Running":
+            return dataclasses.replace(s, worked=now), ()
         case Failed() if s.phase == "Running":
             return _abort(_with_failure(s, node, message.failure), now)
         case Ready() if s.phase == "Aborting":
@@ -381,12 +412,17 @@ def _progressed(s: Leader, mark: int, now: float) -> Leader:
 
 def _abort(s: Leader, now: float) -> tuple[Leader, tuple[Action, ...]]:
     """End the life on all nodes; if the launcher of a node takes no part, each node ends by itself."""
-    if len(s.seats) < s.nnodes:
-        return _release(s)
+    if absent := sorted(set(range(s.nnodes)) - set(s.seats)):
+        return _release(s, _absence(absent))
     s = dataclasses.replace(
         s, phase="Aborting", missing=frozenset(s.seats), unhealthy=frozenset(), deadline=now + s.limits.ready
     )
     return s, _to_all(s, Abort(s.life))
+
+
+def _absence(nodes: Sequence[int]) -> str:
+    names = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+    return f"node {names} takes no part: not connected, without a grant, or another version of ddprun"
 
 
 def _decide(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
@@ -449,9 +485,9 @@ def _next_life(s: Leader, port: int | None, now: float) -> tuple[Leader, tuple[A
     return s, _to_all(s, Start(s.life, port, s.last))
 
 
-def _release(s: Leader) -> tuple[Leader, tuple[Action, ...]]:
+def _release(s: Leader, reason: str = "") -> tuple[Leader, tuple[Action, ...]]:
     s = dataclasses.replace(s, phase="Released")
-    return s, _to_all(s, Release(s.life))
+    return s, _to_all(s, Release(s.life, reason))
 
 
 def _end(s: Leader, reason: str) -> tuple[Leader, tuple[Action, ...]]:
@@ -486,8 +522,8 @@ def _overdue(s: Leader, now: float) -> str:
         return f"processes of the last life did not end within {s.limits.ready:g} s on node {min(s.missing)}"
     if s.phase == "Running" and s.spent and not s.has_stepped and s.first_step_took is not None:
         limit = max(s.limits.first_step, _SLOWER * s.first_step_took)
-        if now - s.began >= limit:
-            return f"no step within {limit:.0f} s after a restart in place"
+        if now - max(s.began, s.worked) >= limit:
+            return f"no step after a restart in place, and no rank has worked for {limit:.0f} s"
     return ""
 
 
@@ -507,7 +543,7 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
             return dataclasses.replace(s, lost=None, heard=now), (Send(Hello(s.life, s.boot)), *_said_again(s))
         case Lost() if s.joined and s.lost is None:
             return dataclasses.replace(s, lost=now), ()
-        case RanksFailed() | RanksDone() | RanksEnded() if event.number == s.life.number:
+        case RanksWork() | RanksFailed() | RanksDone() | RanksEnded() if event.number == s.life.number:
             return _of_ranks(s, event)
         case ToldToStop() if not s.stopping:
             s = dataclasses.replace(s, stopping=True)
@@ -517,13 +553,18 @@ def follow(s: Follower, event: Event, now: float) -> tuple[Follower, tuple[Actio
     return s, ()
 
 
-def _of_ranks(s: Follower, event: RanksFailed | RanksDone | RanksEnded) -> tuple[Follower, tuple[Action, ...]]:
+def _of_ranks(
+    s: Follower, event: RanksWork | RanksFailed | RanksDone | RanksEnded
+) -> tuple[Follower, tuple[Action, ...]]:
     match event:
+        case RanksWork() if s.phase == "Running" and s.joined:
+            return s, (Send(Working(s.life)),)
         case RanksEnded() if s.phase == "Ending":
             s = dataclasses.replace(s, phase="Ready", healthy=event.healthy, failure=event.failure or s.failure)
             return s, _said_again(s)
         case RanksFailed() | RanksDone() if s.phase == "Running" and not s.joined:
-            return _leave_alone(s)
+            has_failed = isinstance(event, RanksFailed) and not s.stopping
+            return _leave_alone(s, _NOT_JOINED if has_failed else "")
         case RanksFailed() if s.phase == "Running":
             s = dataclasses.replace(s, phase="Failed", failure=event.failure)
             return s, _said_again(s)
@@ -554,7 +595,7 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
         case End():
             return dataclasses.replace(s, phase="Exited"), (Exit(order.reason, order.blamed),)
         case Release() if order.life == s.life:
-            return _leave_alone(s)
+            return _leave_alone(s, order.reason)
         case Abort() if s.runs and order.life == s.life:
             return dataclasses.replace(s, phase="Ending"), (EndRanks(s.life.number),)
         case Start() if s.phase == "Ready" and order.life == s.life.next and not s.stopping:
@@ -563,8 +604,8 @@ def _ordered(s: Follower, order: Message, now: float) -> tuple[Follower, tuple[A
     return s, ()
 
 
-def _leave_alone(s: Follower) -> tuple[Follower, tuple[Action, ...]]:
-    return dataclasses.replace(s, phase="Released"), (LeaveAlone(),)
+def _leave_alone(s: Follower, reason: str = "") -> tuple[Follower, tuple[Action, ...]]:
+    return dataclasses.replace(s, phase="Released"), (LeaveAlone(reason),)
 
 
 def _follower_tick(s: Follower, now: float) -> tuple[Follower, tuple[Action, ...]]:

@@ -28,6 +28,7 @@ class NodeProgress:
         self._earlier: Json | None = None  # of the ranks before a restart
         self._earlier_changed, self._earlier_seq = 0.0, 0
         self._followed, self._most = 0.0, 0  # since when, and the most steps of the ranks before
+        self._saving = 0.0  # seconds of their saves
         self.stall: Json | None = None
 
     def follow(self, rank_zero: Diagnostics) -> None:
@@ -49,14 +50,15 @@ class NodeProgress:
         """Keep the report: rank 0 has ended, and its memory is about to be closed."""
         if last := self._current():
             self._earlier_seq = self.snapshot()["seq"]
-            self._most = max(self._most, int(last["step"] or 0))
+            self._most, self._saving = max(self._most, int(last["step"] or 0)), last["savingSeconds"]
             if last["step"] or self._earlier is None:
                 self._earlier, self._earlier_changed = last, time.monotonic() - last["ageSeconds"]
         self._rank_zero, self._reported = None, ReportedTraining()
 
     def completed(self, own: Json) -> Json:
-        """Return the last report of rank 0 with what its script has sent."""
-        return self._reported.added_to(own, time.monotonic() - self._reported_at)
+        """Return the last report of rank 0 with what its script has sent, and with the saves of the ranks before."""
+        shown = self._reported.added_to(own, time.monotonic() - self._reported_at)
+        return shown | {"savingSeconds": round(self._saving + (own.get("savingSeconds") or 0.0), 3)}
 
     def mark(self) -> int | None:
         """Return how far the ranks are, for comparison with earlier starts of theirs; None before the first step.
@@ -85,7 +87,8 @@ class NodeProgress:
         return shown | {"stall": self.stall}
 
     def _own(self) -> Json | None:
-        return shared_snapshot(self._rank_zero.last_progress()) if self._rank_zero else None
+        rank = self._rank_zero
+        return shared_snapshot(rank.last_progress(), rank.last_heartbeat()) if rank else None
 
     def _current(self) -> Json | None:
         """Return the report of the ranks that run; None before they have reported anything."""

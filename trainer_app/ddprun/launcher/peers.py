@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 
 from ddprun.distributed.topology import Ranks
 from ddprun.files import Json, dumps_json
-from ddprun.launcher.life_messages import Message, from_json, to_json
-from ddprun.launcher.lives import Connected, Lost, Received
+from ddprun.launcher.life_messages import VERSION, Message, from_json, to_json
+from ddprun.launcher.lives import Connected, Lost, OtherVersion, Received
 from ddprun.launcher.processes import run_with_timeout
 
 ANSWER = 5.0  # seconds for the nodes to inspect their ranks
@@ -34,6 +34,7 @@ _LONGEST_LINE = 4 * 2**20  # bytes
 _LONGEST_PROOF = 16384  # bytes from a side that has proved nothing
 _STRANGERS = 256  # connections at once that have proved nothing; a new one ends the oldest
 _PROVING = 5.0  # seconds
+_CONNECTING = 5.0  # seconds; the kernel tries for two minutes to reach an address that does not answer
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 30.0  # seconds between attempts to reach node 0
 _RESOLVE = 2.0  # seconds
 _HELLO = "ddprun-launcher"
@@ -67,17 +68,25 @@ def _proof(group: bytes, side: str, node: int, asked: str, drawn: str) -> str:
     return hmac.new(group, dumps_json([side, node, asked, drawn]).encode(), "sha256").hexdigest()
 
 
+def _version(message: Json) -> int:
+    """Return which messages of ``lives`` the other side speaks."""
+    version = message.get("version", 0)
+    return version if type(version) is int and 0 <= version < 2**31 else 0
+
+
 @dataclass(frozen=True)
 class _Proving:
     """What a connection is to prove.
 
     Attributes:
         expected: the answer; of a node, the number that it has drawn.
+        version: of the messages of ``lives`` that the other side speaks; of a node, not yet known.
     """
 
     node: int
     expected: str
     until: float
+    version: int = 0
 
 
 class _Connection:
@@ -172,8 +181,10 @@ class Peers:
         self._nodes: dict[int, _Connection] = {}  # of node 0: all that are connected; else at most node 0
         self._proving: collections.OrderedDict[_Connection, _Proving] = collections.OrderedDict()
         self._found: str | None = None  # the address at which node 0 was reached
-        self.life_events: collections.deque[Connected | Lost | Received] = collections.deque()
+        self.life_events: collections.deque[Connected | Lost | Received | OtherVersion] = collections.deque()
         self._connecting: socket.socket | None = None
+        self._connecting_until = 0.0
+        self._others: set[int] = set()  # nodes with another version of the messages of ``lives``
         self._delay, self._next_try = _FIRST_DELAY, time.monotonic() + _FIRST_DELAY
         self._waits, self._deadline = False, 0.0  # for node 0, until
         self._missing: set[int] = set()  # nodes that are to answer
@@ -214,6 +225,8 @@ class Peers:
             del self._proving[connection]
         for node in [node for node, connection in self._nodes.items() if connection.closed]:
             self._lost(node)
+        if self._connecting and now >= self._connecting_until:
+            self._connected()
         if self.seeks_leader and not self._connecting and not self._proving:
             self._connect()
 
@@ -247,8 +260,10 @@ class Peers:
                 drawn = secrets.token_hex()
                 connection = _Connection(sock, self._selector)
                 expected = _proof(self._group, "node", node, asked, drawn)
-                self._proving[connection] = _Proving(node, expected, time.monotonic() + _PROVING)
-                connection.send({"asks": drawn, "proof": _proof(self._group, "leader", node, asked, drawn)})
+                until, version = time.monotonic() + _PROVING, _version(hello)
+                self._proving[connection] = _Proving(node, expected, until, version)
+                proof = _proof(self._group, "leader", node, asked, drawn)
+                connection.send({"asks": drawn, "proof": proof, "version": VERSION})
                 return True
         return False
 
@@ -268,11 +283,16 @@ class Peers:
             self._lost(node)
         connection.longest = _LONGEST_LINE
         self._nodes[node] = connection
+        version = proving.version if self.is_leader else _version(message)
+        (self._others.discard if version == VERSION else self._others.add)(node)
+        if version != VERSION:
+            self.life_events.append(OtherVersion(node, version))
         if not self.is_leader:
             connection.send({"proof": _proof(self._group, "node", self.node, proving.expected, drawn)})
             self._delay = _FIRST_DELAY
             self._send({"stalled": self.node in self.stalled})
-            self.life_events.append(Connected())
+            if version == VERSION:
+                self.life_events.append(Connected())
 
     def ask(self) -> None:
         """Make all nodes inspect their ranks. ``is_settled`` says when they have, or do not answer."""
@@ -334,7 +354,7 @@ class Peers:
             return
         if "life" in message:
             node = next(node for node, known in self._nodes.items() if known is connection)
-            if (of_life := from_json(message["life"])) is not None:
+            if node not in self._others and (of_life := from_json(message["life"])) is not None:
                 self.life_events.append(Received(of_life, node))
             return
         if not self.is_leader:
@@ -384,7 +404,7 @@ class Peers:
         if sock.connect_ex((address, self._port)) not in (0, errno.EINPROGRESS):
             sock.close()
             return
-        self._connecting = sock
+        self._connecting, self._connecting_until = sock, time.monotonic() + _CONNECTING
         self._selector.register(sock, selectors.EVENT_WRITE, None)
 
     def _address(self) -> str | None:
@@ -401,14 +421,15 @@ class Peers:
         sock, self._connecting = self._connecting, None
         assert sock is not None
         self._selector.unregister(sock)
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        try:
+            self._found = str(sock.getpeername()[0])
+        except OSError:  # refused, or no answer in time
             sock.close()
             self._found = None
             return
-        self._found = str(sock.getpeername()[0])
         connection, asked = _Connection(sock, self._selector), secrets.token_hex()
         self._proving[connection] = _Proving(0, asked, time.monotonic() + _PROVING)
-        connection.send({_HELLO: self.node, "asks": asked})
+        connection.send({_HELLO: self.node, "asks": asked, "version": VERSION})
 
     def _leave_to_parent(self) -> None:
         """In a forked child: close the copies of the descriptors, which would keep the connections open."""

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from ddprun.diagnostics import Diagnostics
 from ddprun.distributed.topology import Ranks
-from ddprun.errors import Stopped, UsageError, cuda_error, exited_early, nccl_error
+from ddprun.errors import Stopped, cuda_error, exited_early, nccl_error
 from ddprun.files import Json, dumps_json
 from ddprun.program import Program, RankProcess
 from ddprun.reporting import termination
@@ -88,15 +88,7 @@ class WorkerProcess:
         """Release the descriptors of an ended rank."""
         for descriptor in (self.output, self.reports):
             os.close(descriptor)
-        if self.log:
-            self.log.close()
         self.diagnostics.close()
-
-
-def log_file(log_dir: str, rank: int, life: int) -> Path | None:
-    """Return the file for the output of a rank in one life (the number of starts of the ranks); None for no file."""
-    name = f"rank-{rank}.log" if life == 1 else f"rank-{rank}.life-{life}.log"
-    return Path(log_dir) / name if log_dir else None
 
 
 def line_prefix(ranks: Ranks) -> bytes:
@@ -104,23 +96,13 @@ def line_prefix(ranks: Ranks) -> bytes:
     return b"" if ranks.world_size == 1 else b"[n%dr%d] " % (ranks.node_rank, ranks.rank)
 
 
-def start(program: Program, ranks: Ranks, *, how: str, log_to: Path | None) -> WorkerProcess:
+def start(program: Program, ranks: Ranks, *, how: str, log: BinaryIO | None = None) -> WorkerProcess:
     """Start one rank, whose output and report come back through pipes.
 
     Args:
         how: prefork or spawn.
-        log_to: also append the rank's output to this file.
-    Raises:
-        UsageError: that file cannot be written.
+        log: gets the rank's output, too; see ``LogFiles``.
     """
-    log: BinaryIO | None = None
-    if log_to:
-        try:
-            log = log_to.open("ab", buffering=0)
-        except OSError as error:
-            raise UsageError(
-                f"--log-dir: {error.filename} cannot be written: {error.strerror}", next_step="name another directory"
-            ) from error
     pipes = [*os.pipe()]
     try:
         pipes += os.pipe()
@@ -128,8 +110,6 @@ def start(program: Program, ranks: Ranks, *, how: str, log_to: Path | None) -> W
     except OSError:  # no descriptor is left
         for descriptor in pipes:
             os.close(descriptor)
-        if log:
-            log.close()
         raise
     output, output_write, reports, reports_write = pipes
     spec = WorkerSpec(program, ranks, output_write, reports_write, diagnostics, os.getpid())
@@ -237,7 +217,7 @@ class LogPrinter:
         print(json_line(None, text) if self._json else termination.printable(text), flush=True)
 
     def rank_line(self, worker: WorkerProcess, line: bytes) -> None:
-        """Print one line of a rank, without its newline, and append it to the rank's log file."""
+        """Write one line of a rank, without its newline, to the buffers of stdout and of the rank's log file."""
         if self._json:
             logged = printed = json_line(worker.rank, line.decode(errors="replace")).encode() + b"\n"
         else:
@@ -245,8 +225,7 @@ class LogPrinter:
             printed = worker.prefix + logged
         sys.stdout.buffer.write(printed)
         if worker.log:
-            with contextlib.suppress(OSError):  # a full --log-dir must not end the training; the line was printed
-                worker.log.write(logged)
+            worker.log.write(logged)
 
 
 def root_cause(

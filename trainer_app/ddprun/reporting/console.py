@@ -76,7 +76,7 @@ def terminal_or_none() -> TextIO | None:
     """Return a stream of its own to the terminal of stderr, if it is one; never after ``log_as_json``."""
     if not sys.stderr.isatty():
         return None
-    return _text_stream(_Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
+    return _text_stream(Output(os.dup(sys.stderr.fileno()), _KEPT_BAR), sys.stderr.encoding, by_line=False)
 
 
 def escape_unencodable(*streams: TextIO | None) -> None:
@@ -101,7 +101,7 @@ def never_fail_or_wait() -> None:
             with contextlib.suppress(OSError):
                 old.flush()
         by_line = number == 2 or os.isatty(number)
-        setattr(sys, name, _text_stream(_Output(number, _KEPT), old.encoding if old else None, by_line=by_line))
+        setattr(sys, name, _text_stream(Output(number, _KEPT), old.encoding if old else None, by_line=by_line))
 
 
 def continue_output() -> bool:
@@ -134,9 +134,9 @@ def release_output() -> None:
         output.release()
 
 
-def _outputs() -> "list[_Output]":
+def _outputs() -> "list[Output]":
     raws = [getattr(getattr(stream, "buffer", None), "raw", None) for stream in (sys.stdout, sys.stderr)]
-    return [raw for raw in raws if isinstance(raw, _Output)]
+    return [raw for raw in raws if isinstance(raw, Output)]
 
 
 def count_dropped_as_json() -> None:
@@ -149,7 +149,7 @@ def _dropped_line(count: int) -> str:
     return f"... {count} line(s) of output are missing here: nobody read them in time"
 
 
-def _text_stream(output: "_Output", encoding: str | None, *, by_line: bool) -> TextIO:
+def _text_stream(output: "Output", encoding: str | None, *, by_line: bool) -> TextIO:
     buffered = io.BufferedWriter(output)
     return io.TextIOWrapper(buffered, encoding or "utf-8", errors="backslashreplace", line_buffering=by_line)
 
@@ -202,7 +202,7 @@ class _JsonLines(io.TextIOBase):
         return self._stream.buffer
 
 
-class _Output(io.RawIOBase):
+class Output(io.RawIOBase):
     """A descriptor whose writes never fail, and never wait for the reader of a pipe or terminal.
 
     What the reader does not take at once is kept. Lines beyond that limit are dropped, and a line counts them.
@@ -247,6 +247,11 @@ class _Output(io.RawIOBase):
             self._line_begins = ends
         self.drain()
         return len(data)
+
+    @property
+    def drops(self) -> bool:
+        """Whether lines were dropped that no line has counted yet."""
+        return self._dropped > 0
 
     def drain(self) -> bool:
         """Write what is kept as far as the reader takes it now. Returns whether something is left."""

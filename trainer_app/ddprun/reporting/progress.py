@@ -10,11 +10,13 @@ import json
 import math
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddprun.files import BackgroundWrite, Json, dumps_json, finite, write_atomically
+from ddprun.heartbeat import HeartbeatRecord
 from ddprun.reporting.progress_port import ProgressPort
 from ddprun.shared_text import SharedText
 
@@ -57,6 +59,7 @@ class Progress:
     def __init__(self, world_size: int, data: str, shared: SharedText | None = None) -> None:
         self._lock, self._shared = threading.Lock(), shared
         self._seq, self._changed, self._written = 0, time.monotonic(), -math.inf
+        self._is_counted = False
         self._others = ""  # the values but ``step`` as JSON; empty if one of them has changed
         self._file: Path | None = None
         self._copy = BackgroundWrite(self._write_file)
@@ -65,6 +68,7 @@ class Progress:
             "phase": "start", "epoch": 0, "totalEpochs": None, "step": 0, "totalSteps": None,
             "loss": None, "accuracy": None, "samplesPerSecond": None, "stepsPerSecond": None,
             "worldSize": world_size, "data": data, "checkpoint": None, "checkpointProblem": None, "resumedFrom": None,
+            "savingSeconds": 0.0,
         }  # fmt: skip
 
     def write_to(self, path: Path) -> None:
@@ -75,10 +79,15 @@ class Progress:
         """Wait until the file has the newest report; not for ever, because it is only a copy."""
         self._copy.wait(_FILE_PATIENCE)
 
-    def update(self, **values: Any) -> None:
-        """Record completed work and increment ``seq``."""
+    def update(self, *, is_counted: bool = False, **values: Any) -> None:
+        """Record completed work and increment ``seq``.
+
+        Args:
+            is_counted: the heartbeat has the same number of steps, and may be ahead.
+        """
         with self._lock:
             self._continue()
+            self._is_counted = is_counted or ("step" not in values and self._is_counted)
             changed = {name: value for name, value in finite(values).items() if value != self._values.get(name)}
             phase_changed = "phase" in changed
             self._values.update(changed)
@@ -93,6 +102,19 @@ class Progress:
             self._written = self._changed
             self._copy.request()
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Add the time of a save, for which the training waits, to ``savingSeconds``; also of a save that fails."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            with self._lock:
+                self._continue()
+                self._values["savingSeconds"] = round(self._values["savingSeconds"] + seconds, 3)
+                self._others = ""
+
     def _text(self) -> str:
         """Return the report as JSON. A script can make a thousand steps per second, so the rest is encoded before."""
         if not self._others:
@@ -100,6 +122,7 @@ class Progress:
             self._others = _encode(others)[1:]
         rate = self._values["stepsPerSecond"]
         own = f'"seq": {self._seq}, "changed": {self._changed}, "step": {self._values["step"]:d}'
+        own += ', "isCounted": true' if self._is_counted else ""
         return f'{{{own}, "stepsPerSecond": {"null" if rate is None else rate}, {self._others}'
 
     def _continue(self) -> None:
@@ -107,6 +130,7 @@ class Progress:
         if self.is_of_another() and self._shared and (text := self._shared.newest()):
             values = json.loads(text)
             self._seq, self._changed = values.pop("seq"), values.pop("changed")
+            self._is_counted = values.pop("isCounted", False)
             self._values.update(values)
             self._others = ""
 
@@ -134,12 +158,19 @@ class Progress:
         ProgressPort(port, self.snapshot).serve_in_thread()
 
 
-def shared_snapshot(text: str) -> Json | None:
-    """Return the report in a rank's shared text, with its age now; None if the rank has written none."""
+def shared_snapshot(text: str, heartbeat: HeartbeatRecord) -> Json | None:
+    """Return the report in a rank's shared text, with its age now; None if the rank has written none.
+
+    Args:
+        heartbeat: of the rank, which has quick steps that the report has not.
+    """
     if not text:
         return None
     values = json.loads(text)  # of a process on this machine, so its clock is ours
-    return _report(values.pop("seq"), values.pop("changed"), values)
+    seq, changed = values.pop("seq"), values.pop("changed")
+    if values.pop("isCounted", False) and heartbeat.step > values["step"]:
+        values["step"], changed = heartbeat.step, heartbeat.time
+    return _report(seq, changed, values)
 
 
 def _report(seq: int, changed: float, values: Json) -> Json:

@@ -119,6 +119,10 @@ class MetricsLogger:
             return None
         return str(path)
 
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for a save, for which all ranks wait: the next report has its time."""
+        return self._progress.saving()
+
     def checkpoint_saved(self, checkpoint: Mapping[str, int] | None) -> None:
         """Report the newest checkpoint; an earlier refusal of the volume is over."""
         self._refusals = 0

@@ -194,6 +194,13 @@ class Checkpointer:
             Superseded: a newer start has claimed a higher run.
             VolumeError: the checkpoint of the last step could not be written.
         """
+        with self._metrics.saving():
+            result = self._save(step, state, evaluation)
+        if result.checkpoint is not None:
+            self._metrics.checkpoint_saved(result.checkpoint)
+        return result
+
+    def _save(self, step: int, state: Callable[[], dict[str, Any]], evaluation: Evaluation | None) -> SaveResult:
         last = step == self._schedule.total_steps
         try:
             self._heartbeat.mark("save", limit=self._config.volume_timeout)
@@ -221,7 +228,6 @@ class Checkpointer:
                 raise
             self._metrics.volume_refused(step, error)
             return SaveResult(None, "the volume refused")
-        self._metrics.checkpoint_saved(saved.place)
         return SaveResult(saved.place)
 
     def set_aside(self, step: int) -> bool:
