@@ -338,7 +338,8 @@ class ControlPlane:
             return False
 
     def _run(self, name: str, *flags: str) -> None:
-        self._processes.append(spawn([program(name), *flags], self._log(name)))
+        # Garbage that fits into the memory is cheaper than its collection, a quarter of the API server's CPU time.
+        self._processes.append(spawn([program(name), *flags], self._log(name), env={**os.environ, "GOGC": "300"}))
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

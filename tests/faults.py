@@ -132,23 +132,27 @@ class FaultProxy:
         return web.Response(status=fault.status or 502, headers=fault.headers, text=fault.body)
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
+        transport = request.transport
+        if transport is None:  # the client closed its connection
+            return web.Response(status=502)
+        self._transports[transport] = request.path  # before the answer: ``cut`` also breaks what waits for one
+        try:
+            return await self._pass_on(request)
+        except (aiohttp.ClientError, ConnectionError):
+            transport.abort()  # one side closed its connection: close the other
+            return web.Response(status=502)
+        finally:
+            self._transports.pop(transport, None)
+
+    async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
         async with self._upstream(request, await request.read()) as answer:
             skipped = {"transfer-encoding", "content-length", "connection"}
             headers = [(key, value) for key, value in answer.headers.items() if key.lower() not in skipped]
             response = web.StreamResponse(status=answer.status, headers=headers)
-            transport = request.transport
-            if transport is None:  # the client closed its connection
-                return response
-            self._transports[transport] = request.path
-            try:
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
-            except (aiohttp.ClientError, ConnectionError):
-                transport.abort()  # one side closed its connection: close the other
-            finally:
-                self._transports.pop(transport, None)
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
             return response
 
     def _upstream(

@@ -18,12 +18,15 @@ from tests.e2e.jobs import sleeping_pod
 from tests.e2e.kubectl import condition_of, until
 from tests.e2e.trials import (
     CHECKPOINT_EVERY,
+    PATIENT,
     STEPS,
+    WITH_RESTARTS_IN_PLACE,
     Act,
     Outcome,
     Trial,
     Trials,
     Wait,
+    apart,
     assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
@@ -42,8 +45,11 @@ ROOM = "/var/lib/ddpjob-full"
 
 
 def launcher_killed(trial: Trial) -> Outcome:
-    """Kill process 1 of node 0's container: rank 0, its launcher and its report are gone at once."""
-    trial.apply()
+    """Kill process 1 of node 0's container: rank 0, its launcher and its report are gone at once.
+
+    No launcher leads restarts in place then.
+    """
+    trial.apply(env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
     nodes.kill_first_process(trial.pods()[0])
     return trial.until_finished()
@@ -58,7 +64,7 @@ def rank_killed(trial: Trial) -> Outcome:
 
 def pod_killed(trial: Trial) -> Outcome:
     """Delete a pod without a grace period; the other may save a checkpoint."""
-    trial.apply()
+    trial.apply(env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
     trial.kubectl("delete", "pod", trial.pods()[1]["metadata"]["name"], "--grace-period=0", "--force")
     return trial.until_finished()
@@ -79,7 +85,7 @@ def rank_stopped(trial: Trial) -> Outcome:
 
 
 def all_pods_deleted(trial: Trial) -> Outcome:
-    trial.apply()
+    trial.apply(env=WITH_RESTARTS_IN_PLACE, template={"spec": PATIENT | {"affinity": apart(trial.name)}})
     trial.until_trained()
     trial.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in trial.pods().values()), "--wait=false")
     return trial.until_finished()
@@ -92,7 +98,7 @@ def pod_preempted(trial: Trial) -> Outcome:
     cores = trial.kubectl.object("node", trial.cluster.workers[0])["status"]["allocatable"]["cpu"]
     # Together more than a node has; two pods of the job do not fit on one node either.
     share = f"{int(cores) * 550}m"
-    trial.apply(template={"spec": {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
+    trial.apply(template={"spec": PATIENT | {"priorityClassName": LOW}}, resources={"requests": {"cpu": share}})
     trial.until("the first step", lambda job: job.get("status", {}).get("progress", {}).get("step"))
     node = trial.pods()[1]["spec"]["nodeName"]
     trial.kubectl.apply(urgent_pod(node, share))
@@ -106,11 +112,11 @@ def pod_preempted(trial: Trial) -> Outcome:
 
 def suspended(trial: Trial) -> Outcome:
     """Suspend, wait until no pod is left, and resume."""
-    trial.apply()
+    trial.apply(template={"spec": PATIENT | {"affinity": apart(trial.name)}})
     trial.until_trained()
     trial.patch(suspend=True)
     trial.until("Suspended", lambda job: condition_of(job, "Suspended").get("status") == "True")
-    until("all pods have stopped", lambda: not trial.pods(), seconds=60)
+    until("all pods have stopped", lambda: not trial.pods(), seconds=180)
     trial.patch(suspend=False)
     return trial.until_finished()
 

@@ -11,7 +11,14 @@ from ddprun.reporting.metrics import read_rows
 from tests.e2e.installation import Installation
 from tests.e2e.kubectl import until
 from tests.e2e.namespace import CLAIM
-from tests.e2e.trials import CHECKPOINT_EVERY, Outcome, Trial, assert_recovered, small_job
+from tests.e2e.trials import (
+    CHECKPOINT_EVERY,
+    WITH_RESTARTS_IN_PLACE,
+    Outcome,
+    Trial,
+    assert_recovered,
+    small_job,
+)
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
@@ -27,7 +34,7 @@ def starts(trial: Trial) -> list[Json]:
 
 
 def test_without_the_operator_pods_run_on_and_ranks_restart_in_place(trial: Trial, operator: Installation) -> None:
-    trial.apply("--step-delay", "0.5", env=[{"name": "DDPTRAIN_THREADS", "value": "1"}])
+    trial.apply("--step-delay", "0.5", env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
     before = uids(trial.pods())
 

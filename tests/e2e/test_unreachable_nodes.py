@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import pytest
 
+from ddpjob.api import names
+from ddpjob.api.objects import Json
 from ddpjob.engine.failures import TABLE
 from tests.e2e import nodes
 from tests.e2e.installation import Installation
 from tests.e2e.trials import (
+    PATIENT,
+    WITH_RESTARTS_IN_PLACE,
     Outcome,
     Trial,
     Trials,
     Wait,
-    apart,
     assert_no_step_was_lost,
     assert_recovered,
     assert_resumed_from_the_newest_checkpoint,
@@ -25,26 +28,42 @@ from tests.kind.cluster import Cluster
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900, func_only=True)]
 
 
-def apply(trial: Trial) -> None:
-    """Apply the job with one pod on the node that leaves, and wait until it has a checkpoint."""
+def apply(trial: Trial, pods: Json) -> None:
+    """Apply the job with its first pod on the node that leaves, and wait until it has a checkpoint.
+
+    Its ranks may restart in place, which must not delay what follows the loss. pods: a part of their spec.
+    """
     places = [nodes.leaving(trial.cluster), trial.cluster.workers[0]]
-    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": places}]}
-    affinity = apart(trial.name) | {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    of_first_attempt = {names.LABEL_JOB_NAME: trial.name, names.LABEL_ATTEMPT: "1"}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_on(*places)]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": _on(places[0])}],
+        },
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": of_first_attempt}}
+            ]
+        },
     }
     tolerations = [{"key": nodes.LEAVING_TAINT, "operator": "Exists"}]
-    trial.apply(template={"spec": {"affinity": affinity, "tolerations": tolerations}})
+    spec = pods | {"affinity": affinity, "tolerations": tolerations}
+    trial.apply(template={"spec": spec}, env=WITH_RESTARTS_IN_PLACE)
     trial.until_trained()
     assert {pod["spec"]["nodeName"] for pod in trial.pods().values()} == set(places)
 
 
+def _on(*nodes: str) -> Json:
+    return {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
+
+
 def drained(trial: Trial) -> Outcome:
-    apply(trial)
+    apply(trial, PATIENT)
     node = nodes.leaving(trial.cluster)
     chosen = f"--pod-selector=ddpjob.dev/job-name={trial.name}"
     try:
         trial.kubectl(
-            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", chosen, "--timeout=60s", timeout=90
+            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", chosen, "--timeout=180s", timeout=210
         )
         done = trial.until_finished()
     finally:
@@ -58,7 +77,7 @@ def shut_down(trial: Trial) -> Outcome:
     node = nodes.leaving(trial.cluster)
     if not nodes.has_logind(node):
         pytest.skip(f"kubelet on {node} does not learn of a shutdown: logind does not run there")
-    apply(trial)
+    apply(trial, {})
     nodes.announce_shutdown(node)
     try:
         return trial.until_finished()
@@ -68,7 +87,7 @@ def shut_down(trial: Trial) -> Outcome:
 
 def stopped(trial: Trial) -> Outcome:
     """The peers report a lost connection at once, the control plane notices the node's silence a minute later."""
-    apply(trial)
+    apply(trial, {})
     node = nodes.leaving(trial.cluster)
     nodes.stop(node)
     try:

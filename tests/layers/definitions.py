@@ -73,13 +73,13 @@ LAYERS = (
     Layer(
         "unit",
         (
-            pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
             pytest_command(
                 *("tests/api", "tests/engine", "tests/cluster", "tests/controller", "tests/kind", "tests/layers"),
-                *("tests/benchmarks", "tests/compatibility", "tests/mutants"),
+                *("tests/benchmarks", "tests/compatibility", "tests/convert", "tests/mutants"),
                 *("--ignore", "tests/kind/test_builds.py", *_NO_CLUSTER),
-                cores=1.0,
+                cores=0.8,
             ),
+            pytest_command("tests/simulator", cores=1.0),  # two processes, which take what the others leave
         ),
     ),
     Layer(
@@ -98,7 +98,7 @@ LAYERS = (
             _tool("ruff", "check", "."),
             _tool("ruff", "format", "--check", "."),
             _tool("mypy", "-p", "ddpjob", "-p", "ddprun", "-p", "ddptrain", "-p", "lessons"),
-            _tool("mypy", "-p", "ddprun", "--python-version", "3.10"),  # of images to which the operator copies it
+            _tool("mypy", "-p", "ddprun", "--config-file", "tests/layers/oldest_python.ini"),
             Command((str(Path(sys.executable).with_name("lint-imports")),)),
             _tool("yamllint", "--strict", "."),
             Command(("{helm}", "lint", "--strict", "charts/ddpjob"), needs=("helm",)),
